@@ -1,0 +1,1 @@
+"""Everything behind the command line: geometry, topology, wire, backends, daemon, connector."""

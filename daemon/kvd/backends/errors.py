@@ -1,0 +1,53 @@
+"""Errors of the backends.
+
+BackendError                 code, message with the original text, hint
+├── BackendUnavailable       not installed, or does not load here
+├── RegistrationError        memory could not be registered
+├── PeerMetadataError        a peer's metadata is not usable (stale, other version, other backend)
+├── PeerUnreachable          the peer is gone or cannot be reached
+└── TransferRefused          the engine would not start the transfer (unregistered memory, bad descriptor, queue full)
+"""
+
+from __future__ import annotations
+
+
+class BackendError(Exception):
+    """A transfer engine said no. ``backend`` names it; the message keeps the engine's own words."""
+
+    code = "KVD-BACKEND"
+
+    def __init__(self, message: str, *, backend: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.backend = backend
+        self.hint = hint
+
+
+class BackendUnavailable(BackendError):
+    """Not installed, or does not load on this machine."""
+
+    code = "KVD-BACKEND-UNAVAILABLE"
+
+
+class RegistrationError(BackendError):
+    """Memory could not be registered."""
+
+    code = "KVD-BACKEND-REGISTER"
+
+
+class PeerMetadataError(BackendError):
+    """A peer's metadata is stale, or of another backend or version."""
+
+    code = "KVD-BACKEND-METADATA"
+
+
+class PeerUnreachable(BackendError):
+    """The peer is gone or cannot be reached."""
+
+    code = "KVD-BACKEND-UNREACHABLE"
+
+
+class TransferRefused(BackendError):
+    """The engine would not start the transfer."""
+
+    code = "KVD-BACKEND-REFUSED"

@@ -1,0 +1,1 @@
+"""The worker's and the operator's side of the wire."""

@@ -1,0 +1,1 @@
+"""What a worker's KV cache looks like, byte for byte."""

@@ -1,0 +1,1 @@
+"""The daemon: registry, handshakes, leases, ledger, orders and metrics."""

@@ -1,0 +1,1 @@
+"""Read-only clients of the handshakes that stock vLLM connectors speak."""

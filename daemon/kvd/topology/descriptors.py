@@ -1,0 +1,63 @@
+"""Descriptors: a plan applied to block ids, coalesced; plain numpy columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """What to copy: row ``i`` is ``length[i]`` bytes from ``remote[i]`` to ``local[i]`` (or back, for a write).
+
+    Three int64 arrays of one length; addresses are absolute, lengths in bytes.
+    """
+
+    local: Int64
+    remote: Int64
+    length: Int64
+
+    def __len__(self) -> int:
+        """Number of descriptors."""
+        return len(self.length)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return int(self.length.sum())
+
+
+def concatenate(parts: list[Descriptors]) -> Descriptors:
+    """All rows of all parts, in order."""
+    if not parts:
+        empty = np.zeros(0, np.int64)
+        return Descriptors(empty, empty, empty)
+    return Descriptors(
+        np.concatenate([p.local for p in parts]),
+        np.concatenate([p.remote for p in parts]),
+        np.concatenate([p.length for p in parts]),
+    )
+
+
+def coalesce(descriptors: Descriptors, *, sort: bool = True) -> Descriptors:
+    """Join rows that are adjacent on both sides.
+
+    With ``sort`` rows are ordered by local address first, so that runs are found whatever order the blocks came in
+    (freed blocks are often handed out in descending order). O(n log n) in numpy, memory linear in rows.
+    """
+    n = len(descriptors)
+    if n < 2:
+        return descriptors
+    local, remote, length = descriptors.local, descriptors.remote, descriptors.length
+    if sort and np.any(local[1:] < local[:-1]):
+        order = np.argsort(local, kind="stable")
+        local, remote, length = local[order], remote[order], length[order]
+    breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    if len(starts) == n:
+        return Descriptors(local, remote, length)
+    return Descriptors(local[starts], remote[starts], np.add.reduceat(length, starts))

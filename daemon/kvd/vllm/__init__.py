@@ -1,0 +1,1 @@
+"""KvdConnector: the KV connector that runs inside vLLM."""

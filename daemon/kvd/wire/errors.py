@@ -1,0 +1,40 @@
+"""Errors of the wire.
+
+WireError
+├── Malformed        not a frame of ours: not msgpack, truncated, wrong shape
+├── VersionMismatch  a frame of another wire version
+└── UnknownMessage   a well-formed frame of a kind this version does not have
+
+Each carries a stable ``code`` and a ``message`` that can be sent back as `kvd.wire.reply.Refused`.
+"""
+
+from __future__ import annotations
+
+
+class WireError(Exception):
+    """A frame that cannot be taken. ``correlation`` is the sender's id where it could be read, else 0."""
+
+    code = "KVD-WIRE"
+
+    def __init__(self, message: str, correlation: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.correlation = correlation
+
+
+class Malformed(WireError):
+    """Not msgpack, truncated, or not of the expected shape."""
+
+    code = "KVD-WIRE-MALFORMED"
+
+
+class VersionMismatch(WireError):
+    """Another wire version; the message names both."""
+
+    code = "KVD-WIRE-VERSION"
+
+
+class UnknownMessage(WireError):
+    """A kind of message that this version does not have; the message names it."""
+
+    code = "KVD-WIRE-UNKNOWN"

@@ -1,0 +1,17 @@
+"""Events: what kvd publishes on its PUB socket, one struct, topic frame = kind."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something happened. ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``,
+    ``handshake.done``, ``handshake.refused``, ``transfer.miss`` ...); ``seq`` has no gaps, so a reader sees what it lost.
+    """
+
+    seq: int
+    time: float
+    kind: str
+    subject: str
+    detail: dict[str, str | int | float | bool | None] = {}

@@ -1,0 +1,80 @@
+"""Handshake: what one engine must know of another, fetched once for each (peer engine, generation)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvd.wire.identity import Endpoint, EngineCard
+
+
+class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
+    """A local client of engine ``local_engine`` wants peer engine ``engine_id`` behind ``endpoint``.
+
+    ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached answer of
+    another generation is then not good enough. Answered by `PeerReady` or `Refused`.
+    """
+
+    local_engine: str
+    engine_id: str
+    endpoint: Endpoint = Endpoint()
+    generation: str = ""
+
+
+class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
+    """The peer's card, found compatible. Also pushed (correlation id 0) to a local engine's clients ahead of need.
+
+    ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
+    """
+
+    local_engine: str
+    peer: EngineCard
+    endpoint: Endpoint = Endpoint()
+    seconds: float = 0.0
+    cached: bool = False
+
+
+class PeerGone(msgspec.Struct, tag="peer_gone", frozen=True, kw_only=True):
+    """Pushed: this generation of the peer engine must not be used any more. Transfers from it end as misses."""
+
+    engine_id: str
+    generation: str
+    reason: str
+
+
+class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only=True):
+    """kvd to kvd: the card of an engine of yours, and tell me when it changes. Answered by `EngineDescribed`."""
+
+    engine_id: str
+    kvd_id: str
+    kvd_generation: str
+
+
+class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_only=True):
+    """kvd to kvd: the card of a complete engine."""
+
+    card: EngineCard
+    kvd_generation: str
+
+
+class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True, kw_only=True):
+    """kvd to kvd, pushed to whoever asked for the engine: that generation ended."""
+
+    engine_id: str
+    generation: str
+    reason: str
+
+
+class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
+    """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use."""
+
+    kvd_id: str
+    kvd_generation: str
+    using: tuple[tuple[str, str], ...] = ()
+
+
+class Pong(msgspec.Struct, tag="pong", frozen=True, kw_only=True):
+    """kvd to kvd: here; of the engines you use, these (id, generation) are gone."""
+
+    kvd_id: str
+    kvd_generation: str
+    gone: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,68 @@
+"""The names of the parties: engines, their workers, peers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Role = Literal["prefill", "decode", "both"]
+"""vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
+
+
+class RankId(msgspec.Struct, frozen=True, array_like=True):
+    """A worker's place in its engine."""
+
+    tp: int
+    pp: int = 0
+    dcp: int = 0
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where a kvd's peer socket listens; an empty host means "the kvd that you are talking to"."""
+
+    host: str = ""
+    port: int = 0
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all workers of an engine.
+
+    ``world_size`` is the number of workers that make it complete; ``facts`` the named values that compatibility is
+    decided on (see `kvd.topology.compat`).
+    """
+
+    engine_id: str
+    model: str
+    role: Role = "both"
+    tp: int = 1
+    pp: int = 1
+    dcp: int = 1
+    groups: int = 1
+    world_size: int = 1
+    facts: dict[str, str | int | float | bool | None] = {}
+
+
+class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as it presents itself: all that a peer needs to read from it.
+
+    ``incarnation`` is new at each start of the process. ``geometry`` is what `kvd.geometry.codec.encode_worker` made;
+    ``metadata`` what the backend exported. Both are opaque on this floor.
+    """
+
+    engine: EngineFacts
+    rank: RankId
+    incarnation: str
+    pid: int
+    host: str
+    backend: str
+    geometry: bytes
+    metadata: bytes
+
+
+class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete engine as a peer sees it; ``generation`` is `generation_of` its workers' incarnations."""
+
+    engine: EngineFacts
+    generation: str
+    workers: tuple[WorkerCard, ...]

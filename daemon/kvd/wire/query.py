@@ -1,0 +1,98 @@
+"""What an operator asks of a kvd: engines, workers, status."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId
+
+
+class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True):
+    """All engines that this kvd knows, local ones and peers. Answered by `Engines`."""
+
+    cards: bool = False
+
+
+class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine. ``state``: ready, partial (ranks missing), gone (seen before, dead), unreachable (a peer's kvd is away).
+
+    ``since`` is Unix time of the last change of state. ``card`` comes only when asked for.
+    """
+
+    engine: EngineFacts
+    generation: str
+    local: bool
+    state: str
+    ranks: tuple[RankId, ...]
+    since: float
+    endpoint: Endpoint = Endpoint()
+    scheduler: bool = False
+    policy: str = ""
+    leases: int = 0
+    reason: str = ""
+    peers: tuple[str, ...] = ()
+    card: EngineCard | None = None
+
+
+class Engines(msgspec.Struct, tag="engines", frozen=True, kw_only=True):
+    """The engines, local ones first."""
+
+    rows: tuple[EngineRow, ...]
+
+
+class ListWorkers(msgspec.Struct, tag="list_workers", frozen=True, kw_only=True):
+    """The local workers and schedulers. Answered by `Workers`."""
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One local client. ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone."""
+
+    kind: str
+    engine_id: str
+    rank: RankId | None
+    pid: int
+    incarnation: str
+    state: str
+    registered: float
+    heartbeat_age: float
+    backend: str = ""
+    regions: int = 0
+    registered_bytes: int = 0
+    reason: str = ""
+
+
+class Workers(msgspec.Struct, tag="workers", frozen=True, kw_only=True):
+    """The local clients, engine by engine."""
+
+    rows: tuple[WorkerRow, ...]
+
+
+class GetStatus(msgspec.Struct, tag="get_status", frozen=True, kw_only=True):
+    """How this kvd is. Answered by `Status`."""
+
+
+class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Another kvd. ``state``: connecting, up, down; ``rtt`` in seconds of the last ping."""
+
+    endpoint: Endpoint
+    kvd_id: str
+    state: str
+    rtt: float
+    since: float
+
+
+class Status(msgspec.Struct, tag="status", frozen=True, kw_only=True):
+    """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now."""
+
+    kvd_id: str
+    generation: str
+    version: str
+    pid: int
+    host: str
+    started: float
+    runtime_dir: str
+    endpoint: Endpoint
+    counters: dict[str, int]
+    gauges: dict[str, float]
+    peers: tuple[PeerRow, ...] = ()
+    draining: bool = False

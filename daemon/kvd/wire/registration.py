@@ -1,0 +1,67 @@
+"""Registration: workers and schedulers tell their kvd who they are, and keep telling it.
+
+Level-triggered: a client keeps its own card and sends it again whenever kvd's generation in a reply is not the one it
+registered with. kvd needs to remember nothing across restarts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvd.wire.identity import EngineFacts, WorkerCard
+
+
+class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
+    """A worker presents its card. Answered by `Registered`."""
+
+    card: WorkerCard
+
+
+class OpenLease(msgspec.Struct, frozen=True):
+    """A lease as its owner, the prefiller's scheduler, holds it: ``seconds`` remain at the time of sending."""
+
+    request_id: str
+    seconds: float
+    blocks: int = 0
+
+
+class RegisterScheduler(msgspec.Struct, tag="register_scheduler", frozen=True, kw_only=True):
+    """An engine's scheduler presents itself, with the leases it holds open. Answered by `Registered`."""
+
+    engine: EngineFacts
+    incarnation: str
+    pid: int
+    policy: str = "recompute"
+    leases: tuple[OpenLease, ...] = ()
+
+
+class Registered(msgspec.Struct, tag="registered", frozen=True, kw_only=True):
+    """kvd knows the sender now.
+
+    ``engine_generation`` is empty while workers are missing. ``endpoint`` is where peers reach this kvd (port 0: no peer
+    socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender.
+    """
+
+    kvd_generation: str
+    engine_generation: str = ""
+    host: str = ""
+    port: int = 0
+    heartbeat_seconds: float = 0.25
+
+
+class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
+    """A registered client is alive. Answered by `Registered`, or by `NotRegistered` when kvd does not know it."""
+
+    incarnation: str
+
+
+class NotRegistered(msgspec.Struct, tag="not_registered", frozen=True, kw_only=True):
+    """kvd does not know this incarnation: send the card again."""
+
+    kvd_generation: str
+
+
+class Unregister(msgspec.Struct, tag="unregister", frozen=True, kw_only=True):
+    """An orderly goodbye. Answered by `Ok`."""
+
+    incarnation: str

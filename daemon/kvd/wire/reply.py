@@ -1,0 +1,28 @@
+"""The replies that any request may get: done, or refused with a cause."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Ok(msgspec.Struct, tag="ok", frozen=True):
+    """Done, nothing to say."""
+
+
+class Factor(msgspec.Struct, frozen=True):
+    """One factor of a refusal or of a comparison: the name and both values, as text for people."""
+
+    name: str
+    local: str
+    remote: str
+    ok: bool
+    note: str = ""
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
+    """Not done. ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step."""
+
+    code: str
+    message: str
+    hint: str = ""
+    factors: tuple[Factor, ...] = ()
