@@ -1,0 +1,42 @@
+# The commands of this project; `make help` lists them.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint unit e2e completions
+
+BIN := .venv/bin
+
+# With the Debian package libibverbs1 present (Mooncake needs it), UCX's InfiniBand module loads a second copy of libnl
+# and every process that made a NIXL agent dies with SIGSEGV when it exits. The demo and the tests use no InfiniBand.
+export UCX_MODULES ?= ^ib
+
+help:  ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo:  ## two CPU engines, a daemon between them, a transfer; ARGS="..." goes to `kvctl demo`
+	@.ci/setup vllm; status=$$?; \
+	if [ $$status -eq 0 ]; then exec $(BIN)/kvctl demo $(ARGS); fi; \
+	if [ $$status -ne 3 ]; then exit $$status; fi; \
+	echo "demo: no CPU build of torch, so no real engines here: simulating them" >&2; \
+	.ci/setup base && exec $(BIN)/kvctl demo --simulate $(ARGS)
+
+test:  ## every check and every test, real engines included
+	@.ci/setup vllm
+	@$(BIN)/python .ci/checks lint unit e2e
+
+lint:  ## style, types, floors
+	@.ci/setup base
+	@$(BIN)/python .ci/checks lint
+
+unit:  ## the tests that need no engine
+	@.ci/setup base
+	@$(BIN)/python .ci/checks unit
+
+e2e:  ## the tests with real vLLM engines
+	@.ci/setup vllm
+	@$(BIN)/python .ci/checks e2e
+
+completions:  ## write completions/ anew from the command line itself
+	@.ci/setup base
+	@mkdir -p completions
+	@_KVCTL_COMPLETE=source_bash $(BIN)/kvctl >completions/kvctl.bash
+	@_KVCTL_COMPLETE=source_zsh $(BIN)/kvctl >completions/_kvctl
+	@_KVCTL_COMPLETE=source_fish $(BIN)/kvctl >completions/kvctl.fish
