@@ -1,0 +1,40 @@
+"""Errors of geometry.
+
+GeometryError            code, message with both values
+├── BadGeometry          a description that contradicts itself (a field outside its page, a layer outside its region ...)
+├── LayerInTwoGroups     one layer in two KV cache groups; names both
+├── UnevenShard          a size that cannot be split over so many ranks
+└── UnknownShape         a live tensor or spec of a shape that this version does not know
+"""
+
+from __future__ import annotations
+
+
+class GeometryError(ValueError):
+    """A KV cache that cannot be described. ``code`` is stable; the message names the values that disagree."""
+
+    code = "KVD-GEOMETRY"
+
+
+class BadGeometry(GeometryError):
+    """A description that contradicts itself."""
+
+    code = "KVD-GEOMETRY-BAD"
+
+
+class LayerInTwoGroups(GeometryError):
+    """One layer stands in two KV cache groups."""
+
+    code = "KVD-GEOMETRY-LAYER-IN-TWO-GROUPS"
+
+
+class UnevenShard(GeometryError):
+    """A size that cannot be split over so many ranks: neither divides the other."""
+
+    code = "KVD-GEOMETRY-UNEVEN"
+
+
+class UnknownShape(GeometryError):
+    """A live tensor or a spec of a shape that this version does not know."""
+
+    code = "KVD-GEOMETRY-UNKNOWN-SHAPE"

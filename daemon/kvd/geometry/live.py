@@ -1,0 +1,226 @@
+"""Geometry from live tensors: their own shape and stride say where the bytes stand, never a layout flag.
+
+The caller (`kvd.vllm`) strips its tensors down to `LiveTensor`, so nothing here knows torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from kvd.geometry.errors import UnknownShape
+from kvd.geometry.model import Axis, Field, Layer, Page, Region
+from kvd.geometry.shards import (
+    ContextShare,
+    ConvSection,
+    Share,
+    conv_fields,
+    kv_fields,
+    latent_field,
+    share,
+    state_field,
+    token_axes,
+)
+
+Dim = Literal["kv", "block", "head", "token", "dim", "key+value"]
+"""What one dimension of a cache tensor is: ``kv`` picks K or V, ``key+value`` holds both one after the other."""
+
+StateFamily = Literal["mamba1", "mamba2", "gdn"]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """One layer's cache tensor. ``strides`` are in bytes, ``address`` is that of the first element."""
+
+    layer: str
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    itemsize: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How many blocks the worker has and how many tokens a block covers on the engine as a whole."""
+
+    count: int
+    tokens: int
+    context: ContextShare = ContextShare()
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What a state layer keeps: this rank's convolution and recurrent shapes as vLLM's spec gives them.
+
+    ``heads`` is the model's number of recurrent heads (channels for mamba1), ``groups`` its number of B/C groups
+    (mamba2), ``conv`` and ``ssm`` are (shape, dtype, item size).
+    """
+
+    family: StateFamily
+    conv: tuple[tuple[int, ...], str, int]
+    ssm: tuple[tuple[int, ...], str, int]
+    heads: int
+    groups: int = 1
+    channels_first: bool = False
+
+
+def find_region(regions: Sequence[Region], address: int, what: str) -> int:
+    """Index of the region that holds ``address``. Raises `UnknownShape` where none does."""
+    for i, region in enumerate(regions):
+        if region.address <= address < region.address + region.length:
+            return i
+    raise UnknownShape(f"{what} stands at {address:#x}, outside all {len(regions)} registered regions")
+
+
+def attention_layer(
+    tensor: LiveTensor,
+    regions: Sequence[Region],
+    *,
+    dims: Sequence[Dim],
+    blocks: Blocks,
+    heads: Share,
+    key_size: int,
+    value_size: int,
+) -> Layer:
+    """The layer of a tensor with heads.
+
+    ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks: each block
+    is ``shape[block] / blocks.count`` of them. Raises `UnknownShape` where shape and facts disagree.
+    """
+    at = _dims(tensor, dims)
+    kernel_blocks, tokens = _tokens(tensor, at, blocks)
+    if tensor.shape[at["head"]] != heads.extent:
+        raise UnknownShape(f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}")
+    if "key+value" in at:
+        inner = at["key+value"]
+        _expect(tensor, "key and value size", tensor.shape[inner], key_size + value_size)
+        value_offset = key_size * tensor.strides[inner]
+    else:
+        inner = at["dim"]
+        _expect(tensor, "head size", tensor.shape[inner], key_size)
+        value_offset = tensor.strides[at["kv"]]
+    fields = kv_fields(
+        dtype=tensor.dtype,
+        itemsize=tensor.itemsize,
+        heads=heads,
+        head_stride=tensor.strides[at["head"]],
+        tokens=tokens,
+        block_tokens=blocks.tokens,
+        key_size=key_size,
+        value_size=value_size,
+        key_offset=0,
+        value_offset=value_offset,
+        dim_stride=tensor.strides[inner],
+    )
+    return _layer(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
+
+
+def latent_layer(
+    tensor: LiveTensor, regions: Sequence[Region], *, dims: Sequence[Dim], blocks: Blocks, size: int
+) -> Layer:
+    """The layer of an MLA tensor: one latent a token, the same on every tensor-parallel rank."""
+    at = _dims(tensor, dims)
+    kernel_blocks, tokens = _tokens(tensor, at, blocks)
+    _expect(tensor, "latent size", tensor.shape[at["dim"]], size)
+    fld = latent_field(
+        dtype=tensor.dtype,
+        itemsize=tensor.itemsize,
+        tokens=tokens,
+        block_tokens=blocks.tokens,
+        size=size,
+        dim_stride=tensor.strides[at["dim"]],
+    )
+    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
+
+
+def state_layer(
+    tensor: LiveTensor, regions: Sequence[Region], *, state: StateShape, rank: int, ranks: int, block_stride: int
+) -> Layer:
+    """The layer of a state-space layer: a page is the convolution state and then the recurrent state, both dense."""
+    return _layer(tensor, regions, state_fields(state, rank, ranks), block_stride)
+
+
+def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
+    """Fields of one state page on ``rank`` of ``ranks``.
+
+    Section widths follow from the shapes alone: the recurrent state tells the value part, the rest is shared evenly by
+    the other two sections (``B``/``C`` of Mamba2, ``q``/``k`` of Gated DeltaNet).
+    """
+    conv_shape, conv_dtype, conv_size = state.conv
+    ssm_shape, ssm_dtype, ssm_size = state.ssm
+    channels, taps = conv_shape if state.channels_first or state.family == "mamba1" else conv_shape[::-1]
+    heads = share(f"{state.family} heads", state.heads, rank, ranks)
+    if ssm_shape[0] != heads.extent:
+        raise UnknownShape(f"a {state.family} state of {ssm_shape[0]} heads on one of {ranks} ranks, of {state.heads} in all")
+    sections = _sections(state, channels, ssm_shape, rank, ranks)
+    conv = conv_fields(
+        dtype=conv_dtype,
+        itemsize=conv_size,
+        offset=0,
+        sections=sections,
+        taps=taps,
+        channels_first=state.channels_first or state.family == "mamba1",
+    )
+    ssm = state_field(
+        dtype=ssm_dtype, itemsize=ssm_size, offset=prod(conv_shape) * conv_size, heads=heads, inner=ssm_shape[1:]
+    )
+    return (*conv, ssm)
+
+
+def _sections(
+    state: StateShape, channels: int, ssm_shape: tuple[int, ...], rank: int, ranks: int
+) -> tuple[ConvSection, ...]:
+    if state.family == "mamba1":
+        return (ConvSection("x", Share(rank * channels, channels, channels * ranks)),)
+    value = ssm_shape[0] * ssm_shape[1]
+    rest, odd = divmod(channels - value, 2)
+    if rest < 1 or odd:
+        raise UnknownShape(f"a {state.family} convolution of {channels} channels, {value} of them values, leaves {channels - value} for two sections")
+    whole = Share(rank * value, value, value * ranks)
+    if state.family == "gdn":
+        part = Share(rank * rest, rest, rest * ranks)
+        return (ConvSection("q", part), ConvSection("k", part), ConvSection("v", whole))
+    group = share("B/C groups", state.groups, rank, ranks)
+    width = rest // group.extent
+    part = Share(group.start * width, rest, state.groups * width)
+    return (ConvSection("x", whole), ConvSection("B", part), ConvSection("C", part))
+
+
+def _dims(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
+    if len(dims) != len(tensor.shape):
+        raise UnknownShape(f"{tensor.layer}: a tensor of {len(tensor.shape)} dimensions {tensor.shape}, expected {tuple(dims)}")
+    return {name: i for i, name in enumerate(dims)}
+
+
+def _tokens(tensor: LiveTensor, at: dict[str, int], blocks: Blocks) -> tuple[int, tuple[Axis, ...]]:
+    kernel_blocks, rest = divmod(tensor.shape[at["block"]], blocks.count)
+    if rest or not kernel_blocks:
+        raise UnknownShape(f"{tensor.layer}: {tensor.shape[at['block']]} kernel blocks do not make {blocks.count} blocks")
+    local_tokens = kernel_blocks * tensor.shape[at["token"]]
+    _expect(tensor, "tokens a block", local_tokens * blocks.context.size, blocks.tokens)
+    return kernel_blocks, token_axes(
+        kernel_blocks=kernel_blocks,
+        kernel_tokens=tensor.shape[at["token"]],
+        kernel_stride=tensor.strides[at["block"]],
+        token_stride=tensor.strides[at["token"]],
+        context=blocks.context,
+    )
+
+
+def _expect(tensor: LiveTensor, what: str, have: int, want: int) -> None:
+    if have != want:
+        raise UnknownShape(f"{tensor.layer}: {what} is {have} in the tensor and {want} in the spec")
+
+
+def _layer(tensor: LiveTensor, regions: Sequence[Region], fields: tuple[Field, ...], stride: int) -> Layer:
+    region = find_region(regions, tensor.address, tensor.layer)
+    return Layer(
+        name=tensor.layer,
+        page=Page(size=max(f.end for f in fields), fields=fields),
+        region=region,
+        offset=tensor.address - regions[region].address,
+        stride=stride,
+    )

@@ -1,0 +1,40 @@
+"""Errors of topology.
+
+TopologyError            code; message with both values
+├── FieldMismatch        a field differs between the two sides in type, size or presence
+├── NotCovered           no remote worker holds a part that is needed
+├── LayerMissing         a layer of this side that no remote worker has
+└── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
+"""
+
+from __future__ import annotations
+
+
+class TopologyError(ValueError):
+    """Two sides that cannot be mapped onto each other, or a request that does not fit the mapping."""
+
+    code = "KVD-TOPOLOGY"
+
+
+class FieldMismatch(TopologyError):
+    """A field differs between the two sides."""
+
+    code = "KVD-TOPOLOGY-FIELD"
+
+
+class NotCovered(TopologyError):
+    """No remote worker holds a part that is needed."""
+
+    code = "KVD-TOPOLOGY-NOT-COVERED"
+
+
+class LayerMissing(TopologyError):
+    """A layer of this side that no remote worker has."""
+
+    code = "KVD-TOPOLOGY-LAYER"
+
+
+class BlockMismatch(TopologyError):
+    """Block ids that do not fit the plan."""
+
+    code = "KVD-TOPOLOGY-BLOCKS"

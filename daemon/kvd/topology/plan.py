@@ -1,0 +1,260 @@
+"""Plan a local worker against a remote engine; compile a plan for block ids.
+
+A plan is made once for a pair and holds absolute addresses of block 0 and strides. Compiling it for a request is an outer
+sum in numpy: blocks times rows, without a Python loop over either, with runs of adjacent blocks found before they are
+multiplied by layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
+from kvd.topology.descriptors import Descriptors, Int64, concatenate
+from kvd.topology.errors import BlockMismatch, LayerMissing
+from kvd.topology.intersect import Table, join
+from kvd.topology.sources import Holder, Phase, Piece, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one remote worker supplies of one group, for all layers that it supplies in the same way.
+
+    ``rows`` are runs at absolute addresses for block 0 on both sides, over all ``layers``; block ``b`` adds
+    ``b * stride``. ``layer_bytes`` and ``layer_segments`` are of one page of one layer.
+    """
+
+    remote: int
+    group: int
+    remote_group: int
+    kind: GroupKind
+    phase: Phase
+    layers: tuple[str, ...]
+    rows: Table
+    local_stride: int
+    remote_stride: int
+    layer_bytes: int
+    layer_segments: int
+    heads: tuple[int, int] | None
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that this read takes from one block, over all its layers."""
+        return self.rows.nbytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All reads of one local worker from one remote engine. ``remote_ranks[read.remote]`` is whom to read from."""
+
+    local_rank: Rank
+    remote_ranks: tuple[Rank, ...]
+    reads: tuple[Read, ...]
+    block_sizes: tuple[int, ...]
+    remote_block_sizes: tuple[int, ...]
+    local_blocks: int
+    remote_blocks: tuple[int, ...]
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        """Positions of the remote workers that are read from, in order."""
+        return tuple(sorted({read.remote for read in self.reads}))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockList:
+    """One request's blocks of one group: ``ids[i]`` covers the tokens of the request's block number ``first + i``.
+
+    For a state group ``first`` has no meaning: ids are matched one to one.
+    """
+
+    first: int
+    ids: Int64
+
+
+def plan_worker(local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]) -> Plan:
+    """The plan for ``local`` to read all its layers from the workers of a remote engine.
+
+    ``peers`` are all workers of the local engine, ``local`` among them: replicas share the work. Layers are matched by
+    name. Raises `LayerMissing`, `FieldMismatch` or `NotCovered`.
+    """
+    memory: dict[object, list[Piece]] = {}
+    found: dict[tuple[object, ...], list[tuple[Layer, Layer, Piece]]] = {}
+    turn = 0
+    for group in local.groups:
+        for layer in group.layers:
+            for piece, remote_group, remote_layer in _sources(layer, group, local, peers, remotes, turn, memory):
+                same = (piece.remote, group.index, remote_group.index, piece.phase, layer.stride, remote_layer.stride)
+                found.setdefault((*same, id(piece)), []).append((layer, remote_layer, piece))
+            turn += 1
+    groups = [g.block_size for g in local.groups]
+    remote_groups = max((w.groups for w in remotes), key=len, default=())
+    return Plan(
+        local_rank=local.rank,
+        remote_ranks=tuple(w.rank for w in remotes),
+        reads=tuple(_read(local, remotes, local.groups[key[1]], key, parts) for key, parts in found.items()),  # type: ignore[index]
+        block_sizes=tuple(groups),
+        remote_block_sizes=tuple(g.block_size for g in remote_groups),
+        local_blocks=local.num_blocks,
+        remote_blocks=tuple(w.num_blocks for w in remotes),
+    )
+
+
+def compile_plan(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
+) -> dict[int, Descriptors]:
+    """Descriptors for one request, coalesced, by position of the remote worker.
+
+    ``local`` and ``remote`` give the blocks of each group by group index; groups that ``local`` leaves out are not read.
+    ``tokens`` is how many tokens of the request the remote side has: local blocks that begin after them are left alone.
+    Raises `BlockMismatch` where a needed remote block is not given or an id is out of range.
+    """
+    parts: dict[int, list[Descriptors]] = {}
+    for read in plan.reads:
+        if read.group not in local:
+            continue
+        if read.remote_group not in remote:
+            raise BlockMismatch(f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from")
+        mine, theirs = _pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
+        if not len(mine):
+            continue
+        _in_range(mine, plan.local_blocks, f"local group {read.group}")
+        _in_range(theirs, plan.remote_blocks[read.remote], f"remote group {read.remote_group}")
+        parts.setdefault(read.remote, []).append(_descriptors(read, mine, theirs))
+    return {remote_index: concatenate(found) for remote_index, found in parts.items()}
+
+
+def _sources(
+    layer: Layer,
+    group: Group,
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    turn: int,
+    memory: dict[object, list[Piece]],
+) -> list[tuple[Piece, Group, Layer]]:
+    having = [(i, *w.layers[layer.name]) for i, w in enumerate(remotes) if layer.name in w.layers]
+    if not having:
+        raise LayerMissing(f"layer {layer.name} (group {group.index}) is on none of {len(remotes)} remote workers")
+    for _, remote_group, _ in having:
+        if (remote_group.kind == "mamba") != (group.kind == "mamba"):
+            raise LayerMissing(f"layer {layer.name} is of kind {group.kind} here and {remote_group.kind} there")
+    holders = tuple(Holder(i, remote_layer.page, remote_group.block_size) for i, remote_group, remote_layer in having)
+    sharing = [w for w in peers if layer.name in w.layers]
+    sharers: tuple[Page, ...] = tuple(w.layers[layer.name][1].page for w in sharing)
+    me = next((i for i, w in enumerate(sharing) if w.rank == local.rank), 0)
+    replicas = len(holders)
+    key = (group.kind, group.block_size, layer.page, holders, sharers, me, turn % _cycle(replicas))
+    if key not in memory:
+        memory[key] = pieces(group, layer.page, holders, sharers or (layer.page,), me, turn)
+    by_remote = {i: (remote_group, remote_layer) for i, remote_group, remote_layer in having}
+    return [(piece, *by_remote[piece.remote]) for piece in memory[key]]
+
+
+def _cycle(replicas: int) -> int:
+    """After how many layers the rotation over any number of up to ``replicas`` holders repeats."""
+    return int(np.lcm.reduce(np.arange(1, min(replicas, 16) + 1))) if replicas > 1 else 1
+
+
+def _read(
+    local: WorkerGeometry,
+    remotes: Sequence[WorkerGeometry],
+    group: Group,
+    key: tuple[object, ...],
+    parts: list[tuple[Layer, Layer, Piece]],
+) -> Read:
+    remote, _, remote_group, phase, local_stride, remote_stride, _ = key
+    piece = parts[0][2]
+    here = np.array([local.page_address(layer) for layer, _, _ in parts], np.int64)
+    there = np.array([remotes[piece.remote].page_address(layer) for _, layer, _ in parts], np.int64)
+    table = piece.table
+    rows = join(
+        Table(
+            (here[:, None] + table.local).ravel(),
+            (there[:, None] + table.remote).ravel(),
+            np.broadcast_to(table.length, (len(parts), len(table))).ravel(),
+        )
+    )
+    return Read(
+        remote=piece.remote,
+        group=group.index,
+        remote_group=int(remote_group),  # type: ignore[call-overload]
+        kind=group.kind,
+        phase=piece.phase,
+        layers=tuple(layer.name for layer, _, _ in parts),
+        rows=rows,
+        local_stride=parts[0][0].stride,
+        remote_stride=parts[0][1].stride,
+        layer_bytes=table.nbytes,
+        layer_segments=len(table),
+        heads=piece.heads,
+    )
+
+
+def _pairs(plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int) -> tuple[Int64, Int64]:
+    """Ids of the local and remote blocks that meet in this read, two columns of one length."""
+    if read.kind == "mamba":
+        if len(local.ids) != len(remote.ids):
+            raise BlockMismatch(f"state group {read.group}: {len(local.ids)} local blocks and {len(remote.ids)} remote ones")
+        return local.ids, remote.ids
+    phase, size = read.phase, plan.block_sizes[read.group]
+    numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
+    here = numbers % phase.local_period == phase.local
+    there = (numbers // phase.local_period) * phase.remote_period + phase.remote
+    remote_size = plan.remote_block_sizes[read.remote_group]
+    # The tokens that this local block and that remote block share begin at the later of the two blocks.
+    needed = here & (np.maximum(numbers * size, there * remote_size) < tokens)
+    numbers, there, ids = numbers[needed], there[needed] - remote.first, local.ids[needed]
+    if len(there) and (there[0] < 0 or there[-1] >= len(remote.ids)):
+        missing = int(numbers[(there < 0) | (there >= len(remote.ids))][0])
+        raise BlockMismatch(
+            f"group {read.group}: block {missing} of the request needs remote block numbers that were not given: the remote side has"
+            f" {remote.first}..{remote.first + len(remote.ids) - 1} of {remote_size} tokens"
+        )
+    return ids, remote.ids[there]
+
+
+def _in_range(ids: Int64, blocks: int, what: str) -> None:
+    if int(ids.min()) < 0 or int(ids.max()) >= blocks:
+        raise BlockMismatch(f"{what}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks")
+
+
+def _descriptors(read: Read, mine: Int64, theirs: Int64) -> Descriptors:
+    """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
+    rows = read.rows
+    whole = (rows.length == read.local_stride) & (rows.length == read.remote_stride)
+    parts = []
+    if whole.any():
+        first, first_remote, run = _runs(mine, theirs)
+        parts.append(_outer(read, rows, whole, first, first_remote, run))
+    if not whole.all():
+        parts.append(_outer(read, rows, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
+    return concatenate(parts)
+
+
+def _runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
+    """Runs of blocks that count up together on both sides: first local id, first remote id, blocks in the run."""
+    if np.any(mine[1:] < mine[:-1]):
+        order = np.argsort(mine, kind="stable")
+        mine, theirs = mine[order], theirs[order]
+    breaks = (mine[1:] != mine[:-1] + 1) | (theirs[1:] != theirs[:-1] + 1)
+    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
+    return mine[starts], theirs[starts], np.diff(np.append(starts, len(mine)))
+
+
+def _outer(
+    read: Read,
+    rows: Table,
+    which: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    mine: Int64,
+    theirs: Int64,
+    blocks: Int64,
+) -> Descriptors:
+    return Descriptors(
+        (rows.local[which][:, None] + mine * read.local_stride).ravel(),
+        (rows.remote[which][:, None] + theirs * read.remote_stride).ravel(),
+        (rows.length[which][:, None] * blocks).ravel(),
+    )

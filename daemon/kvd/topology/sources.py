@@ -1,0 +1,156 @@
+"""Which remote workers supply which part of one local page: atoms, holders, and an even spread over replicas.
+
+For each field and label the local indices fall into classes by who else holds them (*atoms*). A cell, one atom a label, is
+held whole by a holder or not at all, so choosing a holder for every cell covers the field exactly once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+from kvd.geometry.model import Field, Group, Page
+from kvd.topology.descriptors import Int64
+from kvd.topology.errors import FieldMismatch, NotCovered
+from kvd.topology.intersect import Table, coordinates, intersect, stack
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A remote worker (by position) that has the layer, its page of it and the block size of its group."""
+
+    remote: int
+    page: Page
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Which blocks of the two sides meet: local blocks ``m * local_period + local`` and remote ``m * remote_period + remote``.
+
+    Equal block sizes give one phase (0 of 1 on both sides).
+    """
+
+    local: int
+    local_period: int
+    remote: int
+    remote_period: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one remote worker supplies of one page pair at one phase."""
+
+    remote: int
+    phase: Phase
+    table: Table
+    heads: tuple[int, int] | None
+
+
+def pieces(group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page], me: int, turn: int) -> list[Piece]:
+    """All pieces that make up one local page of ``group``.
+
+    ``sharers`` are the pages that the workers of the local engine have of this layer, ``me`` the position of this one
+    among them; ``turn`` is the layer's ordinal. Where several remote workers hold a cell, the local workers that need it
+    take them in rotation, and go on to the next ones layer by layer, so that every replica carries an even load.
+
+    Raises `FieldMismatch` where the two sides do not mean the same tensor, `NotCovered` where nobody holds a part.
+    """
+    for holder in holders:
+        _same_tensors(page, holder.page, state=group.kind == "mamba")
+    found: dict[tuple[int, Phase], list[Table]] = {}
+    heads: dict[tuple[int, Phase], tuple[int, int]] = {}
+    for local_phase, candidates in _meetings(group, holders):
+        for fld in page.fields:
+            for (holder, phase, shifts), wanted in _cells(fld, candidates, local_phase * group.block_size, sharers, me, turn):
+                table = intersect(fld, holder.page.by_name[fld.name], shifts=shifts, wanted=wanted)
+                found.setdefault((holder.remote, phase), []).append(table)
+                if fld.name == "k":
+                    low, high = int(wanted["head"].min()), int(wanted["head"].max()) + 1
+                    seen = heads.get((holder.remote, phase), (low, high))
+                    heads[holder.remote, phase] = (min(low, seen[0]), max(high, seen[1]))
+    return [Piece(remote, phase, stack(tables), heads.get((remote, phase))) for (remote, phase), tables in found.items()]
+
+
+_Candidate = tuple[Holder, Phase, tuple[int, int]]
+
+
+def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[tuple[int, list[_Candidate]]]:
+    """For each local phase, the (holder, phase, token shifts) that overlap it. State pages meet one to one."""
+    if group.kind == "mamba":
+        yield 0, [(h, Phase(0, 1, 0, 1), (0, 0)) for h in holders]
+        return
+    period = lcm(group.block_size, *(h.block_size for h in holders))
+    for j in range(period // group.block_size):
+        first, last = j * group.block_size, (j + 1) * group.block_size
+        yield (
+            j,
+            [
+                (h, Phase(j, period // group.block_size, k, period // h.block_size), (first, k * h.block_size))
+                for h in holders
+                for k in range(first // h.block_size, -(-last // h.block_size))
+            ],
+        )
+
+
+def _cells(
+    fld: Field, candidates: Sequence[_Candidate], shift: int, sharers: Sequence[Page], me: int, turn: int
+) -> Iterator[tuple[_Candidate, dict[str, Int64]]]:
+    """Each chosen candidate with the (shifted) indices it supplies, cell by cell."""
+    others = [s.by_name[fld.name] for s in sharers]
+    atoms = [_atoms(fld, label, candidates, shift, others) for label in fld.labels]
+    for cell in itertools.product(*atoms):
+        holding = np.logical_and.reduce([atom.held for atom in cell])
+        holders = np.flatnonzero(holding)
+        wanted = {label: atom.indices for label, atom in zip(fld.labels, cell, strict=True)}
+        if not len(holders):
+            part = ", ".join(f"{label} {int(ix.min())}..{int(ix.max())}" for label, ix in wanted.items())
+            raise NotCovered(f"field {fld.name}: no remote worker holds {part}")
+        sharing = np.flatnonzero(np.logical_and.reduce([atom.shared for atom in cell]))
+        place = int(np.searchsorted(sharing, me))
+        yield candidates[holders[(place + len(sharing) * turn) % len(holders)]], wanted
+
+
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    indices: Int64
+    held: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    shared: np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def _atoms(fld: Field, label: str, candidates: Sequence[_Candidate], shift: int, others: Sequence[Field]) -> list[_Atom]:
+    mine, _ = coordinates(fld, label)
+    token = label == "token"
+    rows = []
+    for holder, _, shifts in candidates:
+        theirs, _ = coordinates(holder.page.by_name[fld.name], label)
+        rows.append(np.isin(mine + shift, theirs + shifts[1]) if token else np.isin(mine, theirs))
+    rows += [np.isin(mine, coordinates(other, label)[0]) for other in others]
+    signatures, which = np.unique(np.array(rows, bool), axis=1, return_inverse=True)
+    indices = mine + shift if token else mine
+    n = len(candidates)
+    return [
+        _Atom(indices[which.ravel() == i], signatures[:n, i], signatures[n:, i]) for i in range(signatures.shape[1])
+    ]
+
+
+def _same_tensors(mine: Page, theirs: Page, *, state: bool) -> None:
+    for fld in mine.fields:
+        other = theirs.by_name.get(fld.name)
+        if other is None:
+            raise FieldMismatch(f"field {fld.name} exists here and not there; there are {', '.join(theirs.by_name)}")
+        if (fld.dtype, fld.itemsize) != (other.dtype, other.itemsize):
+            raise FieldMismatch(
+                f"field {fld.name} is {fld.dtype} ({fld.itemsize} bytes) here and {other.dtype} ({other.itemsize} bytes) there"
+            )
+        # Block sizes may differ, so the extent of `token` may too; a state has no tokens and must agree in all.
+        here, there = dict(fld.shape), dict(other.shape)
+        if not state:
+            here.pop("token", None), there.pop("token", None)
+        for label in here.keys() | there.keys():
+            if here.get(label) != there.get(label):
+                raise FieldMismatch(f"field {fld.name} has {here.get(label)} of {label} here and {there.get(label)} there")
