@@ -1,0 +1,108 @@
+"""The envelope around a transfer engine's own metadata: says whose it is before the engine is shown a byte of it.
+
+An engine answers a foreign blob with one word at best. The envelope names the backend, its version, the agent and the
+memory behind it: so a refusal can name both values, and a lane knows on which device each remote address lives, which
+descriptors alone don't say.
+
+Layout: 4 bytes magic, 2 bytes envelope version, 4 bytes length of the header (big endian), header (JSON), blob.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvd.backends.errors import PeerMetadataError
+from kvd.geometry.model import Region
+
+MAGIC = b"KVDM"
+VERSION = 1
+_PREFIX = struct.Struct(">4sHI")
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """One worker's exported metadata.
+
+    ``backend`` and ``version`` name the transfer engine and its release, ``agent`` is what the engine calls the worker,
+    ``regions`` the registered memory, ``blob`` what the engine itself exported.
+    """
+
+    backend: str
+    version: str
+    agent: str
+    regions: tuple[Region, ...]
+    blob: bytes
+
+
+def pack(envelope: Envelope) -> bytes:
+    """The bytes to hand to peers."""
+    header = json.dumps(
+        {
+            "backend": envelope.backend,
+            "version": envelope.version,
+            "agent": envelope.agent,
+            "regions": [[r.address, r.length, r.device] for r in joined(envelope.regions)],
+        },
+        separators=(",", ":"),
+    ).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + envelope.blob
+
+
+def unpack(metadata: bytes, *, backend: str) -> Envelope:
+    """Read what `pack` wrote, and refuse what is not for ``backend``.
+
+    Raises:
+        PeerMetadataError: not an envelope, cut short, of another envelope version, or of another backend.
+    """
+    if len(metadata) < _PREFIX.size or metadata[:4] != MAGIC:
+        raise PeerMetadataError(
+            f"metadata of {len(metadata)} bytes begins with {metadata[:4]!r}, not with {MAGIC!r}",
+            backend=backend,
+            hint="the peer is not a kvd worker, or its metadata was altered on the way",
+        )
+    _, version, size = _PREFIX.unpack_from(metadata)
+    if version != VERSION:
+        raise PeerMetadataError(
+            f"metadata envelope is version {version} at the peer and {VERSION} here",
+            backend=backend,
+            hint="run the same release of kvd on both hosts",
+        )
+    body = metadata[_PREFIX.size : _PREFIX.size + size]
+    if len(body) < size:
+        raise PeerMetadataError(
+            f"metadata header should have {size} bytes and has {len(body)}", backend=backend
+        )
+    try:
+        header = json.loads(body)
+        found = Envelope(
+            backend=str(header["backend"]),
+            version=str(header["version"]),
+            agent=str(header["agent"]),
+            regions=tuple(Region(int(a), int(n), str(d)) for a, n, d in header["regions"]),
+            blob=metadata[_PREFIX.size + size :],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise PeerMetadataError(f"metadata header cannot be read: {error!r}", backend=backend) from error
+    if found.backend != backend:
+        raise PeerMetadataError(
+            f"metadata is of backend {found.backend!r} at the peer and {backend!r} here",
+            backend=backend,
+            hint="configure the same backend on both engines",
+        )
+    return found
+
+
+def joined(regions: Sequence[Region]) -> list[Region]:
+    """The regions by address, neighbours on one device made one: less to send, the same answer to "which device"."""
+    spans: list[Region] = []
+    for region in sorted(regions, key=lambda r: (r.device, r.address)):
+        last = spans[-1] if spans else None
+        if last and last.device == region.device and last.address + last.length >= region.address:
+            end = max(last.address + last.length, region.address + region.length)
+            spans[-1] = Region(last.address, end - last.address, last.device)
+        else:
+            spans.append(region)
+    return sorted(spans, key=lambda r: r.address)

@@ -1,0 +1,148 @@
+"""One NIXL agent: typed errors, registration that names the culprit, and a destruction that is checked."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.nixl_library import NAME, Library, translate
+from kvd.backends.spans import parse_device
+from kvd.geometry.model import Region
+
+MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
+
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """Owns NIXL's agent and is the only one to refer to it.
+
+    ``name`` gets a random suffix: a worker that starts again under its old name must not be taken for its predecessor
+    by agents that still hold a connection to it.
+    """
+
+    def __init__(
+        self, library: Library, name: str, *, num_threads: int, telemetry: bool, progress: bool
+    ) -> None:
+        self.library = library
+        self.name = f"{name}.{secrets.token_hex(4)}"
+        self._gone: weakref.ref[Any] | None = None
+        config = library.config(
+            backends=["UCX"],
+            num_threads=num_threads,
+            capture_telemetry=telemetry,
+            enable_prog_thread=progress,
+        )
+        self._telemetry = telemetry
+        failure = None
+        try:
+            self._nixl: Any = library.agent(self.name, config)
+        except library.errors as error:
+            failure = translate(error, f"start agent {self.name}").message
+        if failure:
+            raise BackendUnavailable(
+                failure, backend=NAME, hint="UCX_LOG_LEVEL=info says which transports it tried"
+            )
+        if "UCX" not in self._nixl.backends:
+            self.destroy()
+            raise BackendUnavailable("this build of NIXL has no UCX plugin", backend=NAME)
+
+    def call(self, doing: str, method: str, *arguments: Any) -> Any:
+        """Call one of NIXL's methods.
+
+        Raises:
+            BackendError: what NIXL raised, translated; never chained to it, as its traceback would hold the agent.
+        """
+        failure: BackendError
+        try:
+            return getattr(self._nixl, method)(*arguments)
+        except self.library.errors as error:
+            failure = translate(error, doing)
+        raise failure
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register ``regions``, all of one kind of memory at once.
+
+        Raises:
+            RegistrationError: a device NIXL has no memory kind for, an empty region, or a region NIXL refused.
+        """
+        rows: dict[str, list[tuple[int, int, int]]] = {}
+        for region in regions:
+            kind, ordinal = parse_device(region.device)
+            if kind not in MEMORY or region.length <= 0 or region.address <= 0:
+                raise RegistrationError(
+                    f"{region} cannot be registered: kinds are {', '.join(MEMORY)}", backend=NAME
+                )
+            rows.setdefault(MEMORY[kind], []).append((region.address, region.length, ordinal))
+        for memory, members in rows.items():
+            try:
+                self.call(
+                    f"register {len(members)} regions",
+                    "register_memory",
+                    np.array(members, np.uint64),
+                    memory,
+                )
+            except BackendError as refused:
+                raise self._culprit(memory, members, refused) from None
+
+    def telemetry(self, handle: Any) -> dict[str, float]:
+        """NIXL's own timing of a finished transfer: ``post_us`` and ``transfer_us``; empty where it has none."""
+        if not self._telemetry:
+            return {}
+        try:
+            times = self.call("telemetry", "get_xfer_telemetry", handle)
+        except BackendError:
+            return {}
+        return {"post_us": float(times.postDuration), "transfer_us": float(times.xferDuration)}
+
+    def release(self, handles: list[Any]) -> None:
+        """Release NIXL's transfer handles and forget them, finished or not. Does not stop bytes on their way."""
+        while handles:
+            try:
+                handles.pop().release()
+            except self.library.errors as error:
+                # Destroying the agent frees it all the same, and that is what the lane does next.
+                _log.warning("NIXL did not release a transfer of %s: %s", self.name, error)
+
+    def destroy(self) -> None:
+        """Destroy NIXL's agent. Call again to look again.
+
+        Raises:
+            BackendError: something still refers to it, so it lives and its transfers may still write.
+        """
+        if self._gone is None:
+            nixl, self._nixl = self._nixl, None
+            # The wrapper may be held by a frame of somebody's traceback; what does the work is the object inside.
+            self._gone = weakref.ref(nixl.agent)
+            del nixl.agent
+        if self._gone() is not None:
+            gc.collect()
+        if self._gone() is not None:
+            raise BackendError(
+                f"agent {self.name} is still referred to and was not destroyed: its transfers may still write",
+                backend=NAME,
+                hint="keep no NIXL object outside kvd.backends.nixl",
+            )
+
+    def _culprit(
+        self, memory: str, members: Sequence[tuple[int, int, int]], refused: BackendError
+    ) -> BackendError:
+        """Register one by one what was refused together, to name the region that NIXL does not take."""
+        for address, length, ordinal in members:
+            row = np.array([(address, length, ordinal)], np.uint64)
+            try:
+                self.call("register", "register_memory", row, memory)
+            except BackendError as alone:
+                return RegistrationError(
+                    f"{memory} region at {address:#x}, {length} bytes, device {ordinal}: {alone.message}",
+                    backend=NAME,
+                    hint="see `kvctl doctor` on memlock limits and peer memory",
+                )
+        return RegistrationError(refused.message, backend=NAME)

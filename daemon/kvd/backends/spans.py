@@ -1,0 +1,45 @@
+"""On which device each address of a descriptor column lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvd.backends.envelope import joined
+from kvd.backends.errors import BackendError
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Int64
+
+
+def parse_device(device: str) -> tuple[str, int]:
+    """Kind and ordinal of a device name: ``"cpu"`` is ("cpu", 0), ``"cuda:1"`` is ("cuda", 1).
+
+    Raises:
+        BackendError: not a device name.
+    """
+    kind, _, ordinal = device.partition(":")
+    if not kind.isalpha() or not (ordinal or "0").isdecimal():
+        raise BackendError(f"device {device!r} is not of the form 'cpu' or 'cuda:N'")
+    return kind, int(ordinal or "0")
+
+
+class Spans:
+    """The registered memory of one worker, to be asked which device an address is on.
+
+    ``devices`` are its distinct devices. An address outside every span gets the device of the nearest span below it (or
+    the first): whether memory is registered is for the engine to say, in its own words.
+    """
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        spans = joined(regions)
+        self.devices: tuple[str, ...] = tuple(dict.fromkeys(s.device for s in spans))
+        self._starts = np.array([s.address for s in spans], np.int64)
+        self._device = np.array([self.devices.index(s.device) for s in spans], np.int64)
+
+    def locate(self, addresses: Int64) -> Int64:
+        """For each address the index into ``devices``; shape as ``addresses``."""
+        if len(self.devices) < 2:
+            return np.zeros(len(addresses), np.int64)
+        below: Int64 = np.searchsorted(self._starts, addresses, side="right") - 1
+        return self._device.take(np.maximum(below, 0))
