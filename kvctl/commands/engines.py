@@ -1,0 +1,47 @@
+"""`kvctl engines`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl import daemon
+from kvctl.documents.engines import Engines, engine_document
+from kvctl.options import Watch
+from kvctl.parsing import one_of
+from kvctl.settings import Settings
+from kvctl.watch import show_repeatedly
+from kvd.wire import query
+
+STATES = ("ready", "partial", "gone", "unreachable")
+
+
+def engines(
+    settings: Settings,
+    *,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            "--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only engines in this state."
+        ),
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
+    watch: Watch = None,
+) -> None:
+    """The engines that kvd knows, local ones and peers'.
+
+    With -o wide also generation, place, policy, open leases and the engines whose handshake is done.
+    """
+
+    def fetch() -> Engines:
+        rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+        return Engines(
+            engines=tuple(
+                engine_document(row)
+                for row in rows
+                if (state is None or row.state == state) and (row.local or not local)
+            )
+        )
+
+    show_repeatedly(fetch, settings, watch)

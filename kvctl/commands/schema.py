@@ -1,0 +1,39 @@
+"""`kvctl schema`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from kvctl.documents.document import json_schema, kind_names
+from kvctl.documents.kinds import kinds_document
+from kvctl.errors import UsageError
+from kvctl.parsing import near_misses
+from kvctl.render.output import plain_text, show
+from kvctl.settings import Settings
+
+
+def schema(
+    settings: Settings,
+    *,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="[KIND]", help="Topology, Engines ...; none: list them.")
+    ] = None,
+) -> None:
+    """The JSON Schema of a document that kvctl prints.
+
+    The schema itself is printed as JSON, or as YAML with -o yaml.
+    """
+    if kind is None:
+        show(kinds_document(), settings)
+        return
+    known = {name.lower(): name for name in kind_names()}
+    if kind.lower() not in known:
+        raise UsageError(
+            f"no document of kind {kind!r}; {near_misses(kind, known)}", "kvctl schema lists them"
+        )
+    form = settings.output if settings.output == "yaml" else "json"
+    sys.stdout.write(plain_text(json_schema(known[kind.lower()]), replace(settings, output=form)))

@@ -1,0 +1,59 @@
+"""`kvctl version`."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvctl.settings import Settings
+
+if TYPE_CHECKING:
+    from kvctl.documents.version import Daemon
+
+
+def version(
+    settings: Settings,
+    *,
+    client: Annotated[bool, typer.Option("--client", help="Do not ask kvd.")] = False,
+) -> None:
+    """The versions of kvctl, of the wire and of kvd.
+
+    A kvd that does not answer is no error here.
+    """
+    from kvctl.documents.version import Version
+    from kvctl.render.output import show
+    from kvd.wire.frame import WIRE_VERSION
+
+    body = Version(
+        kvctl=kvctl_version(),
+        python=platform.python_version(),
+        wire_version=WIRE_VERSION,
+        daemon=None if client else _daemon(settings),
+    )
+    show(body, settings)
+
+
+def kvctl_version() -> str:
+    """The version of the installed distribution; ``unknown`` in a source tree that was never installed."""
+    try:
+        return metadata.version("kvctl")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _daemon(settings: Settings) -> Daemon | None:
+    from kvctl import daemon
+    from kvctl.documents import version as documents
+    from kvctl.errors import DaemonUnreachable, NotPermitted
+    from kvd.wire import query
+
+    try:
+        status = daemon.ask(settings, query.GetStatus(), query.Status)
+    except (DaemonUnreachable, NotPermitted):
+        return None
+    return documents.Daemon(
+        version=status.version, kvd_id=status.kvd_id, address=str(daemon.directory(settings))
+    )

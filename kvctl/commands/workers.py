@@ -1,0 +1,34 @@
+"""`kvctl workers`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl import daemon
+from kvctl.documents.workers import Workers, worker_document
+from kvctl.options import Watch
+from kvctl.settings import Settings
+from kvctl.watch import show_repeatedly
+from kvd.wire import query
+
+
+def workers(
+    settings: Settings,
+    *,
+    engine: Annotated[
+        str | None, typer.Option("--engine", "-e", metavar="ENGINE", help="Only workers of this engine.")
+    ] = None,
+    watch: Watch = None,
+) -> None:
+    """The local workers and schedulers registered with kvd.
+
+    HEARD is how long ago a process was last heard of, MEMORY what it registered with its backend.
+    """
+
+    def fetch() -> Workers:
+        rows = daemon.ask(settings, query.ListWorkers(), query.Workers).rows
+        return Workers(workers=tuple(worker_document(row) for row in rows if engine in (None, row.engine_id)))
+
+    show_repeatedly(fetch, settings, watch)

@@ -1,0 +1,113 @@
+"""Everything that kvctl says to a kvd: connecting, asking, following events, and what its failures mean here."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from kvctl.errors import DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
+from kvctl.settings import Settings
+from kvd.client import errors as client
+from kvd.client.operator import Operator, connect
+from kvd.wire.event import Event
+from kvd.wire.frame import Message
+from kvd.wire.names import SOCKET_NAME, runtime_dir
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+def directory(settings: Settings) -> Path:
+    """The runtime directory of the kvd to talk to. Raises `UsageError` for an address that is not its local socket."""
+    if settings.socket is None:
+        return runtime_dir(settings.runtime_dir)
+    path = Path(settings.socket.removeprefix("ipc://"))
+    if "://" in str(settings.socket).removeprefix("ipc://") or (
+        path.name != SOCKET_NAME and not path.is_dir()
+    ):
+        raise UsageError(
+            f"--socket: {settings.socket!r} is not the path of a {SOCKET_NAME}",
+            "kvctl talks to the kvd of its own host: give /run/kvd/kvd.sock or the like",
+        )
+    return path if path.is_dir() else path.parent
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[Operator]:
+    """A connection to the kvd; whatever goes wrong in the block with it comes out as a `KvctlError`."""
+    place = directory(settings)
+    try:
+        with connect(place, settings.timeout) as operator:
+            yield operator
+    except client.ClientError as error:
+        raise _translated(error, place) from error
+
+
+def ask(settings: Settings, message: Message, answer: type[Answer]) -> Answer:
+    """One question on a connection of its own. Raises `KvctlError`."""
+    with connected(settings) as operator:
+        return put(operator, message, answer)
+
+
+def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
+    """One question on an open connection. Raises `kvd.client.errors.ClientError`, also when the answer is another."""
+    got = operator.ask(message)
+    if not isinstance(got, answer):
+        raise client.ProtocolError(
+            f"kvd answered with {type(got).__name__} where {answer.__name__} was expected",
+            hint="kvctl and kvd should be of one version",
+        )
+    return got
+
+
+def follow(operator: Operator, kinds: tuple[str, ...], timeout: float | None) -> Iterator[Event]:
+    """Events as they come; ends when none came for ``timeout`` seconds. Raises `kvd.client.errors.ClientError`."""
+    return operator.events(kinds, timeout)
+
+
+def _translated(error: client.ClientError, place: Path) -> KvctlError:
+    if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
+        return RefusedError(error.message, error.hint, error.code)
+    # The client tells of a socket that cannot be opened in one way; the cause underneath says whether it is locked.
+    if isinstance(error.__context__, PermissionError):
+        return NotPermitted(f"not permitted to use {place / SOCKET_NAME}", _who_may(place), error.code)
+    return DaemonUnreachable(error.message, error.hint, error.code)
+
+
+def _who_may(place: Path) -> str:
+    """Who may use the socket: taken from the outermost part of its path that shuts this user out."""
+    socket = place / SOCKET_NAME
+    shut = next(
+        (p for p in (*reversed(socket.parents), socket) if not os.access(p, _needed(p, socket))), socket
+    )
+    try:
+        status = shut.stat()
+    except OSError:
+        return f"{shut} cannot even be looked at: become root"
+    owner, group = _user(status.st_uid), _group(status.st_gid)
+    mode = stat.S_IMODE(status.st_mode)
+    may = f"user {owner}" + (f" and group {group}" if mode & 0o070 else "")
+    return f"{shut} is open to {may} (mode {mode:04o}): become one of them, or root"
+
+
+def _needed(path: Path, socket: Path) -> int:
+    return os.W_OK if path == socket else os.X_OK
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

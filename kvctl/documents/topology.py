@@ -1,0 +1,135 @@
+"""The Topology document: what `kvctl describe-topology` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from kvctl.documents.fields import Bytes, Count, RankName
+
+if TYPE_CHECKING:
+    from kvd.topology.describe import EngineSummary, PairDescription
+
+HeadRange = Annotated[
+    tuple[int, int] | None,
+    Meta(
+        description="first head and one past the last, of the model's heads; null where there is no head axis"
+    ),
+]
+
+
+class EngineEnd(Struct, frozen=True, kw_only=True):
+    """One engine of a pair."""
+
+    engine_id: str
+    generation: str
+    model: str
+    tp: Count
+    pp: Count
+    dcp: Count
+    block_sizes: Annotated[tuple[Count, ...], Meta(description="tokens that one block covers, by group")]
+
+
+class Factor(Struct, frozen=True, kw_only=True):
+    """One thing that both engines were compared by."""
+
+    name: str
+    local: str
+    remote: str
+    ok: bool
+    note: str
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """One KV cache group of the local engine."""
+
+    index: Count
+    kind: str
+    layers: Count
+    block_size: Annotated[int, Meta(ge=0, description="tokens")]
+    bytes_per_block: Annotated[Bytes, Meta(description="content of one page of one layer, in bytes")]
+
+
+class Read(Struct, frozen=True, kw_only=True):
+    """What one local rank reads from one remote rank of one group, for one page of one layer."""
+
+    local_rank: RankName
+    remote_rank: RankName
+    group: Count
+    heads: HeadRange
+    bytes_per_block: Bytes
+    segments_per_block: Annotated[int, Meta(ge=0, description="separate copies")]
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something that an operator should know of a pair."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """One engine (local) that reads from another (remote)."""
+
+    local: EngineEnd
+    remote: EngineEnd
+    compatible: bool
+    factors: tuple[Factor, ...]
+    groups: tuple[Group, ...]
+    reads: tuple[Read, ...]
+    findings: tuple[Finding, ...]
+
+
+class Topology(Struct, frozen=True, kw_only=True):
+    """Who reads which bytes from whom, pair by pair."""
+
+    pairs: tuple[Pair, ...]
+
+
+def pair_document(pair: PairDescription) -> Pair:
+    """The document of one described pair."""
+    return Pair(
+        local=_end(pair.local),
+        remote=_end(pair.remote),
+        compatible=pair.compatible,
+        factors=tuple(
+            Factor(name=f.name, local=str(f.local), remote=str(f.remote), ok=f.ok, note=f.note)
+            for f in pair.factors
+        ),
+        groups=tuple(
+            Group(
+                index=g.index,
+                kind=g.kind,
+                layers=g.layers,
+                block_size=g.block_size,
+                bytes_per_block=g.bytes_per_block,
+            )
+            for g in pair.groups
+        ),
+        reads=tuple(
+            Read(
+                local_rank=str(r.local_rank),
+                remote_rank=str(r.remote_rank),
+                group=r.group,
+                heads=r.heads,
+                bytes_per_block=r.bytes_per_block,
+                segments_per_block=r.segments_per_block,
+            )
+            for r in pair.reads
+        ),
+        findings=tuple(Finding(code=f.code, message=f.message, hint=f.hint) for f in pair.findings),
+    )
+
+
+def _end(engine: EngineSummary) -> EngineEnd:
+    return EngineEnd(
+        engine_id=engine.engine_id,
+        generation=engine.generation,
+        model=engine.model,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        block_sizes=tuple(engine.block_sizes),
+    )

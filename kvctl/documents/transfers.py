@@ -1,0 +1,86 @@
+"""The Transfers document: what `kvctl transfers` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.documents.document import moment
+from kvctl.documents.fields import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
+from kvd.wire.transfer import LedgerRow, TransferState
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """What a transfer moved of one KV cache group."""
+
+    group: Count
+    kind: str
+    blocks: Count
+    bytes: Bytes
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """One worker's part of moving one request's KV, as it stands in the ledger."""
+
+    seq: Annotated[int, Meta(description="number in the ledger, growing")]
+    transfer_id: str
+    request_id: str
+    local_engine: str
+    local_rank: RankName
+    remote_engine: str
+    remote_generation: str
+    remote_request_id: str
+    remote_ranks: tuple[RankName, ...]
+    backend: str
+    mode: Literal["pull", "push"]
+    state: TransferState
+    cause: Annotated[str, Meta(description="why it was a miss")]
+    started: Time
+    seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
+    bytes_per_second: Annotated[BytesPerSecond | None, Meta(description="bytes over the wire stage's time")]
+    tokens: Count
+    bytes: Bytes
+    descriptors: Count
+    coalesced_descriptors: Count
+    groups: tuple[Share, ...]
+    stages: Annotated[dict[str, Seconds], Meta(description="seconds in each stage, in order")]
+
+
+class Transfers(Struct, frozen=True, kw_only=True):
+    """The newest transfers that match, newest first."""
+
+    total: Annotated[int, Meta(ge=0, description="transfers in the ledger, matching or not")]
+    transfers: tuple[Transfer, ...]
+
+
+def transfer_document(row: LedgerRow) -> Transfer:
+    """The document of one row of the ledger."""
+    record = row.record
+    wire = record.stages.get("wire", 0.0)
+    return Transfer(
+        seq=row.seq,
+        transfer_id=record.transfer_id,
+        request_id=record.request_id,
+        local_engine=record.local_engine,
+        local_rank=record.local_rank,
+        remote_engine=record.remote_engine,
+        remote_generation=record.remote_generation,
+        remote_request_id=record.remote_request_id,
+        remote_ranks=record.remote_ranks,
+        backend=record.backend,
+        mode=record.mode,
+        state=record.state,
+        cause=record.cause,
+        started=moment(record.started),
+        seconds=sum(record.stages.values()),
+        bytes_per_second=record.bytes / wire if wire > 0 else None,
+        tokens=record.tokens,
+        bytes=record.bytes,
+        descriptors=record.descriptors,
+        coalesced_descriptors=record.coalesced_descriptors,
+        groups=tuple(
+            Share(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
+        ),
+        stages=record.stages,
+    )

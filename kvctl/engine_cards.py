@@ -1,0 +1,40 @@
+"""From an engine's card, as kvd hands it out, to the geometry that topology is computed on."""
+
+from __future__ import annotations
+
+from kvctl.errors import CheckFailed, PeerUnreachable
+from kvd.geometry.codec import decode_worker
+from kvd.geometry.errors import GeometryError
+from kvd.geometry.model import EngineGeometry
+from kvd.wire.names import rank_name
+from kvd.wire.query import EngineRow
+
+
+def engine_geometry(row: EngineRow) -> EngineGeometry:
+    """The engine's geometry, all workers decoded.
+
+    Raises `PeerUnreachable` when the row has no card and `CheckFailed` when a worker's geometry cannot be read.
+    """
+    card = row.card
+    if card is None:
+        raise PeerUnreachable(f"engine {row.engine.engine_id!r} is {row.state}: kvd has no card of it")
+    workers = []
+    for worker in card.workers:
+        try:
+            workers.append(decode_worker(worker.geometry))
+        except GeometryError as error:
+            raise CheckFailed(
+                f"the geometry of {card.engine.engine_id}/{rank_name(worker.rank)} cannot be read: {error}",
+                "kvctl, kvd and the engines' connector should be of one version",
+            ) from error
+    facts = card.engine
+    return EngineGeometry(
+        engine_id=facts.engine_id,
+        generation=card.generation,
+        model=facts.model,
+        tp=facts.tp,
+        pp=facts.pp,
+        dcp=facts.dcp,
+        workers=tuple(workers),
+        facts=dict(facts.facts),
+    )

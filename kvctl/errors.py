@@ -1,0 +1,82 @@
+"""Errors of the command line, each with its exit code.
+
+KvctlError
+├── CheckFailed        1  a check failed or a difference was found
+├── UsageError         2  an argument, variable or configuration value is wrong
+├── DaemonUnreachable  3  no kvd answers at the address
+├── PeerUnreachable    4  a peer is away, or something did not happen in time
+├── RefusedError       5  refused for safety or policy
+└── NotPermitted       6  the operating system or the daemon does not let this user
+
+The messages say what happened and name the values; the hints say what to type next.
+"""
+
+from __future__ import annotations
+
+EXIT_CODES = (
+    (0, "done"),
+    (1, "a check failed or a difference was found"),
+    (2, "wrong usage"),
+    (3, "daemon unreachable"),
+    (4, "peer unreachable or timeout"),
+    (5, "refused for safety or policy"),
+    (6, "not permitted"),
+    (130, "interrupted"),
+)
+"""Every exit code and what it means, as it stands in ``kvctl --help``."""
+
+
+class KvctlError(Exception):
+    """What ends a command early. ``code`` is stable; a subclass may be raised with the daemon's own code."""
+
+    code = "KVD-CTL"
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if code:
+            self.code = code
+
+
+class CheckFailed(KvctlError):
+    """A check failed or a difference was found."""
+
+    code = "KVD-CTL-CHECK"
+    exit_code = 1
+
+
+class UsageError(KvctlError):
+    """An argument, an environment variable or a configuration value is wrong."""
+
+    code = "KVD-CTL-USAGE"
+    exit_code = 2
+
+
+class DaemonUnreachable(KvctlError):
+    """No kvd answers at the address."""
+
+    code = "KVD-CTL-UNREACHABLE"
+    exit_code = 3
+
+
+class PeerUnreachable(KvctlError):
+    """A peer is away, or something that was waited for did not happen in time."""
+
+    code = "KVD-CTL-TIMEOUT"
+    exit_code = 4
+
+
+class RefusedError(KvctlError):
+    """Refused for safety or policy."""
+
+    code = "KVD-CTL-REFUSED"
+    exit_code = 5
+
+
+class NotPermitted(KvctlError):
+    """This user may not."""
+
+    code = "KVD-CTL-PERMISSION"
+    exit_code = 6

@@ -1,0 +1,125 @@
+"""The entry point: the app, its global options, and how an error becomes an exit code and one line on stderr."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from kvctl import errors
+from kvctl.loading import CONTEXT_SETTINGS, LazyGroup
+from kvctl.options import COMMON, common
+from kvctl.settings import Given, resolve
+
+EPILOG = "\n".join(
+    (
+        "Exit codes:",
+        *(f"  {code:<4} {meaning}" for code, meaning in errors.EXIT_CODES),
+        "",
+        "stdout is data, stderr is talk. A flag wins over its KVCTL_* variable, which wins over the config file.",
+    )
+)
+
+
+def root(
+    context: typer.Context,
+    *,
+    version: Annotated[bool, typer.Option("--version", help="Print kvctl's version and exit.")] = False,
+    **values: Any,
+) -> None:
+    """See and steer the KV cache transfers between vLLM engines."""
+    if version:
+        from kvctl.commands.version import kvctl_version
+
+        typer.echo(f"kvctl {kvctl_version()}")
+        raise typer.Exit
+    context.obj = common(**values)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def group() -> Any:
+    """The whole command line as a click group, commands not yet imported."""
+    import inspect
+
+    own = [p for p in inspect.signature(root, eval_str=True).parameters.values() if p.name != "values"]
+    parameters = [*own, *COMMON.values()]
+    root.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    root.__annotations__ = {p.name: p.annotation for p in parameters}
+    app = typer.Typer(
+        name="kvctl",
+        cls=LazyGroup,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback(invoke_without_command=True, epilog=EPILOG, context_settings=CONTEXT_SETTINGS)(root)
+    return typer.main.get_command(app)
+
+
+def run(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    sys.exit(main(sys.argv[1:] if arguments is None else arguments))
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line; return the exit code. Whatever goes wrong is told on stderr, in one line."""
+    try:
+        status = _invoke(arguments)
+        sys.stdout.flush()
+    except errors.KvctlError as error:
+        _tell(error, arguments)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`kvctl events | head`), which is no fault. The interpreter flushes stdout once more on
+        # its way out and must find a file that takes it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _invoke(arguments: list[str]) -> int:
+    try:
+        command = group()
+        with command.make_context("kvctl", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.TyperException as error:
+        path = getattr(getattr(error, "ctx", None), "command_path", "kvctl")
+        raise errors.UsageError(
+            " ".join(error.format_message().split()).rstrip("."), f"see {path} --help"
+        ) from None
+    return 0
+
+
+def _tell(error: errors.KvctlError, arguments: list[str]) -> None:
+    if _output_format(arguments) in ("json", "jsonl"):
+        from kvctl.documents.error import error_text
+
+        text = error_text(error)
+    else:
+        text = f"kvctl: {error.message}" + (f"; {error.hint}" if error.hint else "")
+    sys.stderr.write(" ".join(text.split("\n")) + "\n")
+
+
+def _output_format(arguments: list[str]) -> str:
+    """The output format as far as it can be told: the arguments themselves may be what is wrong."""
+    flag = None
+    for position, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if argument in ("-o", "--output"):
+            flag = "".join(arguments[position + 1 : position + 2])
+        elif argument.startswith("--output="):
+            flag = argument.removeprefix("--output=")
+        elif argument.startswith("-o"):
+            flag = argument.removeprefix("-o")
+    try:
+        return resolve((Given(output=flag),), os.environ).output
+    except errors.UsageError:
+        return flag or "table"

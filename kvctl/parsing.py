@@ -1,0 +1,70 @@
+"""Turns what an operator typed into values: durations, counts, choices; a wrong one is named, with its near misses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+
+import typer
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def near_misses(value: str, known: Iterable[str]) -> str:
+    """What to say after a wrong ``value``: the near misses among ``known``, else all of them."""
+    names = list(known)
+    if close := get_close_matches(value.lower(), names, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(close)}?"
+    return f"choose from {', '.join(names)}" if names else ""
+
+
+def parse_seconds(text: str) -> float:
+    """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``. Raises `ValueError` that names the text."""
+    number, factor = text, 1.0
+    for unit, seconds in _UNITS.items():
+        if text.endswith(unit):
+            number, factor = text.removesuffix(unit), seconds
+            break
+    try:
+        value = float(number) * factor
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r} is not a duration above zero; write 5, 0.5, 500ms, 2m or 1h")
+    return value
+
+
+def parse_choice(text: str, known: tuple[str, ...]) -> str:
+    """``text`` if it is one of ``known``. Raises `ValueError` with the near misses."""
+    if text in known:
+        return text
+    raise ValueError(f"{text!r} is not one of {', '.join(known)}; {near_misses(text, known)}")
+
+
+def seconds(text: str) -> float:
+    """An option's parser for durations."""
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def count(text: str | int) -> int:
+    """An option's parser for whole numbers above zero. The option's default comes through here as well, as a number."""
+    if isinstance(text, int):
+        return text
+    if not text.isdecimal() or int(text) == 0:
+        raise typer.BadParameter(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def one_of(*known: str) -> Callable[[str], str]:
+    """An option's parser for a choice."""
+
+    def choice(text: str) -> str:
+        try:
+            return parse_choice(text, known)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return choice

@@ -1,0 +1,99 @@
+"""Puts a document on stdout in the form that was asked for."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvctl.documents.document import kind_of, lines, wrapped
+from kvctl.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PIPE_WIDTH = 100_000
+"""Columns where stdout is no terminal: a line must never be cut or folded for a program that reads it."""
+
+SCREENS = {
+    "Engines": "kvctl.render.engines:engines_screen",
+    "Workers": "kvctl.render.workers:workers_screen",
+    "Transfers": "kvctl.render.transfers:transfers_screen",
+    "Status": "kvctl.render.status:status_screen",
+    "Event": "kvctl.render.event:event_screen",
+    "Topology": "kvctl.render.topology:topology_screen",
+    "Version": "kvctl.render.version:version_screen",
+    "Kinds": "kvctl.render.kinds:kinds_screen",
+}
+"""For each kind that a command prints, the function that draws it: ``screen(body, wide) -> renderable``."""
+
+
+def show(body: msgspec.Struct, settings: Settings) -> None:
+    """Write a document to stdout and flush it."""
+    sys.stdout.write(text_of(body, settings))
+    sys.stdout.flush()
+
+
+def text_of(body: msgspec.Struct, settings: Settings) -> str:
+    """The document as text that ends in a newline (or is empty: a list without items, as JSON lines)."""
+    if settings.output == "jsonl":
+        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines(body))
+    if settings.output in ("json", "yaml"):
+        return plain_text(wrapped(body), settings)
+    return _drawn(_screen(body)(body, settings.output == "wide"), settings)
+
+
+def plain_text(document: dict[str, Any], settings: Settings) -> str:
+    """Plain values as YAML or indented JSON."""
+    if settings.output == "yaml":
+        import yaml
+
+        return "---\n" + yaml.safe_dump(
+            document, sort_keys=False, allow_unicode=True, default_flow_style=False
+        )
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+def clear(settings: Settings) -> bool:
+    """Clear the screen before a table is drawn again; False, and nothing done, where stdout is no terminal."""
+    if settings.output not in ("table", "wide") or not sys.stdout.isatty():
+        return False
+    sys.stdout.write("\x1b[H\x1b[2J")
+    return True
+
+
+def _screen(body: msgspec.Struct) -> Callable[[Any, bool], RenderableType]:
+    module, name = SCREENS[kind_of(body).name].split(":")
+    found: Callable[[Any, bool], RenderableType] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _drawn(screen: RenderableType, settings: Settings) -> str:
+    console = _console(settings)
+    console.print(screen)
+    # rich fills every line up to its column's width; blanks at a line's end help nobody.
+    drawn = console.file.getvalue()  # type: ignore[attr-defined]
+    return "".join(line.rstrip() + "\n" for line in drawn.splitlines())
+
+
+def _console(settings: Settings) -> Console:
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    coloured = settings.color == "always" or (settings.color == "auto" and terminal)
+    width = None if terminal else PIPE_WIDTH
+    return Console(
+        file=io.StringIO(),
+        force_terminal=coloured,
+        no_color=not coloured,
+        color_system="standard" if coloured else None,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=False,
+    )
