@@ -1,0 +1,1 @@
+"""A demonstration with small, real engines on one machine."""

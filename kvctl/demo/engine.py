@@ -1,0 +1,394 @@
+"""Runs one vLLM engine in a process tree of its own and talks to it: the parent's side.
+
+The tree is: *guardian* (a small process that outlives nobody), *host* (vLLM's front end, kvctl.demo.engine_host),
+*core* (scheduler, and the worker where there is only one) and, with tensor parallelism, *workers*. Commands go to
+the host as JSON lines over a pipe, answers come back over another; whatever libraries print goes to a log file.
+When this process ends, however it ends, the guardian sees its end of a pipe close and kills the tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from kvctl.demo.errors import EngineGone, EngineStartFailed, EngineTimeout
+from kvctl.demo.processes import EnginePids, engine_pids
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+MIB = 1 << 20
+
+# A Unix socket's path may have 107 bytes. vLLM appends a UUID to its folder (37), Python's multiprocessing two names.
+LONGEST_SOCKET_FOLDER = 60
+LOG_LINES_IN_ERRORS = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """What to run. Sizes are bytes, lengths are tokens.
+
+    Attributes:
+        model: folder of a model and its tokenizer.
+        work_dir: everything that vLLM and its libraries write goes below this folder, which is made if missing.
+        log_path: receives stdout and stderr of the whole tree.
+        dtype: as vLLM names it.
+        max_model_len: longest prompt plus answer.
+        kv_cache_memory_bytes: size of the KV cache of each worker.
+        max_num_seqs: most requests in one step.
+        block_size: tokens a KV block, or None for vLLM's own choice.
+        tensor_parallel_size: number of workers.
+        enable_prefix_caching: whether finished blocks may serve later requests.
+        max_num_batched_tokens: most tokens in one step (prefills are split at it), or None for vLLM's own choice.
+        kv_transfer_config: the connector's configuration, with vLLM's keys, or None.
+        env: environment variables for this engine, stronger than the ones it would get otherwise.
+    """
+
+    model: Path
+    work_dir: Path
+    log_path: Path
+    dtype: str = "float32"
+    max_model_len: int = 4096
+    kv_cache_memory_bytes: int = 64 * MIB
+    max_num_seqs: int = 8
+    block_size: int | None = None
+    tensor_parallel_size: int = 1
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int | None = None
+    kv_transfer_config: Mapping[str, Any] | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an engine said to one request.
+
+    Attributes:
+        request_id: the id the request was submitted under.
+        token_ids: the generated tokens; fewer than asked for when the request was aborted or failed.
+        text_length: characters of the generated text.
+        kv_transfer_params: what the connector wants handed to the next engine, or None.
+        num_cached_tokens: prompt tokens that were not computed here (prefix cache or transfer), or None.
+        finish_reason: `length`, `abort`, `error`, or None when the request raised.
+        first_token_seconds: from submission to the first token, or None without one.
+        total_seconds: from submission to the end.
+        error: empty, or why there is no complete answer.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text_length: int
+    kv_transfer_params: Mapping[str, Any] | None
+    num_cached_tokens: int | None
+    finish_reason: str | None
+    first_token_seconds: float | None
+    total_seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMetrics:
+    """Counters and gauges of an engine, as of its last step.
+
+    Attributes:
+        values: every vLLM counter and gauge by name (`vllm:external_prefix_cache_hits`, ...), summed over labels.
+        num_blocks: KV blocks in the cache, the reserved one not counted.
+        free_blocks: blocks that no request held at the last step; blocks freed since then are not counted yet.
+    """
+
+    values: Mapping[str, float]
+    num_blocks: int
+    free_blocks: int
+
+    @property
+    def external_queries(self) -> int:
+        """Tokens that the scheduler asked the connector for."""
+        return int(self.values.get("vllm:external_prefix_cache_queries", 0))
+
+    @property
+    def external_hits(self) -> int:
+        """Tokens that the connector said it would bring."""
+        return int(self.values.get("vllm:external_prefix_cache_hits", 0))
+
+
+class EngineProcess:
+    """A running engine; made by `start`, ended by `stop` or by leaving its `with` block.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], pipes: _Pipes) -> None:
+        """Use `EngineProcess.start`."""
+        self.spec = spec
+        self._process = process
+        self._commands = os.fdopen(pipes.commands, "w", buffering=1, encoding="utf-8")
+        self._lifeline = pipes.lifeline
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._ready: Future[dict[str, Any]] = Future()
+        self._pending: dict[str, Future[Any]] = {}
+        self._stopped = False
+        self._reader = threading.Thread(
+            target=self._read, args=(pipes.events,), name=f"engine-{process.pid}", daemon=True
+        )
+        self._reader.start()
+
+    @classmethod
+    def start(cls, spec: EngineSpec) -> Self:
+        """Begin starting an engine and return at once; `wait_ready` tells how it went."""
+        spec.work_dir.mkdir(parents=True, exist_ok=True)
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        sockets = _socket_folder(spec.work_dir)
+        commands_read, commands_write = os.pipe()
+        events_read, events_write = os.pipe()
+        lifeline_read, lifeline_write = os.pipe()
+        theirs = (commands_read, events_write, lifeline_read)
+        try:
+            with spec.log_path.open("ab") as log:
+                process = subprocess.Popen(
+                    # -P: the work folder is the current one and must not become a place to import from.
+                    [sys.executable, "-P", "-m", "kvctl.demo.engine_host", *map(str, theirs)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=spec.work_dir,
+                    env=environment(spec, sockets),
+                    pass_fds=theirs,
+                    # Ctrl-C at a terminal reaches this process alone, which then stops the engine in order.
+                    start_new_session=True,
+                )
+        except OSError:
+            for descriptor in (commands_write, events_read, lifeline_write):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in theirs:
+                os.close(descriptor)
+        engine = cls(spec, process, _Pipes(commands_write, events_read, lifeline_write))
+        throwaway = None if sockets.parent == spec.work_dir else str(sockets)
+        engine._send({"engine": engine_arguments(spec), "throwaway": throwaway})
+        return engine
+
+    def wait_ready(self, timeout: float = 300.0) -> None:
+        """Wait until the engine takes requests.
+
+        Raises:
+            EngineStartFailed: it died or refused its configuration; the message ends with its log.
+            EngineTimeout: it is still starting after `timeout` seconds.
+        """
+        try:
+            self._ready.result(timeout)
+        except TimeoutError:
+            message = f"the engine is not ready after {timeout:g} s{self._log_tail()}"
+            raise EngineTimeout(message) from None
+
+    def submit(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+        request_id: str | None = None,
+    ) -> Future[Answer]:
+        """Send a prompt for greedy decoding of exactly `max_tokens` tokens.
+
+        The future raises EngineGone when the engine dies first; a request that fails alone gives an Answer with
+        `error` set.
+        """
+        name = request_id or f"request-{next(self._numbers)}"
+        return self._call(
+            name,
+            do="submit",
+            prompt_token_ids=list(prompt_token_ids),
+            max_tokens=max_tokens,
+            kv_transfer_params=None if kv_transfer_params is None else dict(kv_transfer_params),
+        )
+
+    def abort(self, request_id: str) -> None:
+        """Give up a request; its future ends with finish reason `abort`."""
+        self._send({"do": "abort", "id": request_id})
+
+    def metrics(self, timeout: float = 30.0) -> EngineMetrics:
+        """Read the engine's metrics, as of its last step."""
+        answer: EngineMetrics = self._call(f"metrics-{next(self._numbers)}", do="metrics").result(timeout)
+        return answer
+
+    def reset_prefix_cache(self, timeout: float = 30.0) -> bool:
+        """Forget all cached blocks; False (and nothing forgotten) while any block is still held by a request.
+
+        On an idle engine this is also the sharpest test for leaked blocks, since it asks the scheduler itself.
+        """
+        answer: bool = self._call(f"reset-{next(self._numbers)}", do="reset_prefix_cache").result(timeout)
+        return answer
+
+    def pids(self) -> EnginePids:
+        """The processes of this engine that run now."""
+        return engine_pids(self._process.pid)
+
+    def alive(self) -> bool:
+        """Whether the process tree still runs."""
+        return self._process.poll() is None
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """End the engine: in order if it manages within `timeout` seconds, else by force. Nothing of it remains."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        with contextlib.suppress(OSError, ValueError):
+            self._commands.write('{"do": "stop"}\n')
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+        # The guardian kills the rest of the tree once this end of the pipe is closed.
+        os.close(self._lifeline)
+        self._process.wait()
+        self._reader.join()
+        with contextlib.suppress(OSError):
+            self._commands.close()
+
+    def __enter__(self) -> Self:
+        """Return the engine itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the engine; after an exception there is no point in waiting long."""
+        self.stop(20.0 if error is None else 2.0)
+
+    def _call(self, name: str, **command: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        with self._lock:
+            if name in self._pending:
+                message = f"request id {name!r} is already in use"
+                raise ValueError(message)
+            self._pending[name] = future
+        try:
+            self._send({"id": name, **command})
+        except EngineGone:
+            with self._lock:
+                self._pending.pop(name, None)
+            raise
+        return future
+
+    def _send(self, command: Mapping[str, Any]) -> None:
+        line = json.dumps(command) + "\n"
+        try:
+            with self._lock:
+                self._commands.write(line)
+        except (OSError, ValueError) as error:
+            message = f"the engine takes no commands any more ({error}){self._log_tail()}"
+            raise EngineGone(message) from error
+
+    def _read(self, events: int) -> None:
+        """Resolve futures from the host's messages until its end of the pipe is closed; runs in its own thread."""
+        with os.fdopen(events, encoding="utf-8") as lines:
+            for line in lines:
+                self._handle(json.loads(line))
+        self._process.wait()
+        message = f"the engine ended with status {self._process.returncode}{self._log_tail()}"
+        if not self._ready.done():
+            self._ready.set_exception(EngineStartFailed(message))
+        with self._lock:
+            orphans = list(self._pending.values())
+            self._pending.clear()
+        for future in orphans:
+            future.set_exception(EngineGone(message))
+
+    def _handle(self, event: dict[str, Any]) -> None:
+        kind = event.pop("event")
+        if kind == "ready":
+            self._ready.set_result(event)
+            return
+        if kind == "failed":
+            self._ready.set_exception(EngineStartFailed(f"{event['error']}{self._log_tail()}"))
+            return
+        with self._lock:
+            future = self._pending.pop(event.pop("id"), None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if kind == "answer":
+            event["token_ids"] = tuple(event["token_ids"])
+            future.set_result(Answer(**event))
+        elif kind == "metrics":
+            future.set_result(EngineMetrics(**event))
+        else:
+            future.set_result(event["value"])
+
+    def _log_tail(self) -> str:
+        try:
+            lines = self.spec.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(["; the end of its log:", *(f"  {line}" for line in lines[-LOG_LINES_IN_ERRORS:])])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipes:
+    """The parent's ends of the three pipes to the tree."""
+
+    commands: int
+    events: int
+    lifeline: int
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """The part of a spec that vLLM reads, under vLLM's names; what is None is left to vLLM."""
+    ours = ("work_dir", "log_path", "env")
+    values = {
+        item.name: getattr(spec, item.name) for item in dataclasses.fields(spec) if item.name not in ours
+    }
+    values["model"] = str(spec.model)
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def environment(spec: EngineSpec, sockets: Path) -> dict[str, str]:
+    """The environment of an engine: ours, with every folder that its libraries write to moved below the work folder.
+
+    `sockets` is a folder with a short path, for Unix sockets.
+    """
+    work = spec.work_dir
+    made = {
+        "VLLM_CACHE_ROOT": work / "vllm-cache",
+        "VLLM_CONFIG_ROOT": work / "vllm-config",
+        "XDG_CACHE_HOME": work / "cache",
+        "XDG_CONFIG_HOME": work / "config",
+        "XDG_DATA_HOME": work / "data",
+        "HF_HOME": work / "huggingface",
+        "TORCHINDUCTOR_CACHE_DIR": work / "inductor",
+        "TRITON_CACHE_DIR": work / "triton",
+        "VLLM_RPC_BASE_PATH": sockets,
+        "TMPDIR": sockets,
+        "VLLM_NO_USAGE_STATS": 1,
+        "DO_NOT_TRACK": 1,
+        "HF_HUB_OFFLINE": 1,
+        "TOKENIZERS_PARALLELISM": "false",
+        # A tiny model on a few cores: threads of several engines would only wait for each other.
+        "OMP_NUM_THREADS": 1,
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    inherited = dict(os.environ)
+    # It would override the size in bytes that the spec asks for.
+    inherited.pop("VLLM_CPU_KVCACHE_SPACE", None)
+    return inherited | {key: str(value) for key, value in made.items()} | dict(spec.env)
+
+
+def _socket_folder(work_dir: Path) -> Path:
+    """A folder for Unix sockets and temporary files: in the work folder, or a throwaway one if that path is long."""
+    folder = work_dir / "tmp"
+    if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER:
+        folder.mkdir(exist_ok=True)
+        return folder
+    return Path(tempfile.mkdtemp(prefix="kvctl-"))

@@ -1,0 +1,194 @@
+"""Runs one vLLM engine in a process tree of its own: the child's side of kvctl.demo.engine.
+
+Started as `python -m kvctl.demo.engine_host COMMANDS EVENTS LIFELINE`, three inherited file descriptors. The process
+splits in two before anything heavy is imported: the guardian, which waits for one of two ends (its parent's, seen as
+end-of-file on LIFELINE, or the host's) and then kills what is left, and the host, which runs vLLM's front end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+from kvctl.demo.processes import kill_children
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+Message = dict[str, Any]
+
+
+def main(commands: int, events: int, lifeline: int) -> int:
+    """Become guardian and host; return the exit status of whichever of the two this process now is."""
+    spec: Message = json.loads(_first_line(commands))
+    parent = os.getppid()
+    host = os.fork()
+    if host:
+        os.close(commands)
+        os.close(events)
+        return guard(host, lifeline, parent, spec["throwaway"])
+    os.close(lifeline)
+    # Should the guardian be killed, the host must not outlive it.
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    return asyncio.run(Host(events).run(spec, commands))
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; see prctl(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def guard(host: int, lifeline: int, parent: int, throwaway: str | None) -> int:
+    """Wait for the end of the parent or of the host, then end everything below this process.
+
+    Returns:
+        The host's exit status, 128 + N if signal N ended it.
+    """
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    watched = [lifeline, os.pidfd_open(host)]
+    # The parent's id is looked at too: a process that the parent forked meanwhile may hold LIFELINE open.
+    while not select.select(watched, [], [], 0.5)[0] and os.getppid() == parent:
+        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(host, signal.SIGKILL)
+    _, status = os.waitpid(host, 0)
+    kill_children()
+    if throwaway is not None:
+        shutil.rmtree(throwaway, ignore_errors=True)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+class Host:
+    """The engine and the conversation about it; everything happens on one event loop."""
+
+    def __init__(self, events: int) -> None:
+        """Write messages to the file descriptor `events`."""
+        self._events = os.fdopen(events, "w", buffering=1, encoding="utf-8")
+        self._engine: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, spec: Message, commands: int) -> int:
+        """Start the engine, serve commands until told to stop; return an exit status."""
+        started = time.monotonic()
+        try:
+            self._engine = make_engine(spec["engine"])
+            await self._engine.check_health()
+        except BaseException as error:  # noqa: BLE001 - vLLM also gives up with SystemExit
+            traceback.print_exc()
+            self._say(event="failed", error=f"{type(error).__name__}: {error}")
+            return 1
+        self._say(event="ready", seconds=time.monotonic() - started)
+        reader = asyncio.StreamReader(limit=1 << 26)
+        pipe = os.fdopen(commands, "rb", buffering=0)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        while line := await reader.readline():
+            command = json.loads(line)
+            if command["do"] == "stop":
+                break
+            task = asyncio.create_task(self._serve(command))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._engine.shutdown()
+        return 0
+
+    async def _serve(self, command: Message) -> None:
+        match command["do"]:
+            case "submit":
+                self._say(event="answer", id=command["id"], **await self._answer(command))
+            case "abort":
+                await self._engine.abort(command["id"])
+            case "metrics":
+                self._say(event="metrics", id=command["id"], **self._metrics())
+            case "reset_prefix_cache":
+                self._say(event="value", id=command["id"], value=await self._engine.reset_prefix_cache())
+
+    async def _answer(self, command: Message) -> Message:
+        """Run one request to its end; what goes wrong with it alone is part of the answer."""
+        from vllm import SamplingParams
+
+        params = command["kv_transfer_params"]
+        sampling = SamplingParams(
+            temperature=0.0,
+            max_tokens=command["max_tokens"],
+            ignore_eos=True,
+            extra_args=None if params is None else {"kv_transfer_params": params},
+        )
+        begun = time.monotonic()
+        first: float | None = None
+        last: Any = None
+        error = ""
+        try:
+            prompt = {"prompt_token_ids": command["prompt_token_ids"]}
+            async for output in self._engine.generate(prompt, sampling, command["id"]):
+                last = output
+                if first is None and output.outputs[0].token_ids:
+                    first = time.monotonic() - begun
+        except Exception as raised:  # noqa: BLE001 - any failure of a request is its answer
+            error = f"{type(raised).__name__}: {raised}"
+        completion = last.outputs[0] if last is not None else None
+        if completion is not None and completion.finish_reason == "error":
+            error = error or "the engine ended the request with an error"
+        return {
+            "request_id": command["id"],
+            "token_ids": list(completion.token_ids) if completion is not None else [],
+            "text_length": len(completion.text) if completion is not None else 0,
+            "kv_transfer_params": last.kv_transfer_params if last is not None else None,
+            "num_cached_tokens": last.num_cached_tokens if last is not None else None,
+            "finish_reason": completion.finish_reason if completion is not None else None,
+            "first_token_seconds": first,
+            "total_seconds": time.monotonic() - begun,
+            "error": error,
+        }
+
+    def _metrics(self) -> Message:
+        from vllm.v1.metrics.reader import get_metrics_snapshot
+
+        values: dict[str, float] = {}
+        for metric in get_metrics_snapshot():
+            value = getattr(metric, "value", None)
+            if value is not None:
+                values[metric.name] = values.get(metric.name, 0.0) + value
+        # vLLM reserves one block and reports the share of the others that is in use.
+        blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
+        free = round(blocks * (1.0 - values.get("vllm:kv_cache_usage_perc", 0.0)))
+        return {"values": values, "num_blocks": blocks, "free_blocks": free}
+
+    def _say(self, **message: Any) -> None:
+        self._events.write(json.dumps(message) + "\n")
+
+
+def make_engine(arguments: Message) -> Any:
+    """Start vLLM's asynchronous engine with these of its own arguments."""
+    from vllm.config import KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if "kv_transfer_config" in arguments:
+        arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, enforce_eager=True, seed=0))
+
+
+def _first_line(descriptor: int) -> bytes:
+    """Read up to the first line break byte by byte: what follows belongs to the host."""
+    line = bytearray()
+    while (byte := os.read(descriptor, 1)) not in (b"\n", b""):
+        line += byte
+    return bytes(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:4])))

@@ -1,0 +1,23 @@
+"""Errors of the demo's engines.
+
+EngineError
+├── EngineStartFailed   the engine died or refused its configuration before it was ready
+├── EngineTimeout       the engine is not ready in time
+└── EngineGone          the engine died while a request was in flight, or takes no more commands
+"""
+
+
+class EngineError(RuntimeError):
+    """An engine of the demo cannot be used; the message ends with the last lines of its log."""
+
+
+class EngineStartFailed(EngineError):
+    """The engine ended before it was ready."""
+
+
+class EngineTimeout(EngineError):
+    """The engine is still starting."""
+
+
+class EngineGone(EngineError):
+    """The engine ended while something was expected from it."""

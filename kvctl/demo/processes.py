@@ -1,0 +1,100 @@
+"""Finds and ends process trees by way of /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePids:
+    """The processes of one engine; None or empty for what does not run (yet, or any more).
+
+    Attributes:
+        guardian: ends the others when its parent ends.
+        host: vLLM's front end.
+        core: the scheduler, and the worker too unless `workers` has some.
+        workers: one process a rank, with tensor parallelism.
+        others: helpers, such as multiprocessing's resource tracker.
+    """
+
+    guardian: int
+    host: int | None
+    core: int | None
+    workers: tuple[int, ...]
+    others: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every process of the tree, parents before children."""
+        named = (self.guardian, self.host, self.core)
+        return tuple(pid for pid in named if pid is not None) + self.workers + self.others
+
+    @property
+    def executing(self) -> tuple[int, ...]:
+        """The processes that hold KV cache memory: the workers, or the core when it is the only one."""
+        return self.workers or (() if self.core is None else (self.core,))
+
+
+def children(pid: int) -> list[int]:
+    """The child processes of a process, zombies included; empty when it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below a process, parents before children."""
+    found = children(pid)
+    for child in found:
+        found += children(child)
+    return found
+
+
+def title(pid: int) -> str:
+    """The command line of a process as it now reads, or an empty string."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def engine_pids(guardian: int) -> EnginePids:
+    """Tell apart the processes below a guardian, by the titles that vLLM gives them."""
+    host = next(iter(children(guardian)), None)
+    core: int | None = None
+    workers: list[int] = []
+    others: list[int] = []
+    for pid in descendants(guardian):
+        name = title(pid)
+        if pid == host:
+            continue
+        if name.startswith("VLLM::EngineCore"):
+            core = pid
+        elif name.startswith("VLLM::Worker"):
+            workers.append(pid)
+        else:
+            others.append(pid)
+    return EnginePids(guardian, host, core, tuple(sorted(workers)), tuple(others))
+
+
+def kill_children() -> None:
+    """Kill every process below this one and wait until none is left.
+
+    This process must be a child subreaper: then the children of a killed child become its own, and killing and
+    reaping until there are none reaches the whole tree, whatever its members did to escape.
+    """
+    while True:
+        for pid in children(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
