@@ -1,9 +1,10 @@
 """The backend contract: what a transfer engine must offer, and nothing about any one of them.
 
-Two roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the worker. A
-`Lane` is this worker's way to *one* peer engine: its own agent, destroyed and made anew when a transfer on it is given
-up, because destroying the agent is the only thing that stops bytes that are still on their way. So the rule that memory
-vLLM may reuse is never the target of a transfer that might still write comes down to: `Lane.close` has returned.
+Two roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the
+worker. A `Lane` is this worker's way to *one* peer engine: its own agent, destroyed and made anew when a
+transfer on it is given up, because destroying the agent is the only thing that stops bytes that are still on
+their way. So the rule that memory vLLM may reuse is never the target of a transfer that might still write
+comes down to: `Lane.close` has returned.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ Operation = Literal["read", "write"]
 
 
 class State(enum.Enum):
-    """Of a submitted transfer. FAILED is final for the transfer, not for its bytes: close the lane before reusing memory."""
+    """Of a submitted transfer.
+
+    FAILED is final for the transfer, not for its bytes: close the lane before reusing memory.
+    """
 
     PENDING = "pending"
     DONE = "done"
@@ -31,9 +35,9 @@ class State(enum.Enum):
 class Traits:
     """What a backend is good at, and what the connector must know of it.
 
-    ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what must be
-    destroyed before the target memory is safe. ``max_descriptors``: what one post takes, None for no limit (the adapter
-    splits by itself; a caller may want to know).
+    ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
+    must be destroyed before the target memory is safe. ``max_descriptors``: what one post takes, None for no
+    limit (the adapter splits by itself; a caller may want to know).
     """
 
     synchronous: bool = False
@@ -45,7 +49,10 @@ class Traits:
 
 @dataclass(slots=True)
 class Transfer:
-    """One submitted transfer. Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds."""
+    """One submitted transfer.
+
+    Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds.
+    """
 
     peer: str
     bytes: int
@@ -59,25 +66,39 @@ class Transfer:
 
 
 class Lane(Protocol):
-    """The way to one peer engine. Used from one thread at a time; calls may block that thread for as long as a copy takes."""
+    """The way to one peer engine.
+
+    Used from one thread at a time; calls may block that thread for as long as a copy takes.
+    """
 
     def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker of the peer engine reachable under the name ``peer``. Idempotent for equal metadata.
+        """Make a worker of the peer engine reachable under the name ``peer``.
+
+        Idempotent for equal metadata.
 
         Raises `BackendError` subclasses (`PeerMetadataError`, `PeerUnreachable`).
         """
         ...
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Start copying. Raises `BackendError` subclasses where it could not be started; nothing moves then."""
+        """Start copying.
+
+        Raises `BackendError` subclasses where it could not be started; nothing moves then.
+        """
         ...
 
     def poll(self, transfer: Transfer) -> State:
-        """Look once, without blocking, and update ``transfer``. Never raises for a failed transfer: FAILED and a reason."""
+        """Look once, without blocking, and update ``transfer``.
+
+        Never raises for a failed transfer: FAILED and a reason.
+        """
         ...
 
     def close(self) -> None:
-        """Destroy the lane. When this returns, no byte of any of its transfers can land any more. Idempotent."""
+        """Destroy the lane.
+
+        When this returns, no byte of any of its transfers can land any more. Idempotent.
+        """
         ...
 
 
@@ -88,7 +109,10 @@ class Home(Protocol):
     traits: Traits
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Register memory. Once, before `metadata` and `lane`. Raises `RegistrationError` naming the region and the cause."""
+        """Register memory.
+
+        Once, before `metadata` and `lane`. Raises `RegistrationError` naming the region and the cause.
+        """
         ...
 
     def metadata(self) -> bytes:

@@ -6,8 +6,11 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something happened. ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``,
-    ``handshake.done``, ``handshake.refused``, ``transfer.miss`` ...); ``seq`` has no gaps, so a reader sees what it lost.
+    """Something happened.
+
+    ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``,
+    ``handshake.done``, ``handshake.refused``, ``transfer.miss`` ...); ``seq`` has no gaps, so a reader sees
+    what it lost.
     """
 
     seq: int

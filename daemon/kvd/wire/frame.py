@@ -1,7 +1,8 @@
 """Framing: one msgpack frame ``[version, correlation, message]`` over ROUTER/DEALER.
 
-The message is a tagged union of the structs in this package. Requests carry a correlation id > 0 that the reply repeats;
-pushes carry 0. A reader decodes in two steps, so that a wrong version or an unknown kind is told apart from noise.
+The message is a tagged union of the structs in this package. Requests carry a correlation id > 0 that the
+reply repeats; pushes carry 0. A reader decodes in two steps, so that a wrong version or an unknown kind is
+told apart from noise.
 
 Wire versions
     1  the first one
@@ -14,7 +15,16 @@ from typing import TypeAlias
 import msgspec
 
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch
-from kvd.wire.handshake import DescribeEngine, EngineDescribed, EngineGone, GetPeer, PeerGone, PeerReady, Ping, Pong
+from kvd.wire.handshake import (
+    DescribeEngine,
+    EngineDescribed,
+    EngineGone,
+    GetPeer,
+    PeerGone,
+    PeerReady,
+    Ping,
+    Pong,
+)
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
@@ -93,7 +103,8 @@ def encode(message: Message, correlation: int = 0) -> bytes:
 def decode(frame: bytes) -> tuple[Message, int]:
     """The message of a frame and its correlation id.
 
-    Raises `Malformed`, `VersionMismatch` or `UnknownMessage`, each with the correlation id where it could be read.
+    Raises `Malformed`, `VersionMismatch` or `UnknownMessage`, each with the correlation id where it could be
+    read.
     """
     try:
         envelope = _ENVELOPE.decode(frame)
@@ -101,14 +112,17 @@ def decode(frame: bytes) -> tuple[Message, int]:
         raise Malformed(f"not a kvd frame: {error}") from None
     if envelope.version != WIRE_VERSION:
         raise VersionMismatch(
-            f"the frame has wire version {envelope.version}, this side speaks {WIRE_VERSION}", envelope.correlation
+            f"the frame has wire version {envelope.version}, this side speaks {WIRE_VERSION}",
+            envelope.correlation,
         )
     try:
         return _BODY.decode(envelope.body), envelope.correlation
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         kind = _kind(envelope.body)
         if kind is not None and kind not in KINDS:
-            raise UnknownMessage(f"no message of kind {kind!r} in wire version {WIRE_VERSION}", envelope.correlation) from None
+            raise UnknownMessage(
+                f"no message of kind {kind!r} in wire version {WIRE_VERSION}", envelope.correlation
+            ) from None
         raise Malformed(f"not a valid message of kind {kind!r}: {error}", envelope.correlation) from None
 
 

@@ -10,8 +10,8 @@ from kvd.wire.identity import Endpoint, EngineCard
 class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
     """A local client of engine ``local_engine`` wants peer engine ``engine_id`` behind ``endpoint``.
 
-    ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached answer of
-    another generation is then not good enough. Answered by `PeerReady` or `Refused`.
+    ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached
+    answer of another generation is then not good enough. Answered by `PeerReady` or `Refused`.
     """
 
     local_engine: str
@@ -21,7 +21,9 @@ class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
 
 
 class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
-    """The peer's card, found compatible. Also pushed (correlation id 0) to a local engine's clients ahead of need.
+    """The peer's card, found compatible.
+
+    Also pushed (correlation id 0) to a local engine's clients ahead of need.
 
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
@@ -34,7 +36,10 @@ class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
 
 
 class PeerGone(msgspec.Struct, tag="peer_gone", frozen=True, kw_only=True):
-    """Pushed: this generation of the peer engine must not be used any more. Transfers from it end as misses."""
+    """Pushed: this generation of the peer engine must not be used any more.
+
+    Transfers from it end as misses.
+    """
 
     engine_id: str
     generation: str
@@ -42,7 +47,10 @@ class PeerGone(msgspec.Struct, tag="peer_gone", frozen=True, kw_only=True):
 
 
 class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only=True):
-    """kvd to kvd: the card of an engine of yours, and tell me when it changes. Answered by `EngineDescribed`."""
+    """kvd to kvd: the card of an engine of yours, and tell me when it changes.
+
+    Answered by `EngineDescribed`.
+    """
 
     engine_id: str
     kvd_id: str

@@ -28,8 +28,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is the same for all workers of an engine.
 
-    ``world_size`` is the number of workers that make it complete; ``facts`` the named values that compatibility is
-    decided on (see `kvd.topology.compat`).
+    ``world_size`` is the number of workers that make it complete; ``facts`` the named values that
+    compatibility is decided on (see `kvd.topology.compat`).
     """
 
     engine_id: str
@@ -46,8 +46,9 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as it presents itself: all that a peer needs to read from it.
 
-    ``incarnation`` is new at each start of the process. ``geometry`` is what `kvd.geometry.codec.encode_worker` made;
-    ``metadata`` what the backend exported. Both are opaque on this floor.
+    ``incarnation`` is new at each start of the process. ``geometry`` is what
+    `kvd.geometry.codec.encode_worker` made; ``metadata`` what the backend exported. Both are opaque on this
+    floor.
     """
 
     engine: EngineFacts

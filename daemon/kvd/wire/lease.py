@@ -1,7 +1,7 @@
 """Leases: how long a prefiller keeps a finished request's blocks for a decoder.
 
-The prefiller's scheduler owns the lease and frees the blocks; kvd carries claims, renewals and releases to it and ends it
-when it runs out. Times on the wire are durations, never clocks of another host.
+The prefiller's scheduler owns the lease and frees the blocks; kvd carries claims, renewals and releases to it
+and ends it when it runs out. Times on the wire are durations, never clocks of another host.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class LeaseClaim(msgspec.Struct, tag="lease_claim", frozen=True, kw_only=True):
 
 
 class LeaseClaimed(msgspec.Struct, tag="lease_claimed", frozen=True, kw_only=True):
-    """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0: no lease."""
+    """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0.
+
+    No lease.
+    """
 
     request_id: str
     seconds: float
@@ -57,7 +60,10 @@ class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=Tru
 
 
 class LeaseExtend(msgspec.Struct, tag="lease_extend", frozen=True, kw_only=True):
-    """kvd to the owning scheduler: keep it for ``seconds`` more. Answered by `LeaseClaimed` with what remains."""
+    """kvd to the owning scheduler: keep it for ``seconds`` more.
+
+    Answered by `LeaseClaimed` with what remains.
+    """
 
     request_id: str
     seconds: float
@@ -71,7 +77,10 @@ class LeaseEnded(msgspec.Struct, tag="lease_ended", frozen=True, kw_only=True):
 
 
 class LeaseClosed(msgspec.Struct, tag="lease_closed", frozen=True, kw_only=True):
-    """The owning scheduler freed the blocks by itself (its own clock ran out, the request was aborted). Answered by `Ok`."""
+    """The owning scheduler freed the blocks by itself (its own clock ran out, the request was aborted).
+
+    Answered by `Ok`.
+    """
 
     engine_id: str
     request_id: str

@@ -16,12 +16,19 @@ RUNTIME_DIR_VARIABLE = "KVD_RUNTIME_DIR"
 
 
 def runtime_dir(given: str | None = None) -> Path:
-    """The runtime directory: what is given, else ``$KVD_RUNTIME_DIR``, else /run/kvd, or a user's own when not root."""
+    """The runtime directory.
+
+    What is given, else ``$KVD_RUNTIME_DIR``, else /run/kvd, or a user's own when not root.
+    """
     if given:
         return Path(given)
     if from_environment := os.environ.get(RUNTIME_DIR_VARIABLE):
         return Path(from_environment)
-    if os.geteuid() != 0 and not os.access(DEFAULT_RUNTIME_DIR, os.X_OK) and (own := os.environ.get("XDG_RUNTIME_DIR")):
+    if (
+        os.geteuid() != 0
+        and not os.access(DEFAULT_RUNTIME_DIR, os.X_OK)
+        and (own := os.environ.get("XDG_RUNTIME_DIR"))
+    ):
         return Path(own) / "kvd"
     return Path(DEFAULT_RUNTIME_DIR)
 

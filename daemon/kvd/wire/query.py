@@ -14,7 +14,9 @@ class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True)
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine. ``state``: ready, partial (ranks missing), gone (seen before, dead), unreachable (a peer's kvd is away).
+    """One engine.
+
+    ``state``: ready, partial (ranks missing), gone (seen before, dead), unreachable (a peer's kvd is away).
 
     ``since`` is Unix time of the last change of state. ``card`` comes only when asked for.
     """
@@ -45,7 +47,10 @@ class ListWorkers(msgspec.Struct, tag="list_workers", frozen=True, kw_only=True)
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One local client. ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone."""
+    """One local client.
+
+    ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone.
+    """
 
     kind: str
     engine_id: str

@@ -1,7 +1,7 @@
 """Registration: workers and schedulers tell their kvd who they are, and keep telling it.
 
-Level-triggered: a client keeps its own card and sends it again whenever kvd's generation in a reply is not the one it
-registered with. kvd needs to remember nothing across restarts.
+Level-triggered: a client keeps its own card and sends it again whenever kvd's generation in a reply is not
+the one it registered with. kvd needs to remember nothing across restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
 
 
 class OpenLease(msgspec.Struct, frozen=True):
-    """A lease as its owner, the prefiller's scheduler, holds it: ``seconds`` remain at the time of sending."""
+    """A lease as its owner, the prefiller's scheduler, holds it.
+
+    ``seconds`` remain at the time of sending.
+    """
 
     request_id: str
     seconds: float
@@ -38,8 +41,8 @@ class RegisterScheduler(msgspec.Struct, tag="register_scheduler", frozen=True, k
 class Registered(msgspec.Struct, tag="registered", frozen=True, kw_only=True):
     """kvd knows the sender now.
 
-    ``engine_generation`` is empty while workers are missing. ``endpoint`` is where peers reach this kvd (port 0: no peer
-    socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender.
+    ``engine_generation`` is empty while workers are missing. ``endpoint`` is where peers reach this kvd (port
+    0: no peer socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender.
     """
 
     kvd_generation: str
@@ -50,7 +53,10 @@ class Registered(msgspec.Struct, tag="registered", frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
-    """A registered client is alive. Answered by `Registered`, or by `NotRegistered` when kvd does not know it."""
+    """A registered client is alive.
+
+    Answered by `Registered`, or by `NotRegistered` when kvd does not know it.
+    """
 
     incarnation: str
 

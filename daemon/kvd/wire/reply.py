@@ -20,7 +20,10 @@ class Factor(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
-    """Not done. ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step."""
+    """Not done.
+
+    ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step.
+    """
 
     code: str
     message: str

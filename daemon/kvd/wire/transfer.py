@@ -21,9 +21,10 @@ class GroupShare(msgspec.Struct, frozen=True):
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV.
 
-    ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic clock, in the
-    order in which they happen: ``queued`` (scheduler's claim to the worker's start), ``handshake``, ``plan``, ``post``,
-    ``wire`` (first post to last completion), ``report``. ``bytes`` counts every byte that a descriptor names once.
+    ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic
+    clock, in the order in which they happen: ``queued`` (scheduler's claim to the worker's start),
+    ``handshake``, ``plan``, ``post``, ``wire`` (first post to last completion), ``report``. ``bytes`` counts
+    every byte that a descriptor names once.
     """
 
     transfer_id: str
@@ -48,7 +49,10 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_only=True):
-    """A worker's finished transfers. Answered by `Ok` once they are on disk; kept and sent again until then."""
+    """A worker's finished transfers.
+
+    Answered by `Ok` once they are on disk; kept and sent again until then.
+    """
 
     incarnation: str
     records: tuple[TransferRecord, ...]

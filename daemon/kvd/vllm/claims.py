@@ -1,0 +1,261 @@
+"""The decoding side's claims: one for each request that was prefilled elsewhere, from arrival to its end.
+
+A claim becomes usable when the peer engine is known to fit (handshake) and its blocks are certain to be kept
+long enough (lease). It is used at most once: whatever goes wrong afterwards, the same claim is never made
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvd.client.errors import ClientError
+from kvd.vllm.errors import BadParams
+from kvd.vllm.params import RemotePrefill, read_remote_prefill
+from kvd.vllm.settings import Settings
+from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.identity import Endpoint
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseKey, LeaseRelease
+
+log = logging.getLogger(__name__)
+
+RENEW_FRACTION = 0.3
+"""A waiting claim is renewed when this part of the lease is left."""
+UNKNOWN_LEASE_RETRIES = 4
+"""The announcement of a lease and the claim on it travel different ways.
+
+An unknown lease is asked for again a few times.
+"""
+UNKNOWN_LEASE_PAUSE = 0.05
+
+_NOBODY = RemotePrefill(
+    engine_id="",
+    request_id="",
+    generation="",
+    host="",
+    port=0,
+    tokens=0,
+    blocks=(),
+    first_blocks=(),
+    lease_seconds=0.0,
+    lease_opened=0.0,
+)
+
+
+@dataclass(slots=True)
+class Claim:
+    """One request's claim.
+
+    ``valid_until`` is time.monotonic() seconds until which the blocks are certainly kept.
+    """
+
+    request_id: str
+    prefill: RemotePrefill
+    tokens: int
+    began: float
+    peer: Future[Message] | None = None
+    lease: Future[Message] | None = None
+    lease_asked: float = 0.0
+    lease_retries: int = 0
+    lease_due: float = 0.0
+    valid_until: float = 0.0
+    handshake_seconds: float = 0.0
+    peer_known: bool = False
+    used: bool = False
+    computed: int = 0
+    cause: str = ""
+
+    @property
+    def pending(self) -> bool:
+        """Neither usable nor given up yet."""
+        return not self.cause and not (self.peer_known and self.valid_until)
+
+
+class Claims:
+    """All claims of one scheduler. Touched by the scheduler's step only, but for `pushed`."""
+
+    def __init__(self, settings: Settings, engine_id: str, session: Talk) -> None:
+        self._settings = settings
+        self._engine_id = engine_id
+        self._session = session
+        self._claims: dict[str, Claim] = {}
+        self._known: dict[str, str] = {}
+
+    def get(self, request_id: str) -> Claim | None:
+        """The claim of a request, if it has one."""
+        return self._claims.get(request_id)
+
+    def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
+        """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
+        now = time.monotonic()
+        try:
+            prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
+            tokens = _usable_tokens(prefill, prompt_tokens, state=state)
+        except BadParams as error:
+            self._claims[request_id] = Claim(request_id, _NOBODY, 0, now, cause=str(error))
+            return
+        claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now)
+        claim.peer = self._session.call(
+            GetPeer(
+                local_engine=self._engine_id,
+                engine_id=prefill.engine_id,
+                endpoint=Endpoint(prefill.host, prefill.port),
+                generation=prefill.generation,
+            ),
+            self._settings.handshake_timeout,
+        )
+        self._ask_lease(claim, now, 0.0)
+
+    def advance(self, claim: Claim, now: float) -> None:
+        """Look at what has come in for a pending claim; never waits."""
+        if not claim.pending:
+            return
+        if not claim.peer_known:
+            self._look_at_peer(claim)
+        if not claim.cause and not claim.valid_until:
+            self._look_at_lease(claim, now)
+        if now - claim.began > self._settings.handshake_timeout and claim.pending:
+            claim.cause = (
+                f"prefiller {claim.prefill.engine_id} at {claim.prefill.host}:{claim.prefill.port} was not known within"
+                f" {self._settings.handshake_timeout:g} s (see `kvctl engines`, `kvctl status`)"
+            )
+
+    def renew(self, now: float) -> None:
+        """Extend the leases of claims that wait for their turn while they run low."""
+        seconds = self._settings.lease_seconds
+        for claim in self._claims.values():
+            if claim.used or claim.cause or not claim.valid_until:
+                continue
+            if claim.lease is not None and claim.lease.done():
+                self._take_lease(claim)
+            low = claim.valid_until - now < RENEW_FRACTION * seconds
+            if low and claim.lease is None and now - claim.lease_asked > 1.0:
+                self._ask_lease(claim, now, seconds)
+
+    def end(self, claim: Claim, result: Literal["done", "miss", "aborted"]) -> None:
+        """The blocks are needed no longer: release the lease.
+
+        The claim stays, used, until the request is forgotten.
+        """
+        claim.used = True
+        if claim.prefill.request_id:
+            key = self._key(claim.prefill)
+            self._session.deliver(
+                f"release {key.engine_id} {key.request_id}",
+                LeaseRelease(key=key, result=result),
+                self._settings.lease_seconds * 2,
+            )
+
+    def forget(self, request_id: str) -> None:
+        """The request is over."""
+        self._claims.pop(request_id, None)
+
+    def pushed(self, message: Message) -> None:
+        """On the session's thread: a peer became known, or its generation ended."""
+        if isinstance(message, PeerReady):
+            self._known[message.peer.engine.engine_id] = message.peer.generation
+        elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
+            self._known.pop(message.engine_id, None)
+
+    def _look_at_peer(self, claim: Claim) -> None:
+        prefill = claim.prefill
+        if claim.peer is not None and claim.peer.done():
+            try:
+                answer = claim.peer.result()
+            except ClientError as error:
+                if not self._knows(prefill):
+                    claim.cause = f"prefiller {prefill.engine_id}: {error.message}"
+                    return
+            else:
+                if isinstance(answer, PeerReady):
+                    self._known[prefill.engine_id] = answer.peer.generation
+                    claim.handshake_seconds = answer.seconds
+            claim.peer_known = True
+        elif not self._session.state.connected and self._knows(prefill):
+            claim.peer_known = True  # kvd is away; what it told us still holds
+
+    def _knows(self, prefill: RemotePrefill) -> bool:
+        return prefill.engine_id in self._known and (
+            not prefill.generation or self._known[prefill.engine_id] == prefill.generation
+        )
+
+    def _look_at_lease(self, claim: Claim, now: float) -> None:
+        if claim.lease is not None and claim.lease.done():
+            self._take_lease(claim)
+        elif claim.lease is None and now >= claim.lease_due:
+            self._ask_lease(claim, now, 0.0)
+        if (
+            not claim.valid_until
+            and not claim.cause
+            and not self._session.state.connected
+            and self._knows(claim.prefill)
+        ):
+            self._lease_by_clock(claim, now)
+
+    def _take_lease(self, claim: Claim) -> None:
+        future, claim.lease = claim.lease, None
+        try:
+            answer = future.result() if future is not None else None
+        except ClientError as error:
+            log.info("claim of request %s: %s", claim.request_id, error.message)
+            if not claim.valid_until:
+                self._lease_by_clock(claim, time.monotonic())
+            return
+        if not isinstance(answer, LeaseClaimed):
+            return
+        if answer.seconds > 0:
+            claim.valid_until = claim.lease_asked + answer.seconds - self._settings.lease_margin
+        elif claim.lease_retries < UNKNOWN_LEASE_RETRIES and not claim.valid_until:
+            claim.lease_retries += 1
+            claim.lease_due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease_retries
+        elif not claim.valid_until:
+            prefill, why = claim.prefill, answer.reason or "no such lease"
+            claim.cause = (
+                f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}"
+            )
+
+    def _lease_by_clock(self, claim: Claim, now: float) -> None:
+        """While kvd is away the prefiller's statement counts, less what two clocks may differ by."""
+        prefill = claim.prefill
+        margin = self._settings.clock_skew + self._settings.lease_margin
+        left = prefill.lease_opened + prefill.lease_seconds - time.time() - margin
+        if left > 0:
+            claim.valid_until = now + left
+        else:
+            claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and kvd is away"
+
+    def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
+        claim.lease_asked = now
+        claim.lease = self._session.call(
+            LeaseClaim(key=self._key(claim.prefill), extend_seconds=extend), self._settings.handshake_timeout
+        )
+
+    @staticmethod
+    def _key(prefill: RemotePrefill) -> LeaseKey:
+        return LeaseKey(
+            engine_id=prefill.engine_id,
+            request_id=prefill.request_id,
+            endpoint=Endpoint(prefill.host, prefill.port),
+        )
+
+
+def _usable_tokens(prefill: RemotePrefill, prompt_tokens: int, *, state: bool) -> int:
+    """How many tokens a claim may cover.
+
+    A state fits one position only, and the last token must be computed here.
+    """
+    if not state:
+        return min(prefill.tokens, prompt_tokens)
+    if prefill.tokens >= prompt_tokens:
+        raise BadParams(
+            f"the prefiller's state is the one after {prefill.tokens} tokens and the prompt has {prompt_tokens}:"
+            " the last one must be computed here, so a state of one token less is needed"
+        )
+    return prefill.tokens

@@ -1,0 +1,214 @@
+"""KvdConnector: vLLM's connector interface, each call passed on to the half that it belongs to."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+    SupportsHMA,
+)
+from vllm.v1.request import RequestStatus
+
+from kvd.backends.choose import open_home
+from kvd.client.session import Session
+from kvd.vllm.groups import group_facts
+from kvd.vllm.orders import StepOrders, StepOutcomes
+from kvd.vllm.scheduler import SchedulerHalf
+from kvd.vllm.settings import read_settings
+from kvd.vllm.tensors import sibling_geometries, worker_geometry
+from kvd.vllm.versions import engine_facts, load_failure_policy, place
+from kvd.vllm.worker import WorkerHalf
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
+
+_COMPLETED = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
+
+
+@dataclass(slots=True)
+class _Metadata(KVConnectorMetadata):
+    orders: StepOrders
+
+
+@dataclass(slots=True)
+class _WorkerMetadata(KVConnectorWorkerMetadata):
+    outcomes: StepOutcomes
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        return (
+            _WorkerMetadata(self.outcomes.merge(other.outcomes))
+            if isinstance(other, _WorkerMetadata)
+            else self
+        )
+
+
+class KvdConnector(KVConnectorBase_V1, SupportsHMA):
+    """Moves KV between engines with kvd as the control plane.
+
+    See docs/connector.md for what goes into its configuration.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
+        dcp = vllm_config.parallel_config.decode_context_parallel_size
+        self._groups = group_facts(kv_cache_config, dcp)
+        layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
+        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers)
+        self._scheduler: SchedulerHalf | None = None
+        self._worker: WorkerHalf | None = None
+        self._bad_blocks: set[int] = set()
+        if role == KVConnectorRole.SCHEDULER:
+            self._scheduler = SchedulerHalf(
+                self._settings,
+                self._engine,
+                self._groups,
+                load_failure_policy(vllm_config),
+                functools.partial(
+                    Session,
+                    directory=self._settings.runtime_dir,
+                    name=f"kvd-scheduler-{self._engine.engine_id[:8]}",
+                ),
+            )
+
+    # --- the worker's half ---
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Describe the KV memory, register it with the backend, present this worker to kvd."""
+        where = place(self._vllm_config)
+        geometry = worker_geometry(kv_caches, self._kv_cache_config, self._groups, where)
+        self._worker = WorkerHalf(
+            self._settings,
+            self._engine,
+            geometry,
+            sibling_geometries(kv_caches, self._kv_cache_config, self._groups, where),
+            open_home(
+                self._settings.backend,
+                f"{self._engine.engine_id}-{geometry.rank}",
+                self._settings.backend_options,
+            ),
+            functools.partial(
+                Session, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
+            ),
+        )
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
+        """Begin the loads of this step; returns at once."""
+        metadata = self._get_connector_metadata()
+        if self._worker is not None and isinstance(metadata, _Metadata):
+            self._worker.start(metadata.orders)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads are complete before a request is scheduled."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing to save: decoders read."""
+
+    def wait_for_save(self) -> None:
+        """Nothing to wait for."""
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
+        """What ended since the last step, through the channel that fits the number of groups.
+
+        With one group vLLM takes the blocks that failed and keeps the good prefix; with several, block ids
+        are ambiguous and only whole requests can be reported.
+        """
+        if self._worker is None:
+            return KVConnectorTransferResults()
+        results = self._worker.results()
+        several = len(self._groups) > 1
+        if not several:
+            self._bad_blocks |= results.bad_blocks
+        return KVConnectorTransferResults(
+            finished_sending=results.sent,
+            finished_recving=results.received,
+            failed_recving=results.failed if several else set(),
+        )
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of failed loads, for models with one group."""
+        bad, self._bad_blocks = self._bad_blocks, set()
+        return bad
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        """Why loads failed, for the scheduler's half."""
+        outcomes = self._worker.outcomes() if self._worker is not None else None
+        return _WorkerMetadata(outcomes) if outcomes is not None else None
+
+    def shutdown(self) -> None:
+        """End both halves."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+    # --- the scheduler's half ---
+
+    def on_new_request(self, request: Request) -> None:
+        """Ask early for whatever the request will need."""
+        self._half.new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that can be loaded from the remote prefiller."""
+        return self._half.matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        """Blocks for a claim exist: order its load."""
+        self._half.allocated(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:  # noqa: ARG002
+        """This step's orders for the workers."""
+        return _Metadata(self._half.step_orders())
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Loads ended on all workers."""
+        told = connector_output.kv_connector_worker_meta
+        self._half.loads_ended(
+            set(connector_output.finished_recving or ()),
+            told.outcomes if isinstance(told, _WorkerMetadata) else None,
+        )
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request of a model with one group ended."""
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended: keep its blocks for a decoder where it asked for that."""
+        return self._half.finished(request, block_ids, completed=request.status in _COMPLETED)
+
+    def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002
+        """A load fills the request's own blocks, in every group."""
+        return tuple(range(len(self._groups)))
+
+    @property
+    def _half(self) -> SchedulerHalf:
+        if self._scheduler is None:
+            raise RuntimeError("vLLM called a scheduler method on a worker's connector")
+        return self._scheduler

@@ -1,0 +1,91 @@
+"""vLLM's KV cache groups in our words.
+
+Specs are told by the names of their classes, so nothing of vLLM is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvd.geometry.model import GroupKind
+from kvd.vllm.errors import UnsupportedBuild
+
+_KINDS: tuple[tuple[str, GroupKind], ...] = (
+    ("MambaSpec", "mamba"),
+    ("SlidingWindowSpec", "sliding_window"),
+    ("ChunkedLocalAttentionSpec", "chunked"),
+    ("MLAAttentionSpec", "mla"),
+    ("FullAttentionSpec", "full"),
+)
+"""In the order in which they are asked for: a spec may derive from a later one."""
+
+_REFUSED = (
+    "HiSparseHotSpec",
+    "HiSparseResidentSpec",
+    "CircularBufferSpec",
+    "CrossAttentionSpec",
+    "EncoderOnlyAttentionSpec",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """One group as both halves of the connector need it.
+
+    ``block_size`` is in tokens of the engine as a whole.
+    """
+
+    kind: GroupKind
+    block_size: int
+    window: int | None = None
+    scratch_blocks: int = 0
+
+
+def is_spec(spec: Any, name: str) -> bool:
+    """Whether a spec's class is, or derives from, the class of that name."""
+    return any(cls.__name__ == name for cls in type(spec).__mro__)
+
+
+def layer_spec(group: Any, layer: str) -> Any:
+    """The spec of one layer: groups of like layers with unlike sizes keep one each."""
+    per_layer = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return per_layer[layer] if per_layer is not None else group.kv_cache_spec
+
+
+def group_facts(kv_cache_config: Any, dcp: int = 1) -> tuple[GroupFacts, ...]:
+    """All groups of a KV cache config, in order.
+
+    Raises `UnsupportedBuild` for a kind that cannot be transferred.
+    """
+    return tuple(_facts(index, group, dcp) for index, group in enumerate(kv_cache_config.kv_cache_groups))
+
+
+def has_state(groups: Iterable[GroupFacts]) -> bool:
+    """Whether any group keeps a recurrent state."""
+    return any(g.kind == "mamba" for g in groups)
+
+
+def _facts(index: int, group: Any, dcp: int) -> GroupFacts:
+    spec = layer_spec(group, group.layer_names[0])
+    if refused := next((name for name in _REFUSED if is_spec(spec, name)), None):
+        raise UnsupportedBuild(
+            f"KV cache group {index} has a {refused}, which KvdConnector does not transfer"
+        )
+    kind = next((kind for name, kind in _KINDS if is_spec(spec, name)), None)
+    if kind is None:
+        known = ", ".join(name for name, _ in _KINDS)
+        raise UnsupportedBuild(f"KV cache group {index} has a {type(spec).__name__}; known are {known}")
+    window: int | None = None  # of other kinds all blocks are kept, even where the kernel looks at a window
+    if kind == "sliding_window":
+        window = spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    elif kind == "chunked":
+        window = spec.attention_chunk_size
+    sharded = dcp if kind != "mamba" and getattr(spec, "dcp_sharded", True) else 1
+    return GroupFacts(
+        kind=kind,
+        block_size=spec.block_size * sharded,
+        window=window,
+        scratch_blocks=getattr(spec, "num_speculative_blocks", 0) if kind == "mamba" else 0,
+    )

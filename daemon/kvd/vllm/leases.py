@@ -1,0 +1,101 @@
+"""The prefilling side's leases: which finished requests' blocks are kept, and until when.
+
+The scheduler owns them; kvd brokers. Two threads touch this: the scheduler's step and the session's, so the
+table has a lock that is only ever held for a dictionary operation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvd.wire.frame import Message
+from kvd.wire.lease import LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend, LeaseOpened
+from kvd.wire.registration import OpenLease
+
+
+@dataclass(slots=True)
+class Lease:
+    """One request's blocks are kept until ``expires`` (time.monotonic() seconds)."""
+
+    request_id: str
+    expires: float
+    blocks: int
+
+
+class Leases:
+    """The open leases, and those that ended and wait for the next step to free their blocks."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._lock = threading.Lock()
+        self._open: dict[str, Lease] = {}
+        self._ended: set[str] = set()
+
+    def open(self, request_id: str, seconds: float, blocks: int, now: float) -> Lease:
+        """Keep a request's blocks for ``seconds`` from ``now``."""
+        lease = Lease(request_id, now + seconds, blocks)
+        with self._lock:
+            self._open[request_id] = lease
+        return lease
+
+    def held(self, now: float) -> tuple[OpenLease, ...]:
+        """All open leases with what remains of them, for a kvd that has to learn them again."""
+        with self._lock:
+            return tuple(
+                OpenLease(x.request_id, max(0.0, x.expires - now), x.blocks) for x in self._open.values()
+            )
+
+    def pushed(self, message: Message, now: float) -> Message | None:
+        """Take kvd's word on a lease. Answers an extension with what now remains."""
+        if isinstance(message, LeaseEnded):
+            with self._lock:
+                if message.request_id in self._open:
+                    self._ended.add(message.request_id)
+            return None
+        if isinstance(message, LeaseExtend):
+            with self._lock:
+                lease = self._open.get(message.request_id)
+                if lease is None or message.request_id in self._ended:
+                    return LeaseClaimed(
+                        request_id=message.request_id, seconds=0.0, reason="the lease has ended"
+                    )
+                lease.expires = max(lease.expires, now + message.seconds)
+                return LeaseClaimed(request_id=message.request_id, seconds=lease.expires - now)
+        return None
+
+    def take_freed(self, now: float, closed: Callable[[str], None]) -> list[str]:
+        """Requests whose blocks are to be freed now.
+
+        ``closed`` is told of those that ended by our own clock.
+
+        The own clock only decides when kvd did not: it waits ``grace`` seconds longer, so that whatever kvd
+        promised a decoder is kept.
+        """
+        with self._lock:
+            overdue = [
+                x.request_id
+                for x in self._open.values()
+                if now > x.expires + self._grace and x.request_id not in self._ended
+            ]
+            freed = [*self._ended, *overdue]
+            for request_id in freed:
+                self._open.pop(request_id, None)
+            self._ended.clear()
+        for request_id in overdue:
+            closed(request_id)
+        return freed
+
+    @staticmethod
+    def opened_message(engine_id: str, lease: Lease, now: float) -> LeaseOpened:
+        """The announcement of a lease, with what remains of it at the time of sending."""
+        return LeaseOpened(
+            engine_id=engine_id,
+            leases=(OpenLease(lease.request_id, max(0.0, lease.expires - now), lease.blocks),),
+        )
+
+    @staticmethod
+    def closed_message(engine_id: str, request_id: str) -> LeaseClosed:
+        """The notice that a lease ended by our own clock."""
+        return LeaseClosed(engine_id=engine_id, request_id=request_id, end="expired")

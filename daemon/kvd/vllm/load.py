@@ -1,0 +1,132 @@
+"""One load on its way: the order, its plan applied, the transfers it consists of, and its times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvd.backends.contract import Lane, State, Transfer
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.plan import BlockList, Plan, compile_plan
+from kvd.vllm.orders import LoadOrder
+from kvd.wire.transfer import GroupShare, TransferRecord
+
+
+@dataclass(slots=True)
+class Load:
+    """A load order with what became of it. Times are time.monotonic() seconds."""
+
+    order: LoadOrder
+    received: float
+    deadline: float
+    handshake: float = 0.0
+    planned: float = 0.0
+    posting: float = 0.0
+    posted: float = 0.0
+    ended: float = 0.0
+    descriptors: dict[int, Descriptors] = field(default_factory=dict)
+    raw_descriptors: int = 0
+    transfers: list[Transfer] = field(default_factory=list)
+    attempts: int = 0
+    cause: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all descriptors."""
+        return sum(d.nbytes for d in self.descriptors.values())
+
+
+def apply_plan(load: Load, plan: Plan) -> None:
+    """Compile the plan for the load's blocks. Raises `TopologyError` where they do not fit."""
+    order = load.order
+    began = time.monotonic()
+    local, remote = order.block_lists(), order.prefill.block_lists()
+    load.descriptors = compile_plan(plan, local, remote, tokens=order.tokens)
+    load.raw_descriptors = _uncoalesced(plan, local)
+    load.planned = time.monotonic() - began
+
+
+def post(load: Load, lane: Lane, plan: Plan) -> None:
+    """Submit all transfers of the load on a lane.
+
+    Raises `BackendError`; what was posted before stays in ``transfers``.
+    """
+    load.transfers = []
+    load.attempts += 1
+    load.posting = time.monotonic()
+    for index, descriptors in load.descriptors.items():
+        load.transfers.append(lane.submit(str(plan.remote_ranks[index]), descriptors, "read"))
+    load.posted = time.monotonic()
+
+
+def look(load: Load, lane: Lane) -> tuple[State, str]:
+    """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are."""
+    waiting = False
+    for transfer in load.transfers:
+        state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+        if state is State.FAILED:
+            return state, f"{transfer.peer}: {transfer.reason}"
+        waiting = waiting or state is State.PENDING
+    return (State.PENDING if waiting else State.DONE), ""
+
+
+def record(
+    load: Load, *, engine_id: str, rank: str, backend: str, plan: Plan | None, geometry: WorkerGeometry
+) -> TransferRecord:
+    """The load as the ledger keeps it."""
+    order, now = load.order, load.ended
+    sources = sorted(load.descriptors) if plan else []
+    return TransferRecord(
+        transfer_id=f"{order.request_id}@{rank}",
+        request_id=order.request_id,
+        local_engine=engine_id,
+        local_rank=rank,
+        remote_engine=order.prefill.engine_id,
+        remote_generation=order.prefill.generation,
+        remote_request_id=order.prefill.request_id,
+        backend=backend,
+        mode="pull",
+        state="miss" if load.cause else "done",
+        cause=load.cause,
+        started=time.time() - (time.monotonic() - load.received),
+        tokens=order.tokens,
+        bytes=load.nbytes,
+        descriptors=load.raw_descriptors,
+        coalesced_descriptors=sum(len(d) for d in load.descriptors.values()),
+        remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
+        groups=_shares(order.block_lists(), plan, geometry),
+        stages={
+            "queued": max(0.0, load.received - order.claimed),
+            "handshake": load.handshake + order.handshake_seconds,
+            "plan": load.planned,
+            "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
+            "wire": max(0.0, now - load.posting) if load.posting else 0.0,
+            "total": max(0.0, now - order.claimed),
+        },
+    )
+
+
+def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:
+    """Descriptors that one entry for each block and segment would have made."""
+    return sum(
+        len(r.layers) * r.layer_segments * -(-len(local[r.group].ids) // r.phase.local_period)
+        for r in plan.reads
+        if r.group in local
+    )
+
+
+def _shares(
+    local: Mapping[int, BlockList], plan: Plan | None, geometry: WorkerGeometry
+) -> tuple[GroupShare, ...]:
+    if plan is None:
+        return ()
+    shares = []
+    for group in geometry.groups:
+        blocks = local.get(group.index)
+        if blocks is None or not len(blocks.ids):
+            continue
+        content = sum(layer.page.content for layer in group.layers)
+        shares.append(GroupShare(group.index, group.kind, len(blocks.ids), content * len(blocks.ids)))
+    return tuple(shares)

@@ -1,0 +1,124 @@
+"""The proxy contract.
+
+``kv_transfer_params`` as routers carry them from the prefiller's answer to the decoder's request.
+
+The names that stock connectors use keep their meaning, so routers work unchanged; what is ours beyond them
+starts with ``kvd_``. Params come from outside: everything is checked, and what is wrong is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvd.topology.plan import BlockList
+from kvd.vllm.errors import BadParams
+
+CONTRACT = 1
+
+
+class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decoder is told of a finished prefill.
+
+    ``blocks[g]`` are the prefiller's block ids of group ``g``, the first of which covers block number
+    ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV. ``lease_seconds``
+    counts from ``lease_opened`` (Unix seconds of the prefiller's clock).
+    """
+
+    engine_id: str
+    request_id: str
+    generation: str
+    host: str
+    port: int
+    tokens: int
+    blocks: tuple[tuple[int, ...], ...]
+    first_blocks: tuple[int, ...]
+    lease_seconds: float
+    lease_opened: float
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The prefiller's blocks by group index."""
+        return {
+            group: BlockList(first=first, ids=np.array(ids, np.int64))
+            for group, (first, ids) in enumerate(zip(self.first_blocks, self.blocks, strict=True))
+        }
+
+
+def wants_prefill_here(params: Mapping[str, Any] | None) -> bool:
+    """Whether a request is to be prefilled here and decoded elsewhere."""
+    return bool(params) and bool((params or {}).get("do_remote_decode"))
+
+
+def wants_remote_prefill(params: Mapping[str, Any] | None) -> bool:
+    """Whether a request was prefilled elsewhere and is to be decoded here."""
+    return bool(params) and bool((params or {}).get("do_remote_prefill"))
+
+
+def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> dict[str, Any]:
+    """The params that a prefiller's answer carries to the decoder."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": prefill.engine_id,
+        "remote_request_id": prefill.request_id,
+        "remote_host": prefill.host,
+        "remote_port": prefill.port,
+        "remote_block_ids": [list(ids) for ids in prefill.blocks],
+        "remote_num_tokens": prefill.tokens,
+        "tp_size": tp,
+        "pp_size": pp,
+        "dcp_size": dcp,
+        "transfer_mode": "pull",
+        "kvd_contract": CONTRACT,
+        "kvd_first_blocks": list(prefill.first_blocks),
+        "kvd_generation": prefill.generation,
+        "kvd_lease_seconds": prefill.lease_seconds,
+        "kvd_lease_opened": prefill.lease_opened,
+    }
+
+
+def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -> RemotePrefill:
+    """The decoder's view of params.
+
+    Raises `BadParams` that names the entry and, where there is one, the next step.
+    """
+    contract = params.get("kvd_contract")
+    if contract != CONTRACT:
+        raise BadParams(
+            f"kv_transfer_params have kvd_contract {contract!r}, this side speaks {CONTRACT}: the prefiller does"
+            " not run KvdConnector, or another version of it"
+        )
+    names = {
+        "engine_id": "remote_engine_id",
+        "request_id": "remote_request_id",
+        "generation": "kvd_generation",
+        "host": "remote_host",
+        "port": "remote_port",
+        "tokens": "remote_num_tokens",
+        "blocks": "remote_block_ids",
+        "first_blocks": "kvd_first_blocks",
+        "lease_seconds": "kvd_lease_seconds",
+        "lease_opened": "kvd_lease_opened",
+    }
+    if missing := [theirs for theirs in names.values() if theirs not in params]:
+        raise BadParams(
+            f"kv_transfer_params lack {', '.join(missing)}: hand on what the prefiller returned, unchanged"
+        )
+    try:
+        read = msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, RemotePrefill)
+    except msgspec.ValidationError as error:
+        raise BadParams(f"kv_transfer_params: {error}") from None
+    if len(read.blocks) != len(read.first_blocks) or read.tokens < 0:
+        raise BadParams(
+            f"kv_transfer_params: blocks of {len(read.blocks)} groups, first blocks of {len(read.first_blocks)},"
+            f" {read.tokens} tokens"
+        )
+    if read.engine_id == own_engine_id:
+        raise BadParams(
+            f"kv_transfer_params name this very engine ({own_engine_id}) as the prefiller: two engines share one id,"
+            " or the router sent the request back to where it came from"
+        )
+    return read

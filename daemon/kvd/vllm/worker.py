@@ -1,0 +1,214 @@
+"""The worker's half: registers the KV memory, loads what the scheduler ordered, reports what became of it.
+
+Everything that takes time happens on the lanes' threads and the session's; what vLLM calls within a step only
+moves things between queues.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from kvd.backends.contract import Home
+from kvd.client.errors import ClientError
+from kvd.geometry.codec import encode_worker
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.plan import Plan
+from kvd.vllm.lane import PeerLane
+from kvd.vllm.load import Load, record
+from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.settings import Settings
+from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.registration import RegisterWorker
+from kvd.wire.transfer import ReportTransfers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Results:
+    """What ended since the last step.
+
+    ``failed`` of models with one group comes with the blocks that hold nothing good.
+    """
+
+    sent: set[str] = field(default_factory=set)
+    received: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    bad_blocks: set[int] = field(default_factory=set)
+
+
+class WorkerHalf:
+    """One worker: its registered memory, its session with kvd, its lanes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: EngineFacts,
+        geometry: WorkerGeometry,
+        siblings: tuple[WorkerGeometry, ...],
+        home: Home,
+        open_session: Callable[[Callable[[], RegisterWorker], Callable[[Message], Message | None]], Talk],
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.geometry = geometry
+        self._siblings = siblings
+        self.incarnation = uuid.uuid4().hex
+        self._home = home
+        self._lanes: dict[str, PeerLane] = {}
+        self._known: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
+        self._results = Results()
+        self._outcomes = StepOutcomes()
+        home.register(geometry.regions)
+        rank = geometry.rank
+        self._card = WorkerCard(
+            engine=engine,
+            rank=RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp),
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            backend=home.name,
+            geometry=encode_worker(geometry),
+            metadata=home.metadata(),
+        )
+        self._session = open_session(lambda: RegisterWorker(self._card), self._pushed)
+
+    # --- within a step: never waits ---
+
+    def start(self, orders: StepOrders) -> None:
+        """Begin the loads of this step, and pass on what the prefilling side may free."""
+        self._results.sent.update(orders.freed)
+        now = time.monotonic()
+        for order in orders.loads:
+            load = Load(order=order, received=now, deadline=now + order.seconds)
+            if order.refused:
+                self._refuse(load, order.refused)
+            elif order.seconds <= 0:
+                self._refuse(load, "the lease on its blocks ran out before the load began")
+            elif self._knows(order):
+                self._lane(order.prefill.engine_id).load(load)
+            else:
+                self._ask_for_peer(load)
+
+    def results(self) -> Results:
+        """What ended since this was last asked. Clears it."""
+        while not self._ended.empty():
+            load = self._ended.get()
+            request_id = load.order.request_id
+            self._results.received.add(request_id)
+            self._outcomes.loads[request_id] = load.cause
+            if load.cause:
+                self._results.failed.add(request_id)
+                self._results.bad_blocks |= load.order.block_ids
+        results, self._results = self._results, Results()
+        return results
+
+    def outcomes(self) -> StepOutcomes | None:
+        """Causes for the scheduler's half, of what `results` reported. Clears them."""
+        if not self._outcomes.loads:
+            return None
+        outcomes, self._outcomes = self._outcomes, StepOutcomes()
+        return outcomes
+
+    def close(self) -> None:
+        """Give up loads, destroy lanes and the home, say goodbye to kvd."""
+        with self._lock:
+            lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.close(timeout=5.0)
+        self._session.close()
+        self._home.close()
+
+    # --- peers ---
+
+    def _knows(self, order: LoadOrder) -> bool:
+        known = self._known.get(order.prefill.engine_id)
+        return known is not None and order.prefill.generation in ("", known)
+
+    def _lane(self, engine_id: str) -> PeerLane:
+        with self._lock:
+            lane = self._lanes.get(engine_id)
+            if lane is None:
+                lane = self._lanes[engine_id] = PeerLane(
+                    engine_id, self._home, self.geometry, self._siblings, self._load_ended
+                )
+            return lane
+
+    def _ask_for_peer(self, load: Load) -> None:
+        prefill = load.order.prefill
+        asked = time.monotonic()
+        future = self._session.call(
+            GetPeer(
+                local_engine=self.engine.engine_id,
+                engine_id=prefill.engine_id,
+                endpoint=Endpoint(prefill.host, prefill.port),
+                generation=prefill.generation,
+            ),
+            max(0.1, load.deadline - asked),
+        )
+
+        def answered(done: Future[Message]) -> None:
+            load.handshake = time.monotonic() - asked
+            try:
+                answer = done.result()
+            except ClientError as error:
+                self._refuse(load, f"peer {prefill.engine_id}: {error.message}")
+                return
+            if not isinstance(answer, PeerReady):
+                self._refuse(load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}")
+                return
+            self._learn(answer)
+            self._lane(prefill.engine_id).load(load)
+
+        future.add_done_callback(answered)
+
+    def _learn(self, ready: PeerReady) -> None:
+        engine_id = ready.peer.engine.engine_id
+        self._known[engine_id] = ready.peer.generation
+        self._lane(engine_id).know(ready.peer)
+
+    def _pushed(self, message: Message) -> Message | None:
+        """On the session's thread."""
+        if isinstance(message, PeerReady):
+            self._learn(message)
+        elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
+            self._known.pop(message.engine_id, None)
+            self._lane(message.engine_id).gone(message.generation, message.reason)
+        return None
+
+    # --- ends ---
+
+    def _refuse(self, load: Load, cause: str) -> None:
+        load.cause = cause
+        load.ended = time.monotonic()
+        self._load_ended(load, None)
+
+    def _load_ended(self, load: Load, plan: Plan | None) -> None:
+        """On a lane's thread, or the session's: hand over to the step, and write it down."""
+        self._ended.put(load)
+        entry = record(
+            load,
+            engine_id=self.engine.engine_id,
+            rank=str(self.geometry.rank),
+            backend=self._home.name,
+            plan=plan,
+            geometry=self.geometry,
+        )
+        self._session.deliver(
+            f"transfer {entry.transfer_id} {load.ended}",
+            ReportTransfers(incarnation=self.incarnation, records=(entry,)),
+        )
