@@ -1,0 +1,51 @@
+"""Errors of the client side of the wire.
+
+ClientError             message, hint
+├── Unreachable         no kvd behind the socket: the message names the socket tried
+├── TimedOut            kvd is there, but no answer came within the time given
+├── RefusedByDaemon     kvd said no: code, message, hint and factors as it sent them
+└── ProtocolError       what came back is not an answer to what was asked
+"""
+
+from __future__ import annotations
+
+from kvd.wire.reply import Factor, Refused
+
+
+class ClientError(Exception):
+    """A request to kvd that got no good answer. ``hint`` is the next step for a person, or empty."""
+
+    code = "KVD-CLIENT"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class Unreachable(ClientError):
+    """No kvd answers behind the socket."""
+
+    code = "KVD-UNREACHABLE"
+
+
+class TimedOut(ClientError):
+    """No answer within the time given."""
+
+    code = "KVD-TIMEOUT"
+
+
+class ProtocolError(ClientError):
+    """The answer is of a kind, a version or a shape that this side cannot take."""
+
+    code = "KVD-PROTOCOL"
+
+
+class RefusedByDaemon(ClientError):
+    """kvd refused. ``code`` is the daemon's, ``factors`` are what it compared, where it compared anything."""
+
+    def __init__(self, refusal: Refused) -> None:
+        super().__init__(refusal.message, hint=refusal.hint)
+        self.code = refusal.code
+        self.factors: tuple[Factor, ...] = refusal.factors
+        self.refusal = refusal

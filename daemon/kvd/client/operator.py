@@ -1,0 +1,150 @@
+"""The operator's side: a small blocking client for one question at a time, and the stream of events."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+
+from kvd.client.errors import ProtocolError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.wire.errors import WireError
+from kvd.wire.event import Event
+from kvd.wire.frame import Message, decode, encode
+from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, runtime_dir
+from kvd.wire.reply import Refused
+
+MAX_MESSAGE_BYTES = 64 << 20
+START_HINT = "see `systemctl status kvd`, or start one with `kvd --config /etc/kvd/kvd.yaml`"
+
+_EVENT = msgspec.msgpack.Decoder(Event)
+
+
+class Operator:
+    """A connection to one kvd. Not for use from several threads at once. Close it, or use it in a ``with``.
+
+    ``timeout`` is in seconds and holds for each `ask`.
+    """
+
+    def __init__(self, directory: Path, timeout: float) -> None:
+        self.directory = directory
+        self.timeout = timeout
+        self._context = zmq.Context()
+        self._socket = _open(self._context, zmq.DEALER, f"ipc://{directory / SOCKET_NAME}")
+        self._ids = itertools.count(1)
+
+    def ask(self, message: Message, timeout: float | None = None) -> Message:
+        """Send ``message`` and wait for its answer, at most ``timeout`` seconds.
+
+        Raises `Unreachable` (nobody listens), `TimedOut`, `RefusedByDaemon` and `ProtocolError`.
+        """
+        limit = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + limit
+        correlation = next(self._ids)
+        self._socket.send(encode(message, correlation))
+        while (left := deadline - time.monotonic()) > 0 and self._socket.poll(max(1, int(left * 1000))):
+            answer, of = _decode(self._socket.recv())
+            if of not in (correlation, 0):
+                continue  # the answer to a question that was given up before
+            if isinstance(answer, Refused):
+                raise RefusedByDaemon(answer)
+            if of == correlation:
+                return answer
+        check_listening(self.directory / SOCKET_NAME)
+        raise TimedOut(
+            f"kvd at {self.directory / SOCKET_NAME} did not answer within {limit:g} s",
+            hint="it may be stopped or overloaded: see `systemctl status kvd`, or give more --timeout",
+        )
+
+    def events(self, kinds: tuple[str, ...] = (), timeout: float | None = None) -> Iterator[Event]:
+        """Events as kvd publishes them, of the given kinds (prefixes such as ``lease.``), or all.
+
+        Ends when no event came for ``timeout`` seconds; None waits for ever. The subscription stands when this
+        returns an iterator; the first events of a connection may be missed while it is being made. Raises
+        `Unreachable` at once where nobody listens, `ProtocolError` for what is no event.
+        """
+        check_listening(self.directory / EVENTS_NAME)
+        subscriber = _open(self._context, zmq.SUB, f"ipc://{self.directory / EVENTS_NAME}")
+        for kind in kinds or ("",):
+            subscriber.subscribe(kind)
+        return _events(subscriber, timeout)
+
+    def close(self) -> None:
+        """Close all sockets. Idempotent; loses nothing but answers that nobody waits for."""
+        self._context.destroy(linger=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def connect(where: str | Path | None = None, timeout: float = 5.0) -> Operator:
+    """A connection to the kvd of a runtime directory (or of an ``ipc://`` address of its socket).
+
+    None takes ``$KVD_RUNTIME_DIR`` or the default place. Raises `Unreachable` at once where nobody listens.
+    """
+    text = None if where is None else str(where).removeprefix("ipc://")
+    directory = runtime_dir(text)
+    if directory.name == SOCKET_NAME:
+        directory = directory.parent
+    check_listening(directory / SOCKET_NAME)
+    return Operator(directory, timeout)
+
+
+def check_listening(path: Path) -> None:
+    """Raise `Unreachable`, with the cause, unless a process accepts connections on the Unix socket ``path``."""
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise Unreachable(f"{path} is no socket", hint="give the runtime directory of a kvd")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(2.0)
+            probe.connect(str(path))
+    except FileNotFoundError:
+        raise Unreachable(f"no kvd here: {path} does not exist", hint=START_HINT) from None
+    except ConnectionRefusedError:
+        raise Unreachable(f"no kvd behind {path}: its socket was left behind by one that died", hint=START_HINT) from None
+    except PermissionError:
+        raise Unreachable(
+            f"not permitted to use {path}", hint="be root, or a member of the group that owns the runtime directory"
+        ) from None
+    except OSError as error:
+        raise Unreachable(f"cannot connect to {path}: {error.strerror or error}", hint=START_HINT) from None
+
+
+def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+    opened = context.socket(kind)
+    opened.setsockopt(zmq.LINGER, 0)
+    opened.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    opened.setsockopt(zmq.RECONNECT_IVL, 50)
+    opened.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
+    opened.connect(address)
+    return opened
+
+
+def _decode(frame: bytes) -> tuple[Message, int]:
+    try:
+        return decode(frame)
+    except WireError as error:
+        raise ProtocolError(
+            f"kvd's answer cannot be read: {error.message}", hint="kvctl and kvd should be of one version"
+        ) from None
+
+
+def _events(subscriber: zmq.Socket[bytes], timeout: float | None) -> Iterator[Event]:
+    with subscriber:
+        while subscriber.poll(None if timeout is None else int(timeout * 1000)):
+            frames = subscriber.recv_multipart()
+            try:
+                event = _EVENT.decode(frames[-1])
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"what kvd published is no event: {error}") from None
+            yield event

@@ -1,0 +1,250 @@
+"""The daemon's settings: YAML and ``KVD_*`` variables into one frozen struct, with errors that name the culprit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+
+import msgspec
+import yaml
+
+from kvd.service.errors import ConfigError
+from kvd.wire.names import RUNTIME_DIR_VARIABLE, runtime_dir
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(gt=0)]
+LogLevel = Literal["debug", "info", "warning", "error"]
+PREFIX = "KVD_"
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What all sections have in common: an unknown key is an error, not a setting that silently does nothing."""
+
+
+class LocalSettings(_Section, frozen=True):
+    """The socket for workers and operators."""
+
+    max_message_bytes: Count = 64 << 20
+    queue: Count = 4096
+
+
+class CurveSettings(_Section, frozen=True):
+    """Keys of the peer socket. Without ``authorized_keys`` the peers are those that hold the same key file."""
+
+    key_file: str = ""
+    authorized_keys: str = ""
+
+
+class PeerSettings(_Section, frozen=True):
+    """The socket for other kvds. ``listen`` empty: none. ``connect``: kvds to fetch engines from ahead of need."""
+
+    listen: str = ""
+    advertise: str = ""
+    connect: tuple[str, ...] = ()
+    max_message_bytes: Count = 16 << 20
+    queue: Count = 1024
+    handshake_seconds: Seconds = 5.0
+    ping_seconds: Seconds = 1.0
+    down_seconds: Seconds = 3.0
+    curve: CurveSettings = CurveSettings()
+
+
+class LivenessSettings(_Section, frozen=True):
+    """When a local client counts as silent or gone. Seconds."""
+
+    heartbeat_seconds: Seconds = 0.25
+    silent_seconds: Seconds = 1.0
+    gone_seconds: Seconds = 10.0
+    settle_seconds: Seconds = 5.0
+    remember_seconds: Seconds = 600.0
+
+
+class LeaseSettings(_Section, frozen=True):
+    """``margin_seconds`` is held back from every answer, ``confirm_seconds`` is how long an owner may take to answer."""
+
+    margin_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    confirm_seconds: Seconds = 2.0
+    max_seconds: Seconds = 3600.0
+
+
+class LedgerSettings(_Section, frozen=True):
+    """Bounds of the durable record of transfers."""
+
+    max_rows: Count = 1_000_000
+    max_age_seconds: Seconds = 14 * 86400.0
+
+
+class MetricsSettings(_Section, frozen=True):
+    """HTTP for /metrics, /healthz and /readyz. ``listen`` empty: none."""
+
+    listen: str = ""
+
+
+class Config(_Section, frozen=True):
+    """All settings. Times are in seconds, sizes in bytes, addresses are ``host:port``."""
+
+    runtime_dir: str = ""
+    state_dir: str = ""
+    log_level: LogLevel = "info"
+    drain_seconds: Seconds = 5.0
+    local: LocalSettings = LocalSettings()
+    peer: PeerSettings = PeerSettings()
+    liveness: LivenessSettings = LivenessSettings()
+    leases: LeaseSettings = LeaseSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    @property
+    def directory(self) -> Path:
+        """The runtime directory in force."""
+        return runtime_dir(self.runtime_dir or None)
+
+    @property
+    def state_directory(self) -> Path:
+        """Where the ledger stands: as set, else systemd's ``$STATE_DIRECTORY``, else below the runtime directory."""
+        if given := self.state_dir or os.environ.get("STATE_DIRECTORY", "").split(":")[0]:
+            return Path(given)
+        return self.directory / "state"
+
+
+RELOADABLE = frozenset({"log_level", "drain_seconds", "liveness", "leases", "ledger"})
+"""Top-level settings that SIGHUP puts in force; the others need a restart."""
+
+
+def load(path: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Config:
+    """The settings of a file (None: the defaults), then ``KVD_SECTION_KEY`` variables, then ``overrides`` by dotted key.
+
+    Raises `ConfigError` naming the file and line, the key, and the value found.
+    """
+    text, origin = "", "the defaults"
+    if path is not None:
+        origin = str(path)
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise ConfigError(f"cannot read {path}: {why}", hint="give another file with --config") from None
+    tree = _parse(text, origin)
+    for key, value in _from_environment(environment):
+        _put(tree, key, value)
+    for key, value in (overrides or {}).items():
+        _put(tree, key, value)
+    _reject_unknown(tree, Config, (), text, origin)
+    try:
+        config = msgspec.convert(tree, Config, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_explain(str(error), tree, text, origin), hint="configs/kvd.yaml explains each key") from None
+    _check(config, origin)
+    return config
+
+
+def endpoint(text: str, key: str) -> tuple[str, int]:
+    """``host:port`` (``[v6]:port``) as a pair. Raises `ConfigError` naming ``key`` and the value."""
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\s\[\]]+):(\d{1,5})", text)
+    if not match or int(match[2]) > 65535:
+        raise ConfigError(f"{key}: {text!r} is not host:port", hint="write for example 127.0.0.1:9401; port 0 takes any")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _parse(text: str, origin: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError(f"{origin}{where}: not YAML: {getattr(error, 'problem', None) or error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{origin}: found a {type(tree).__name__} where settings (key: value) are wanted")
+    return tree
+
+
+def _settings(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, kind in get_type_hints(struct).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield from _settings(kind, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    known = {PREFIX + "_".join(key).upper(): ".".join(key) for key in _settings(Config)}
+    for variable, value in environment.items():
+        if variable != RUNTIME_DIR_VARIABLE and variable in known:
+            yield known[variable], value
+
+
+def _put(tree: dict[str, Any], key: str, value: str) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        below = tree.setdefault(part, {})
+        if not isinstance(below, dict):
+            return  # left as it is: the check of the whole will name it
+        tree = below
+    kind: Any = Config
+    for part in (*path, last):
+        kind = get_type_hints(kind)[part]
+    tree[last] = value.split(",") if get_origin(kind) is tuple else value
+
+
+def _reject_unknown(
+    tree: dict[Any, Any], struct: type[msgspec.Struct], path: tuple[str, ...], text: str, origin: str
+) -> None:
+    hints = get_type_hints(struct)
+    for key, value in tree.items():
+        dotted = ".".join((*path, str(key)))
+        if key not in hints:
+            raise ConfigError(
+                f"{_place(origin, text, str(key))}: no setting is called {dotted!r}",
+                hint=f"known here: {', '.join(sorted(hints))}",
+            )
+        kind = hints[key]
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            if not isinstance(value, dict):
+                raise ConfigError(
+                    f"{_place(origin, text, str(key))}: {dotted} is {value!r}, wanted is a section of keys",
+                    hint=f"known there: {', '.join(sorted(get_type_hints(kind)))}",
+                )
+            _reject_unknown(value, kind, (*path, str(key)), text, origin)
+
+
+def _explain(error: str, tree: dict[str, Any], text: str, origin: str) -> str:
+    match = re.search(r" - at `\$\.?([^`]*)`", error)
+    if not match:
+        return f"{origin}: {error}"
+    value: Any = tree
+    for part in re.findall(r"\w+", match[1].replace("[...]", "")):
+        value = value.get(part) if isinstance(value, dict) else value
+    key = match[1].replace("[...]", "")
+    return f"{_place(origin, text, key.rsplit('.', 1)[-1])}: {key} is {value!r}: {error[: match.start()]}"
+
+
+def _place(origin: str, text: str, key: str) -> str:
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(rf"\s*{re.escape(key)}\s*:", line):
+            return f"{origin}, line {number}"
+    return origin
+
+
+def _check(config: Config, origin: str) -> None:
+    for key, value in (("peer.listen", config.peer.listen), ("metrics.listen", config.metrics.listen)):
+        if value:
+            endpoint(value, key)
+    if config.peer.advertise:
+        endpoint(config.peer.advertise, "peer.advertise")
+    for value in config.peer.connect:
+        endpoint(value, "peer.connect")
+    live = config.liveness
+    for low, high in (("heartbeat_seconds", "silent_seconds"), ("silent_seconds", "gone_seconds")):
+        below, above = getattr(live, low), getattr(live, high)
+        if below >= above:
+            raise ConfigError(f"{origin}: liveness.{low} is {below:g}, liveness.{high} is {above:g}: it must be the larger")
+    if config.peer.ping_seconds >= config.peer.down_seconds:
+        raise ConfigError(
+            f"{origin}: peer.ping_seconds is {config.peer.ping_seconds:g}, peer.down_seconds is "
+            f"{config.peer.down_seconds:g}: it must be the larger"
+        )

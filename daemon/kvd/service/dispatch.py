@@ -1,0 +1,297 @@
+"""Dispatch: which message is answered by which function, on the local socket and on the peer socket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from kvd.geometry.errors import GeometryError
+from kvd.service import queries
+from kvd.service.errors import PeerAway, Refusal
+from kvd.service.leases import owner_of
+from kvd.service.parts import Parts
+from kvd.service.registry import Client, Engine
+from kvd.service.router import Caller, Handler
+from kvd.wire.frame import Message
+from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
+from kvd.wire.identity import EngineFacts, RankId
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseKey, LeaseOpened, LeaseRelease
+from kvd.wire.names import rank_name
+from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
+from kvd.wire.registration import (
+    Heartbeat,
+    NotRegistered,
+    Registered,
+    RegisterScheduler,
+    RegisterWorker,
+    Unregister,
+)
+from kvd.wire.reply import Ok, Refused
+from kvd.wire.transfer import ListTransfers, ReportTransfers, Transfers
+
+MAX_NAME = 512
+"""Longest engine id or incarnation, in characters."""
+
+
+def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
+    """What workers, schedulers and operators may send."""
+    return {
+        RegisterWorker: partial(register_worker, parts),
+        RegisterScheduler: partial(register_scheduler, parts),
+        Heartbeat: partial(heartbeat, parts),
+        Unregister: partial(unregister, parts),
+        GetPeer: partial(get_peer, parts),
+        LeaseOpened: partial(lease_opened, parts),
+        LeaseClosed: partial(lease_closed, parts),
+        LeaseClaim: partial(lease_claim, parts),
+        LeaseRelease: partial(lease_release, parts),
+        ReportTransfers: partial(report_transfers, parts),
+        ListTransfers: partial(list_transfers, parts),
+        ListEngines: partial(list_engines, parts),
+        ListWorkers: partial(list_workers, parts),
+        GetStatus: partial(get_status, parts),
+    }
+
+
+def peer_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
+    """What other kvds may send. A lease is never passed on from here: it is ours, or it is none."""
+    return {
+        DescribeEngine: partial(describe_engine, parts),
+        Ping: partial(ping, parts),
+        LeaseClaim: partial(peer_lease_claim, parts),
+        LeaseRelease: partial(peer_lease_release, parts),
+        ListEngines: partial(peer_list_engines, parts),
+    }
+
+
+# --- registration ---
+
+
+def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Registered:
+    """Check the card and take the worker. Raises `Refusal`."""
+    card = message.card
+    _check_identity(card.engine, card.incarnation, card.rank)
+    try:
+        geometry = parts.decode(card.geometry)
+    except GeometryError as error:
+        raise Refusal(
+            getattr(error, "code", "KVD-GEOMETRY"),
+            f"the geometry of {card.engine.engine_id}/{rank_name(card.rank)} cannot be used: {error}",
+            hint="worker and kvd should be of one version",
+        ) from None
+    client = Client(
+        kind="worker",
+        engine=card.engine,
+        incarnation=card.incarnation,
+        pid=caller.pid or card.pid,
+        route=caller.route,
+        rank=card.rank,
+        card=card,
+        regions=len(geometry.regions),
+        registered_bytes=sum(region.length for region in geometry.regions),
+    )
+    return _take(parts, caller, client)
+
+
+def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler) -> Registered:
+    """Take the scheduler and the leases it holds. Raises `Refusal`."""
+    _check_identity(message.engine, message.incarnation, None)
+    client = Client(
+        kind="scheduler",
+        engine=message.engine,
+        incarnation=message.incarnation,
+        pid=caller.pid or message.pid,
+        route=caller.route,
+        policy=message.policy,
+    )
+    registered = _take(parts, caller, client)
+    parts.leases.present(client, message.leases)
+    return registered
+
+
+def heartbeat(parts: Parts, caller: Caller, message: Heartbeat) -> Registered | NotRegistered:
+    """A sign of life."""
+    client = parts.registry.heard(message.incarnation, caller.route)
+    if client is None:
+        return NotRegistered(kvd_generation=parts.myself.generation)
+    return registered_as(parts, parts.registry.engines[client.engine.engine_id])
+
+
+def unregister(parts: Parts, _caller: Caller, message: Unregister) -> Ok:
+    """An orderly goodbye; one that is not known has said it already."""
+    if client := parts.registry.clients.get(message.incarnation):
+        parts.registry.end(client, "it said goodbye")
+    return Ok()
+
+
+def registered_as(parts: Parts, engine: Engine) -> Registered:
+    """What a client of ``engine`` is told of itself."""
+    return Registered(
+        kvd_generation=parts.myself.generation,
+        engine_generation=engine.generation,
+        host=parts.myself.endpoint.host,
+        port=parts.myself.endpoint.port,
+        heartbeat_seconds=parts.config.liveness.heartbeat_seconds,
+    )
+
+
+def _take(parts: Parts, caller: Caller, client: Client) -> Registered:
+    engine = parts.registry.register(client)
+    parts.liveness.watch(client, caller.pid)
+    return registered_as(parts, engine)
+
+
+def _check_identity(engine: EngineFacts, incarnation: str, rank: RankId | None) -> None:
+    for what, text in (("engine_id", engine.engine_id), ("incarnation", incarnation)):
+        if not text or len(text) > MAX_NAME:
+            raise Refusal("KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {MAX_NAME}")
+    for what in ("tp", "pp", "dcp", "world_size"):
+        size = getattr(engine, what)
+        place = getattr(rank, what, 0)
+        if size < 1 or not 0 <= place < size:
+            raise Refusal(
+                "KVD-BAD-CARD",
+                f"engine {engine.engine_id!r} has {what} {size}, and this worker is {what} rank {place}",
+                hint=f"wanted is a rank from 0 to {what} - 1",
+            )
+
+
+# --- handshake ---
+
+
+async def get_peer(parts: Parts, caller: Caller, message: GetPeer) -> Message:
+    """The handshake for a local engine. Raises `Refusal`."""
+    if parts.draining:
+        raise Refusal("KVD-DRAINING", "this kvd is stopping", hint="ask again when it is back")
+    return await parts.handshakes.get(message, caller.route)
+
+
+async def describe_engine(parts: Parts, caller: Caller, message: DescribeEngine) -> EngineDescribed:
+    """The card of an engine of ours, for another kvd, which is told when it ends. Raises `Refusal`."""
+    engine = await parts.registry.wait_ready(
+        message.engine_id, parts.config.peer.handshake_seconds / 2, settling=parts.handshakes.settling
+    )
+    parts.askers.described(caller.route, message.kvd_id, engine)
+    return EngineDescribed(card=engine.card(), kvd_generation=parts.myself.generation)
+
+
+def ping(parts: Parts, caller: Caller, message: Ping) -> Pong:
+    """Here; and which of the engines in use are gone."""
+    gone = parts.askers.pinged(caller.route, message, parts.registry, settling=parts.handshakes.settling)
+    return Pong(kvd_id=parts.myself.kvd_id, kvd_generation=parts.myself.generation, gone=gone)
+
+
+# --- leases ---
+
+
+def lease_opened(parts: Parts, caller: Caller, message: LeaseOpened) -> Ok:
+    """A scheduler keeps blocks. Raises `Refusal` for anyone else."""
+    parts.leases.open(owner_of(parts.registry.by_route(caller.route), message.engine_id), message.leases)
+    return Ok()
+
+
+def lease_closed(parts: Parts, caller: Caller, message: LeaseClosed) -> Ok:
+    """A scheduler freed blocks. Raises `Refusal` for anyone else."""
+    owner_of(parts.registry.by_route(caller.route), message.engine_id)
+    parts.leases.closed(message)
+    return Ok()
+
+
+async def lease_claim(parts: Parts, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
+    """A decoder's claim, answered here or by the prefiller's kvd. Raises `Refusal`."""
+    if _is_ours(parts, message.key):
+        return await parts.leases.claim(message)
+    answer = await _ask_peer(parts, message.key, message, parts.config.leases.confirm_seconds + 1.0)
+    if not isinstance(answer, LeaseClaimed):
+        raise _passed_on(answer, message.key)
+    return answer
+
+
+async def lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> Ok:
+    """A decoder's release, taken here or by the prefiller's kvd. Raises `Refusal` where it could not be delivered."""
+    if _is_ours(parts, message.key):
+        parts.leases.release(message)
+        return Ok()
+    answer = await _ask_peer(parts, message.key, message, parts.config.peer.handshake_seconds)
+    if not isinstance(answer, Ok):
+        raise _passed_on(answer, message.key)
+    return answer
+
+
+async def peer_lease_claim(parts: Parts, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
+    """A claim that another kvd passed on."""
+    return await parts.leases.claim(message)
+
+
+def peer_lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> Ok:
+    """A release that another kvd passed on."""
+    parts.leases.release(message)
+    return Ok()
+
+
+def _is_ours(parts: Parts, key: LeaseKey) -> bool:
+    return key.endpoint.host == "" or key.endpoint == parts.myself.endpoint
+
+
+async def _ask_peer(parts: Parts, key: LeaseKey, message: Message, seconds: float) -> Message:
+    try:
+        return await parts.links.get(key.endpoint).ask(message, seconds)
+    except PeerAway as away:
+        raise Refusal(
+            "KVD-PEER-UNREACHABLE",
+            f"lease {key.request_id!r} of engine {key.engine_id!r}: {away.message}",
+            hint="keep it and send it again; `kvctl status` shows the peer",
+        ) from None
+
+
+def _passed_on(answer: Message, key: LeaseKey) -> Refusal:
+    where = f"the kvd at {key.endpoint.host}:{key.endpoint.port}"
+    if isinstance(answer, Refused):
+        return Refusal(answer.code, f"{where}: {answer.message}", hint=answer.hint, factors=answer.factors)
+    return Refusal("KVD-PEER-PROTOCOL", f"{where} answered {type(answer).__name__} to a lease message")
+
+
+# --- transfers ---
+
+
+async def report_transfers(parts: Parts, _caller: Caller, message: ReportTransfers) -> Ok:
+    """Take records; answered once they are on disk. Raises `LedgerError`."""
+    for record in await parts.ledger.append(message.records):
+        parts.counters[f"transfers.{record.state}"] += 1
+        if record.state == "done":
+            parts.counters["transfers.bytes"] += record.bytes
+        else:
+            parts.events.emit(
+                "transfer.miss", record.request_id, local=record.local_engine, rank=record.local_rank,
+                remote=record.remote_engine, cause=record.cause,
+            )  # fmt: skip
+    return Ok()
+
+
+async def list_transfers(parts: Parts, _caller: Caller, message: ListTransfers) -> Transfers:
+    """Rows of the ledger. Raises `LedgerError`."""
+    return await parts.ledger.select(message)
+
+
+# --- queries ---
+
+
+def list_engines(parts: Parts, _caller: Caller, message: ListEngines) -> Engines:
+    """Local engines and known peers."""
+    return queries.engines(parts, message)
+
+
+def peer_list_engines(parts: Parts, _caller: Caller, message: ListEngines) -> Engines:
+    """Our own engines, for another kvd."""
+    return queries.engines(parts, message, local_only=True)
+
+
+def list_workers(parts: Parts, _caller: Caller, _message: ListWorkers) -> Workers:
+    """Local workers and schedulers."""
+    return queries.workers(parts)
+
+
+def get_status(parts: Parts, _caller: Caller, _message: GetStatus) -> Status:
+    """This kvd now."""
+    return queries.status(parts)

@@ -1,0 +1,52 @@
+"""Errors of the daemon.
+
+ServiceError     message, hint
+├── ConfigError  settings that cannot be used: the file, the key, the value found and what is wanted
+├── StartError   the sockets or directories cannot be had
+├── LedgerError  the ledger cannot be opened, written or read
+├── PeerAway     another kvd did not answer in time
+└── Refusal      what a client asked cannot be done: carries the `Refused` that is sent back
+"""
+
+from __future__ import annotations
+
+from kvd.wire.reply import Factor, Refused
+
+
+class ServiceError(Exception):
+    """Something that the daemon cannot do. ``hint`` is the next step for a person, or empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(ServiceError):
+    """The daemon cannot be started, or reloaded, with these settings."""
+
+
+class StartError(ServiceError):
+    """A socket, a lock or a directory cannot be had."""
+
+
+class LedgerError(ServiceError):
+    """The ledger could not be opened, written or read; the message keeps SQLite's own words."""
+
+
+class PeerAway(ServiceError):
+    """Another kvd is down, or did not answer in time."""
+
+
+class Refusal(ServiceError):
+    """Raised by a handler to refuse. Codes are stable; the message names both values that disagree."""
+
+    def __init__(self, code: str, message: str, *, hint: str = "", factors: tuple[Factor, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+        self.factors = factors
+
+    @property
+    def refused(self) -> Refused:
+        """What is sent back."""
+        return Refused(code=self.code, message=self.message, hint=self.hint, factors=self.factors)

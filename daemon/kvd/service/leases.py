@@ -1,0 +1,193 @@
+"""The lease table: which blocks prefillers keep, until when; claims, renewals, releases, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from kvd.service.config import LeaseSettings
+from kvd.service.errors import Refusal
+from kvd.service.events import Detail, Events
+from kvd.service.registry import Client
+from kvd.wire.frame import Message
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnd, LeaseEnded, LeaseExtend, LeaseRelease
+from kvd.wire.registration import OpenLease
+
+RELEASES_KEPT = 10_000
+RELEASES_KEPT_SECONDS = 120.0
+
+Send = Callable[[bytes, Message], None]
+Ask = Callable[[bytes, Message, float], Awaitable[Message]]
+Name = tuple[str, str]
+"""Engine id and request id."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Blocks that ``owner``, a scheduler, keeps until ``expires`` (time.monotonic())."""
+
+    owner: Client
+    request_id: str
+    blocks: int
+    expires: float
+    timer: asyncio.TimerHandle
+    claims: int = 0
+
+
+class Leases:
+    """All leases of the local engines. Methods are for the event loop."""
+
+    def __init__(self, settings: LeaseSettings, events: Events, send: Send, ask: Ask) -> None:
+        self.settings = settings
+        self.table: dict[Name, Lease] = {}
+        self._events = events
+        self._send = send
+        self._ask = ask
+        self._released: OrderedDict[Name, float] = OrderedDict()
+
+    def open(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
+        """The owner opened leases, or says again how long they last."""
+        for lease in leases:
+            self._released.pop((owner.engine.engine_id, lease.request_id), None)
+            self._hold(owner, lease)
+
+    def present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
+        """The owner registered (again) and lists all it holds: what was released meanwhile ends now."""
+        engine_id = owner.engine.engine_id
+        listed = {lease.request_id for lease in leases}
+        for name in [n for n in self.table if n[0] == engine_id and n[1] not in listed]:
+            self._remove(name)
+        for lease in leases:
+            if (engine_id, lease.request_id) in self._released:
+                self._send(owner.route, LeaseEnded(request_id=lease.request_id, end="released"))
+            else:
+                self._hold(owner, lease)
+
+    def count(self, engine_id: str) -> int:
+        """Open leases of an engine."""
+        return sum(name[0] == engine_id for name in self.table)
+
+    async def claim(self, claim: LeaseClaim) -> LeaseClaimed:
+        """How long the blocks are certain to be kept, after asking the owner for more where that is wanted."""
+        received = time.monotonic()
+        name = (claim.key.engine_id, claim.key.request_id)
+        lease = self.table.get(name)
+        if lease is None:
+            why = "released" if name in self._released else "expired, or never opened"
+            return LeaseClaimed(
+                request_id=name[1], seconds=0.0, reason=f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
+            )
+        lease.claims += 1
+        reason = ""
+        wanted = min(claim.extend_seconds, self.settings.max_seconds)
+        if wanted > lease.expires - received - self.settings.margin_seconds:
+            reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
+        lease = self.table.get(name)
+        if lease is None:
+            return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason or "the lease ended meanwhile")
+        # What is counted from the claim's sending, which was before `received`, ends before the lease does.
+        seconds = max(0.0, lease.expires - received - self.settings.margin_seconds)
+        return LeaseClaimed(request_id=name[1], seconds=seconds, reason=reason)
+
+    def release(self, release: LeaseRelease) -> None:
+        """The decoder needs the blocks no longer. An unknown lease is no error."""
+        name = (release.key.engine_id, release.key.request_id)
+        self._remember_release(name)
+        if name in self.table:
+            self._end(name, "aborted" if release.result == "aborted" else "released", release.result)
+
+    def closed(self, closed: LeaseClosed) -> None:
+        """The owner freed the blocks by itself."""
+        name = (closed.engine_id, closed.request_id)
+        if name in self.table:
+            self._remove(name)
+            self._emit(closed.end, name, by="owner")
+
+    def owner_gone(self, owner: Client) -> None:
+        """The owner died: nobody keeps its blocks."""
+        for name, lease in list(self.table.items()):
+            if lease.owner.incarnation == owner.incarnation:
+                self._remove(name)
+                self._emit("aborted", name, by="kvd", reason="its scheduler is gone")
+
+    def close(self) -> None:
+        """Drop all without a word: a kvd that ends does not end leases."""
+        for name in list(self.table):
+            self._remove(name)
+
+    def _hold(self, owner: Client, lease: OpenLease) -> None:
+        name = (owner.engine.engine_id, lease.request_id)
+        seconds = min(max(lease.seconds, 0.0), self.settings.max_seconds)
+        older = self.table.get(name)
+        if older is not None:
+            older.timer.cancel()
+        timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
+        self.table[name] = Lease(
+            owner, lease.request_id, lease.blocks, time.monotonic() + seconds, timer, older.claims if older else 0
+        )
+        if older is None:
+            self._emit("opened", name, seconds=seconds, blocks=lease.blocks)
+
+    async def _extend(self, name: Name, owner: Client, seconds: float) -> str:
+        sent = time.monotonic()
+        request = LeaseExtend(request_id=name[1], seconds=seconds)
+        try:
+            answer = await self._ask(owner.route, request, self.settings.confirm_seconds)
+        except TimeoutError:
+            return f"its scheduler did not confirm within {self.settings.confirm_seconds:g} s; this is what is left"
+        if not isinstance(answer, LeaseClaimed):
+            return f"its scheduler did not confirm: {getattr(answer, 'message', answer)}; this is what is left"
+        lease = self.table.get(name)
+        if lease is None:
+            return ""
+        if answer.seconds <= 0:
+            self._remove(name)
+            return answer.reason or "its scheduler holds the lease no longer"
+        lease.timer.cancel()
+        lease.expires = sent + min(answer.seconds, self.settings.max_seconds)
+        lease.timer = asyncio.get_running_loop().call_later(lease.expires - time.monotonic(), self._expired, name)
+        self._emit("extended", name, seconds=answer.seconds)
+        return answer.reason
+
+    def _expired(self, name: Name) -> None:
+        self._end(name, "expired", "")
+
+    def _end(self, name: Name, end: LeaseEnd, result: str) -> None:
+        lease = self._remove(name)
+        self._send(lease.owner.route, LeaseEnded(request_id=name[1], end=end))
+        self._emit(end, name, by="kvd", result=result, claims=lease.claims)
+
+    def _emit(self, what: str, name: Name, **detail: Detail) -> None:
+        self._events.counters[f"leases.{what}"] += 1
+        self._events.emit(f"lease.{what}", name[1], engine=name[0], **detail)
+
+    def _remove(self, name: Name) -> Lease:
+        lease = self.table.pop(name)
+        lease.timer.cancel()
+        return lease
+
+    def _remember_release(self, name: Name) -> None:
+        # The owner may be away just now: it is told when it comes back and still lists the lease.
+        now = time.monotonic()
+        self._released[name] = now
+        self._released.move_to_end(name)
+        while self._released and (
+            len(self._released) > RELEASES_KEPT or next(iter(self._released.values())) < now - RELEASES_KEPT_SECONDS
+        ):
+            self._released.popitem(last=False)
+
+
+def owner_of(client: Client | None, engine_id: str) -> Client:
+    """``client`` if it is the scheduler of that engine. Raises `Refusal` naming what it is."""
+    if client is not None and client.kind == "scheduler" and client.engine.engine_id == engine_id:
+        return client
+    if client is None:
+        raise Refusal("KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again")
+    raise Refusal(
+        "KVD-NOT-OWNER",
+        f"{client.name} cannot hold leases of engine {engine_id!r}",
+        hint="leases are opened and closed by their engine's scheduler",
+    )

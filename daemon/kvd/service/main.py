@@ -1,0 +1,102 @@
+"""The command `kvd`: reads flags and settings, then serves."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from kvd.service import curve
+from kvd.service.config import Config, load
+from kvd.service.errors import ServiceError
+from kvd.service.notify import from_environment
+from kvd.service.queries import own_version
+from kvd.service.serve import serve
+
+log = logging.getLogger("kvd.service")
+
+DEFAULT_CONFIG = Path("/etc/kvd/kvd.yaml")
+CANNOT_START = 2
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point. Exit codes: 0 stopped as told, 1 a fault of its own, 2 bad flags, settings or sockets."""
+    given = _parser().parse_args(arguments)
+    try:
+        sys.exit(_act(given))
+    except ServiceError as error:
+        print(f"kvd: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"kvd: next: {error.hint}", file=sys.stderr)
+        sys.exit(CANNOT_START)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _act(given: argparse.Namespace) -> int:
+    if given.new_keys:
+        public = curve.create(given.new_keys)
+        print(f"wrote {given.new_keys}, public key {public}")
+        return 0
+    config = _load(given)
+    if given.check_config:
+        curve.load(config.peer.curve)
+        print(f"kvd: settings are good; runtime directory {config.directory}, state in {config.state_directory}")
+        return 0
+    logging.basicConfig(stream=sys.stderr, format=_log_format(), level=logging.WARNING)
+    logging.getLogger("kvd").setLevel(config.log_level.upper())
+    _raise_file_limit()
+    try:
+        asyncio.run(serve(config, lambda: _load(given), from_environment(os.environ)))
+    except ServiceError:
+        raise
+    except Exception:
+        log.exception("a part of kvd failed; it ends, so that it can be started again")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvd",
+        description="Control plane of KV cache transfer between vLLM engines: one daemon a host.",
+        epilog="Exit codes: 0 stopped as told, 1 a fault of its own, 2 bad flags, settings or sockets. "
+        "SIGTERM drains and stops, SIGHUP reloads. KVD_SECTION_KEY variables override the file, flags override both.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG} if it exists)")
+    parser.add_argument("--runtime-dir", metavar="DIR", help="where the sockets stand (default: $KVD_RUNTIME_DIR, /run/kvd)")
+    parser.add_argument("--state-dir", metavar="DIR", help="where the ledger stands (default: $STATE_DIRECTORY)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="serve other kvds there; port 0 takes any")
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
+    parser.add_argument("--check-config", action="store_true", help="read the settings, say whether they are good, end")
+    parser.add_argument("--new-keys", type=Path, metavar="FILE", help="write a new pair of CURVE keys for peers, end")
+    parser.add_argument("--version", action="version", version=f"kvd {own_version()}")
+    return parser
+
+
+def _load(given: argparse.Namespace) -> Config:
+    path = given.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
+    flags = {
+        "runtime_dir": given.runtime_dir,
+        "state_dir": given.state_dir,
+        "peer.listen": given.listen,
+        "log_level": given.log_level,
+    }
+    return load(path, os.environ, {key: value for key, value in flags.items() if value is not None})
+
+
+def _log_format() -> str:
+    # Under systemd the journal adds the time and the name, and takes the level from the prefix.
+    return "%(name)s: %(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,104 @@
+"""HTTP for machines: /metrics in Prometheus' text format, /healthz and /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Callable
+
+from kvd.wire.identity import Endpoint
+from kvd.wire.query import Status
+
+REQUEST_SECONDS = 5.0
+MAX_HEAD_BYTES = 8192
+MAX_CONNECTIONS = 64
+
+Page = tuple[int, str]
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+
+
+def render(status: Status) -> str:
+    """Counters as ``kvd_*_total``, gauges as ``kvd_*``, peers with their endpoint as a label."""
+    lines: list[str] = []
+    for name, count in sorted(status.counters.items()):
+        metric = f"kvd_{_metric(name)}_total"
+        lines += [f"# TYPE {metric} counter", f"{metric} {count}"]
+    for name, value in sorted(status.gauges.items()):
+        metric = f"kvd_{_metric(name)}"
+        lines += [f"# TYPE {metric} gauge", f"{metric} {value:g}"]
+    if status.peers:
+        lines.append("# TYPE kvd_peer_up gauge")
+        lines += [f'kvd_peer_up{{peer="{_peer(p.endpoint)}"}} {int(p.state == "up")}' for p in status.peers]
+        lines.append("# TYPE kvd_peer_rtt_seconds gauge")
+        lines += [f'kvd_peer_rtt_seconds{{peer="{_peer(p.endpoint)}"}} {p.rtt:g}' for p in status.peers]
+    lines += [
+        "# TYPE kvd_build_info gauge",
+        f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def page(path: str, status: Status) -> Page:
+    """The status code and the text for a path."""
+    if path == "/metrics":
+        return 200, render(status)
+    if path == "/healthz":
+        return 200, "ok\n"
+    if path == "/readyz":
+        return (503, "draining\n") if status.draining else (200, "ready\n")
+    return 404, "there is /metrics, /healthz and /readyz\n"
+
+
+async def serve(host: str, port: int, status: Callable[[], Status]) -> asyncio.Server:
+    """A listening server; ``status`` is called for each request. Raises `OSError` where the address cannot be had."""
+    open_now: set[asyncio.Task[None] | None] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        open_now.add(task)
+        try:
+            if len(open_now) <= MAX_CONNECTIONS:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    await _answer(reader, writer, status)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever talks nonsense, or nothing at all, gets the connection closed
+        finally:
+            open_now.discard(task)
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]) -> None:
+    head = (await reader.readuntil(b"\n")).decode("latin-1").split()
+    while (await reader.readuntil(b"\n")).strip():
+        pass
+    if len(head) != 3 or not head[2].startswith("HTTP/1."):
+        code, text = 400, "not HTTP/1\n"
+    elif head[0] not in ("GET", "HEAD"):
+        code, text = 405, "GET and HEAD only\n"
+    else:
+        code, text = page(head[1].partition("?")[0], status())
+    body = text.encode()
+    writer.write(
+        f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    )
+    if not head or head[0] != "HEAD":
+        writer.write(body)
+    await writer.drain()
+
+
+def _metric(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name).lower()
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _peer(endpoint: Endpoint) -> str:
+    return _label(f"{endpoint.host}:{endpoint.port}")

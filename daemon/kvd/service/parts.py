@@ -1,0 +1,45 @@
+"""The parts of a running daemon, for the functions that answer messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvd.geometry.model import WorkerGeometry
+from kvd.service.askers import Askers
+from kvd.service.config import Config
+from kvd.service.events import Events
+from kvd.service.handshake import Handshakes, Myself
+from kvd.service.leases import Leases
+from kvd.service.ledger import Ledger
+from kvd.service.liveness import Liveness
+from kvd.service.peers import Links
+from kvd.service.registry import Registry
+from kvd.service.router import Router
+
+Decode = Callable[[bytes], WorkerGeometry]
+
+
+@dataclass(slots=True)
+class Parts:
+    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` is set once."""
+
+    config: Config
+    myself: Myself
+    directory: Path
+    decode: Decode
+    counters: Counter[str]
+    events: Events
+    registry: Registry
+    liveness: Liveness
+    leases: Leases
+    ledger: Ledger
+    links: Links
+    handshakes: Handshakes
+    local: Router
+    peer: Router | None = None
+    askers: Askers = field(default_factory=Askers)
+    draining: bool = False
+    loop_lag: float = 0.0

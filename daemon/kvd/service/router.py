@@ -1,0 +1,206 @@
+"""One ROUTER socket: takes frames, finds the handler, sends the answer. Nothing that arrives can end its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import zmq
+import zmq.asyncio
+
+from kvd.service.errors import LedgerError, Refusal
+from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
+from kvd.wire.frame import Message, decode, encode, kind_of
+from kvd.wire.handshake import EngineDescribed, EngineGone, PeerGone, PeerReady, Pong
+from kvd.wire.lease import LeaseClaimed, LeaseEnded
+from kvd.wire.query import Engines, Status, Workers
+from kvd.wire.registration import NotRegistered, Registered
+from kvd.wire.reply import Ok, Refused
+from kvd.wire.transfer import Transfers
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 4096
+"""Most requests of one socket that wait for something at a time; further ones are refused."""
+TURN = 64
+"""Messages taken before other tasks get their turn: a flood must not starve the clocks."""
+
+ANSWERS = (
+    Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
+    Transfers, Engines, Workers, Status, Ok, Refused,
+)  # fmt: skip
+"""What is never a request: unasked for it is counted and not answered, or two sides could refuse each other for ever."""
+
+_KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMessage: "unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a message: its route on the socket and the process behind it (0 where the kernel does not say)."""
+
+    route: bytes
+    pid: int = 0
+
+
+Answer = Message | None
+Handler = Callable[[Caller, Any], Answer | Awaitable[Answer]]
+
+
+class Router:
+    """A bound ROUTER socket and its table of handlers, by type of message."""
+
+    def __init__(self, name: str, socket: zmq.asyncio.Socket, counters: Counter[str]) -> None:
+        self.name = name
+        self.handlers: Mapping[type[Any], Handler] = {}
+        self._socket = socket
+        self._counters = counters
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asked: dict[tuple[bytes, int], asyncio.Future[Message]] = {}
+        self._ids = itertools.count(1)
+
+    @property
+    def busy(self) -> int:
+        """Requests that wait for something now."""
+        return len(self._tasks)
+
+    async def serve(self) -> None:
+        """Take messages until cancelled."""
+        for turn in itertools.count(1):
+            try:
+                frames = await self._socket.recv_multipart(copy=False)
+                self._take(frames)
+            except zmq.ZMQError as error:
+                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                    return
+                self._counters["errors.socket"] += 1
+                log.exception("%s socket: receiving failed; going on", self.name)
+            except Exception:
+                self._counters["errors.internal"] += 1
+                log.exception("%s socket: a message could not be handled; going on", self.name)
+            if turn % TURN == 0:
+                await asyncio.sleep(0)
+
+    def send(self, route: bytes, message: Message, correlation: int = 0) -> None:
+        """Send without waiting; a client that is away or too slow loses the message."""
+        if not send_now(self._socket, [route, encode(message, correlation)]):
+            self._counters["sent.dropped"] += 1
+
+    async def ask(self, route: bytes, message: Message, seconds: float) -> Message:
+        """Ask a client and wait for its answer. Raises `TimeoutError`."""
+        key = (route, next(self._ids))
+        self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(route, message, key[1])
+            return await asyncio.wait_for(self._asked[key], seconds)
+        finally:
+            del self._asked[key]
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for the requests in flight, at most ``seconds``; cancel the rest."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=seconds)
+        for task in self._tasks:
+            task.cancel()
+
+    def _take(self, frames: list[zmq.Frame]) -> None:
+        caller = Caller(frames[0].bytes, _pid(frames[0]))
+        if len(frames) != 2:
+            self._counters["received.frames"] += 1
+            what = f"a message is one frame, this one has {len(frames) - 1}"
+            self.send(caller.route, Refused(code=Malformed.code, message=what, hint="send [version, id, message]"))
+            return
+        try:
+            message, correlation = decode(frames[1].bytes)
+        except WireError as error:
+            self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
+            refused = Refused(code=error.code, message=error.message, hint="both sides should be of one version")
+            self._reply(caller, refused, error.correlation)
+            return
+        self._counters[f"received.{kind_of(message)}"] += 1
+        if isinstance(message, ANSWERS):
+            asked = self._asked.get((caller.route, correlation))
+            if asked is not None and not asked.done():
+                asked.set_result(message)
+            else:
+                self._counters["received.unexpected"] += 1
+            return
+        self._dispatch(caller, message, correlation)
+
+    def _dispatch(self, caller: Caller, message: Message, correlation: int) -> None:
+        handler = self.handlers.get(type(message))
+        if handler is None:
+            self._counters["received.not_here"] += 1
+            here = ", ".join(sorted(str(t.__struct_config__.tag) for t in self.handlers))
+            what = f"{kind_of(message)} is not taken on the {self.name} socket"
+            self._reply(caller, Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}"), correlation)
+            return
+        try:
+            answer = handler(caller, message)
+        except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
+            self._reply(caller, self._refusal(error, message), correlation)
+            return
+        if not inspect.isawaitable(answer):
+            self._reply(caller, answer, correlation)
+        elif len(self._tasks) >= MAX_TASKS:
+            if inspect.iscoroutine(answer):
+                answer.close()
+            self._counters["refused.busy"] += 1
+            what = f"{MAX_TASKS} requests are waiting already"
+            self._reply(caller, Refused(code="KVD-BUSY", message=what, hint="try again"), correlation)
+        else:
+            task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _wait(self, caller: Caller, message: Message, work: Awaitable[Answer], correlation: int) -> None:
+        try:
+            answer = await work
+        except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
+            answer = self._refusal(error, message)
+        self._reply(caller, answer, correlation)
+
+    def _refusal(self, error: Exception, message: Message) -> Refused:
+        if isinstance(error, Refusal):
+            self._counters[f"refused.{error.code}"] += 1
+            return error.refused
+        self._counters["errors.internal"] += 1
+        if isinstance(error, LedgerError):
+            log.error("%s", error.message)
+            return Refused(code="KVD-LEDGER", message=error.message, hint="see the disk of kvd's state directory")
+        log.error("handling %s failed", kind_of(message), exc_info=error)
+        return Refused(
+            code="KVD-INTERNAL",
+            message=f"kvd failed at {kind_of(message)}: {type(error).__name__}: {error}",
+            hint="see the log of kvd (journalctl -u kvd)",
+        )
+
+    def _reply(self, caller: Caller, answer: Answer, correlation: int) -> None:
+        if answer is None:
+            return
+        try:
+            self.send(caller.route, answer, correlation)
+        except (OverflowError, ValueError, TypeError):
+            # A correlation id that msgpack cannot carry back: the sender made it up.
+            self._counters["received.malformed"] += 1
+
+
+def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
+    """Send without waiting; False where the queue is full or nobody is there."""
+    # With NOBLOCK the future that zmq gives is done already.
+    sent = cast("asyncio.Future[Any]", socket.send_multipart(frames, zmq.NOBLOCK))
+    return sent.done() and sent.exception() is None
+
+
+def _pid(frame: zmq.Frame) -> int:
+    # libzmq appends the kernel's credentials of an ipc peer to its address: "host:uid:gid:pid".
+    try:
+        parts = str(frame.get("Peer-Address")).split(":")
+    except zmq.ZMQError:
+        return 0
+    return int(parts[-1]) if len(parts) == 4 and parts[-1].isdigit() else 0
