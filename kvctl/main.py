@@ -10,7 +10,7 @@ import typer
 
 from kvctl import errors
 from kvctl.loading import CONTEXT_SETTINGS, LazyGroup
-from kvctl.options import COMMON, common
+from kvctl.options import with_given
 from kvctl.settings import Given, resolve
 
 EPILOG = "\n".join(
@@ -25,9 +25,9 @@ EPILOG = "\n".join(
 
 def root(
     context: typer.Context,
+    given: Given,
     *,
     version: Annotated[bool, typer.Option("--version", help="Print kvctl's version and exit.")] = False,
-    **values: Any,
 ) -> None:
     """See and steer the KV cache transfers between vLLM engines."""
     if version:
@@ -35,19 +35,13 @@ def root(
 
         typer.echo(f"kvctl {kvctl_version()}")
         raise typer.Exit
-    context.obj = common(**values)
+    context.obj = given
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def group() -> Any:
     """The whole command line as a click group, commands not yet imported."""
-    import inspect
-
-    own = [p for p in inspect.signature(root, eval_str=True).parameters.values() if p.name != "values"]
-    parameters = [*own, *COMMON.values()]
-    root.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    root.__annotations__ = {p.name: p.annotation for p in parameters}
     app = typer.Typer(
         name="kvctl",
         cls=LazyGroup,
@@ -55,7 +49,9 @@ def group() -> Any:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    app.callback(invoke_without_command=True, epilog=EPILOG, context_settings=CONTEXT_SETTINGS)(root)
+    app.callback(invoke_without_command=True, epilog=EPILOG, context_settings=CONTEXT_SETTINGS)(
+        with_given(root)
+    )
     return typer.main.get_command(app)
 
 

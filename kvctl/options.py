@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from kvctl import parsing
-from kvctl.settings import COLOR_MODES, OUTPUT_FORMATS, Given, resolve
+from kvctl.settings import COLOR_MODES, OUTPUT_FORMATS, Given, Settings, resolve
 
 Watch = Annotated[
     float | None,
@@ -84,19 +84,36 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A function without a ``settings`` parameter is returned as it is.
     """
-    signature = inspect.signature(function, eval_str=True)
-    if "settings" not in signature.parameters:
+
+    def settle(context: typer.Context, given: Given) -> Settings:
+        return resolve((given, context.obj if isinstance(context.obj, Given) else Given()), os.environ)
+
+    return _unfolded(function, "settings", settle)
+
+
+def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for the function that takes the options before the command: its ``given`` is one level of settings."""
+    return _unfolded(function, "given", lambda _, given: given)
+
+
+def _unfolded(
+    function: Callable[..., Any], folded: str, fold: Callable[[typer.Context, Given], object]
+) -> Callable[..., Any]:
+    """``function`` with the common options in place of its parameter ``folded``, which ``fold`` makes of them."""
+    own = inspect.signature(function, eval_str=True).parameters
+    if folded not in own:
         return function
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in signature.parameters.values() if p.name != "settings"]
 
     @functools.wraps(function)
     def command(context: typer.Context, **values: Any) -> None:
-        nearest = common(**{name: values.pop(name) for name in COMMON})
-        before = context.obj if isinstance(context.obj, Given) else Given()
-        function(resolve((nearest, before), os.environ), **values)
+        given = common(**{name: values.pop(name) for name in COMMON})
+        if "context" in own:
+            values["context"] = context
+        function(**{folded: fold(context, given)}, **values)
 
-    context = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    parameters = [context, *own, *COMMON.values()]
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in (folded, "context")]
+    parameters = [context, *kept, *COMMON.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

@@ -43,10 +43,10 @@ def age(moment: datetime) -> str:
 
 
 def clock(moment: datetime) -> str:
-    """A moment as local time of day, with the date where it is not of today."""
+    """A moment as local time of day, with the day where it is not today."""
     local = moment.astimezone()
     today = local.date() == datetime.now(UTC).astimezone().date()
-    return local.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+    return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M:%S")
 
 
 def _three_digits(value: float) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 PIPE_WIDTH = 100_000
-"""Columns where stdout is no terminal: a line must never be cut or folded for a program that reads it."""
+"""Columns where stdout is no terminal, or -o wide was asked for: a line is then never folded."""
 
 SCREENS = {
     "Engines": "kvctl.render.engines:engines_screen",
@@ -74,7 +74,7 @@ def _screen(body: msgspec.Struct) -> Callable[[Any, bool], RenderableType]:
 
 def _drawn(screen: RenderableType, settings: Settings) -> str:
     console = _console(settings)
-    console.print(screen)
+    console.print(screen, crop=False, overflow="ignore")
     # rich fills every line up to its column's width; blanks at a line's end help nobody.
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     return "".join(line.rstrip() + "\n" for line in drawn.splitlines())
@@ -85,7 +85,7 @@ def _console(settings: Settings) -> Console:
 
     terminal = sys.stdout.isatty()
     coloured = settings.color == "always" or (settings.color == "auto" and terminal)
-    width = None if terminal else PIPE_WIDTH
+    width = None if terminal and settings.output != "wide" else PIPE_WIDTH
     return Console(
         file=io.StringIO(),
         force_terminal=coloured,

@@ -1,9 +1,11 @@
-"""Plain tables: upper-case headers, two spaces between columns, nothing cut where nobody looks at a screen."""
+"""Plain tables: upper-case headers, two spaces between columns, nothing ever cut off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -21,43 +23,48 @@ STATE_STYLES = {
     "unreachable": "red",
 }
 
+FOLDING = frozenset(
+    ("ENGINE", "MODEL", "REASON", "CAUSE", "REQUEST", "FROM", "TO", "PEERS", "STAGES", "SUMMARY", "NOTE")
+)
+"""Headers of identifiers and prose, which may go on in a second line on a narrow terminal; numbers never do."""
+NARROWEST = 11
+"""Characters that a folding column keeps at least: below that a table is harder to read than one that runs over."""
 
-def column_table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Table:
-    """A table of text cells. ``right`` names, separated by spaces, the headers of the columns of numbers.
 
-    Only the columns of identifiers and prose fold on a narrow terminal; numbers and states never do.
+class Sheet:
+    """A table that folds its long columns to fit the terminal, and runs over the edge where even that is not enough.
+
+    A table squeezed by force would lose columns and characters; one that runs over can be piped to ``less -S``.
     """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, as wide as it must be."""
+        needed = Measurement.get(console, options.update(max_width=1_000_000), self.table)
+        width = options.max_width if needed.minimum <= options.max_width else needed.maximum
+        yield from console.render(self.table, options.update(max_width=min(width, needed.maximum)))
+
+
+def column_table(headers: Sequence[str], rows: Iterable[Sequence[str | Text]], right: str = "") -> Sheet:
+    """A table of text cells. ``right`` names, separated by spaces, the headers of the columns of numbers."""
     table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    lines = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     numbers = right.split()
-    for header in headers:
+    for position, header in enumerate(headers):
+        longest = max((len(header), *(line[position].cell_len for line in lines)))
+        folds = header in FOLDING
         table.add_column(
             Text(header),
             justify="right" if header in numbers else "left",
-            no_wrap=header not in FOLDING,
+            no_wrap=not folds,
             overflow="fold",
+            min_width=min(longest, NARROWEST) if folds else longest,
         )
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    return table
-
-
-FOLDING = frozenset(
-    (
-        "ENGINE",
-        "MODEL",
-        "REASON",
-        "CAUSE",
-        "REQUEST",
-        "FROM",
-        "TO",
-        "PEERS",
-        "STAGES",
-        "SUBJECT",
-        "SUMMARY",
-        "MESSAGE",
-    )
-)
-"""Headers whose cells may be folded onto a second line."""
+    for line in lines:
+        table.add_row(*line)
+    return Sheet(table)
 
 
 def state(name: str) -> Text:

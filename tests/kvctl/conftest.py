@@ -1,0 +1,255 @@
+"""A daemon in a thread that speaks the real wire over real sockets, with the same few engines every time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from kvd.wire import query
+from kvd.wire.event import Event
+from kvd.wire.frame import Message, decode, encode
+from kvd.wire.identity import Endpoint, EngineFacts, RankId
+from kvd.wire.names import events_address, socket_address
+from kvd.wire.reply import Refused
+from kvd.wire.transfer import GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
+
+MODEL = "Qwen/Qwen3-8B"
+SINCE = 1_795_000_000.25
+
+ENGINES = (
+    query.EngineRow(
+        engine=EngineFacts(engine_id="decode-0", model=MODEL, role="decode", tp=2, world_size=2),
+        generation="aa11bb22cc33dd44",
+        local=True,
+        state="ready",
+        ranks=(RankId(0), RankId(1)),
+        since=SINCE,
+        scheduler=True,
+        policy="recompute",
+        peers=("prefill-0",),
+    ),
+    query.EngineRow(
+        engine=EngineFacts(engine_id="prefill-0", model=MODEL, role="prefill", tp=4, pp=2, world_size=8),
+        generation="",
+        local=False,
+        state="partial",
+        ranks=(RankId(0, 1), RankId(1)),
+        since=SINCE,
+        endpoint=Endpoint("10.0.0.7", 7766),
+        reason="6 of 8 workers are missing",
+    ),
+)
+
+WORKERS = (
+    query.WorkerRow(
+        kind="worker",
+        engine_id="decode-0",
+        rank=RankId(1),
+        pid=4242,
+        incarnation="0f0f",
+        state="alive",
+        registered=SINCE,
+        heartbeat_age=0.12,
+        backend="nixl",
+        regions=36,
+        registered_bytes=24 << 30,
+    ),
+    query.WorkerRow(
+        kind="scheduler",
+        engine_id="decode-0",
+        rank=None,
+        pid=4240,
+        incarnation="1e1e",
+        state="silent",
+        registered=SINCE,
+        heartbeat_age=3.5,
+        reason="no heartbeat for 3.5 s",
+    ),
+)
+
+STATUS = query.Status(
+    kvd_id="kvd-node7",
+    generation="77aa",
+    version="0.1.0",
+    pid=911,
+    host="node7",
+    started=SINCE,
+    runtime_dir="/run/kvd",
+    endpoint=Endpoint("::1", 7766),
+    counters={"handshakes_total": 4, "malformed_total": 0},
+    gauges={"leases": 2.0},
+    peers=(
+        query.PeerRow(
+            endpoint=Endpoint("10.0.0.8", 7766), kvd_id="kvd-node8", state="up", rtt=0.00031, since=SINCE
+        ),
+    ),
+)
+
+
+def ledger_row(seq: int, **changes: object) -> LedgerRow:
+    record = TransferRecord(
+        transfer_id=f"t-{seq}",
+        request_id=f"cmpl-{seq}",
+        local_engine="decode-0",
+        local_rank="tp1",
+        remote_engine="prefill-0",
+        remote_generation="aa11",
+        remote_request_id=f"cmpl-{seq}-p",
+        backend="nixl",
+        mode="pull",
+        state="done",
+        started=SINCE + seq,
+        tokens=1024,
+        bytes=64 << 20,
+        descriptors=512,
+        coalesced_descriptors=8,
+        remote_ranks=("tp2", "tp3"),
+        groups=(GroupShare(0, "full", 64, 64 << 20),),
+        stages={"queued": 0.0012, "handshake": 0.0, "wire": 0.008},
+    )
+    return LedgerRow(seq, msgspec.structs.replace(record, **changes))
+
+
+LEDGER = (
+    ledger_row(3, state="miss", cause="peer went away", bytes=0, stages={}),
+    ledger_row(2),
+    ledger_row(1),
+)
+
+
+@dataclass
+class FakeDaemon:
+    """Answers from ``answers``; whatever is not there is refused. ``asked`` holds the requests as they came."""
+
+    directory: Path
+    answers: dict[type, Callable[[Message], Message | None]]
+    asked: list[Message] = field(default_factory=list)
+    events: tuple[Event, ...] = ()
+
+    def serve(self, context: zmq.Context[zmq.Socket[bytes]], ready: threading.Event) -> None:
+        router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
+        for socket in (router, publisher):
+            socket.setsockopt(zmq.LINGER, 0)
+        router.bind(socket_address(self.directory))
+        publisher.bind(events_address(self.directory))
+        ready.set()
+        poller = zmq.Poller()
+        poller.register(router, zmq.POLLIN)
+        poller.register(publisher, zmq.POLLIN)
+        try:
+            while True:
+                for socket, _ in poller.poll():
+                    if socket is router:
+                        self._answer(router)
+                    elif publisher.recv()[:1] == b"\x01":
+                        for event in self.events:
+                            publisher.send_multipart([event.kind.encode(), msgspec.msgpack.encode(event)])
+        except zmq.ContextTerminated:
+            router.close()
+            publisher.close()
+
+    def _answer(self, router: zmq.Socket[bytes]) -> None:
+        sender, frame = router.recv_multipart()
+        message, correlation = decode(frame)
+        self.asked.append(message)
+        make = self.answers.get(type(message))
+        answer = make(message) if make else Refused(code="KVD-NO", message="not here", hint="ask another")
+        if answer is not None:
+            router.send_multipart([sender, encode(answer, correlation)])
+
+
+def _transfers(message: Message) -> Message:
+    assert isinstance(message, ListTransfers)
+    rows = tuple(
+        row
+        for row in LEDGER
+        if row.seq > message.after
+        and message.request_id in ("", row.record.request_id)
+        and message.state in ("", row.record.state)
+    )
+    return Transfers(rows=rows[: message.limit], total=len(LEDGER))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
+    fake = FakeDaemon(
+        tmp_path / "run",
+        {
+            query.ListEngines: lambda _: query.Engines(rows=ENGINES),
+            query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
+            query.GetStatus: lambda _: STATUS,
+            ListTransfers: _transfers,
+        },
+        events=tuple(
+            Event(seq=n, time=SINCE + n, kind=kind, subject="decode-0", detail={"ranks": n})
+            for n, kind in ((1, "engine.ready"), (2, "transfer.miss"), (5, "lease.expired"))
+        ),
+    )
+    fake.directory.mkdir()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    ready = threading.Event()
+    thread = threading.Thread(target=fake.serve, args=(context, ready))
+    thread.start()
+    assert ready.wait(5)
+    yield fake
+    context.term()
+    thread.join(5)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith(("KVCTL_", "KVD_")) or name in ("NO_COLOR", "FORCE_COLOR", "XDG_RUNTIME_DIR"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TZ", "UTC")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line inside this process: quick, for everything that is not about processes."""
+    from kvctl.main import main
+
+    def in_process(*arguments: str | Path) -> Outcome:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return in_process
+
+
+@pytest.fixture
+def process() -> Run:
+    """The command line as a process of its own."""
+
+    def in_a_process(*arguments: str | Path, **options: object) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvctl", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            **options,  # type: ignore[call-overload]
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return in_a_process

@@ -1,0 +1,126 @@
+"""What each command asks of kvd, and its own options."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvd.wire.transfer import ListTransfers
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import FakeDaemon, Run
+
+
+def test_engines_are_filtered_by_state_and_place(run: Run, daemon: FakeDaemon) -> None:
+    for option in (("--state", "ready"), ("--local",)):
+        rows = json.loads(run("engines", *option, "-o", "json", "--socket", daemon.directory).out)["engines"]
+        assert [row["engine_id"] for row in rows] == ["decode-0"]
+
+
+def test_workers_are_filtered_by_engine(run: Run, daemon: FakeDaemon) -> None:
+    assert run("workers", "--engine", "nobody", "-o", "jsonl", "--socket", daemon.directory).out == ""
+    assert run("workers", "-e", "decode-0", "-o", "jsonl", "--socket", daemon.directory).out.count("\n") == 2
+
+
+def test_the_filters_of_transfers_are_applied_by_kvd(run: Run, daemon: FakeDaemon) -> None:
+    filters = ("--limit", "7", "--engine", "decode-0", "--request", "cmpl-3", "--state", "miss")
+    run("transfers", *filters, "--socket", daemon.directory)
+    assert daemon.asked[-1] == ListTransfers(limit=7, engine_id="decode-0", request_id="cmpl-3", state="miss")
+
+
+def test_transfers_without_options_asks_for_the_newest_twenty(run: Run, daemon: FakeDaemon) -> None:
+    run("transfers", "--socket", daemon.directory)
+    assert daemon.asked[-1] == ListTransfers(limit=20)
+
+
+def test_watching_transfers_as_lines_prints_each_once(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = iter((None, None))
+
+    def nap(seconds: float) -> None:
+        assert seconds == 0.5
+        if next(naps, "enough") == "enough":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvctl.watch.time.sleep", nap)
+    outcome = run("transfers", "--watch", "500ms", "-o", "jsonl", "--socket", daemon.directory)
+    assert outcome.code == 130
+    assert [json.loads(line)["seq"] for line in outcome.out.splitlines()] == [1, 2, 3]
+    assert [m.after for m in daemon.asked if isinstance(m, ListTransfers)] == [0, 3, 3]
+
+
+def test_watching_a_table_repeats_it_with_a_gap_when_piped(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = iter((None,))
+
+    def nap(seconds: float) -> None:
+        if next(naps, seconds) == seconds:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvctl.watch.time.sleep", nap)
+    lines = run("engines", "-w", "2", "--socket", daemon.directory).out.splitlines()
+    once = ["ENGINE", "decode-0", "prefill-0"]
+    assert [line.split(" ")[0] for line in lines] == [*once, "", *once]
+
+
+def test_events_end_after_the_count(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("events", "--count", "2", "-o", "jsonl", "--timeout", "5", "--socket", daemon.directory)
+    first, second = map(json.loads, outcome.out.splitlines())
+    assert outcome.code == 0
+    assert (first["kind"], first["event"], first["subject"]) == ("Event", "engine.ready", "decode-0")
+    assert (second["seq"], second["detail"]) == (2, {"ranks": 2})
+
+
+def test_a_gap_between_events_is_told_on_stderr(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("events", "-n", "3", "--timeout", "5", "--socket", daemon.directory)
+    assert outcome.err == "kvctl: 2 events were lost between 2 and 5\n"
+
+
+def test_events_are_filtered_by_the_beginning_of_their_kind(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run(
+        "events",
+        "transfer",
+        "lease.",
+        "-n",
+        "2",
+        "--timeout",
+        "5",
+        "-o",
+        "jsonl",
+        "--socket",
+        daemon.directory,
+    )
+    assert [json.loads(line)["event"] for line in outcome.out.splitlines()] == [
+        "transfer.miss",
+        "lease.expired",
+    ]
+
+
+def test_events_that_do_not_come_in_time_are_exit_code_4(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("events", "-n", "9", "--timeout", "300ms", "--socket", daemon.directory)
+    assert outcome.code == 4
+    assert "3 events of the 9 asked for came" in outcome.err
+
+
+def test_version_needs_no_daemon(run: Run, tmp_path: object) -> None:
+    outcome = run("version", "-o", "json", "--runtime-dir", f"{tmp_path}/nowhere")
+    assert (outcome.code, json.loads(outcome.out)["daemon"]) == (0, None)
+
+
+def test_version_can_leave_the_daemon_alone(run: Run, daemon: FakeDaemon) -> None:
+    run("version", "--client", "--socket", daemon.directory)
+    assert daemon.asked == []
+
+
+def test_schema_takes_a_kind_in_any_case(run: Run) -> None:
+    assert json.loads(run("schema", "topology").out)["title"] == "Topology"
+
+
+def test_schema_names_near_misses(run: Run) -> None:
+    outcome = run("schema", "Topologie")
+    assert outcome.code == 2
+    assert "'Topologie'; did you mean topology?" in outcome.err

@@ -1,0 +1,64 @@
+"""The completion scripts are those that the command line would write now, and the shells take them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kvctl.commands import COMMANDS
+from kvctl.completion import FILES, SHELLS, script
+
+FOLDER = Path(__file__).parents[2] / "completions"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_scripts_in_the_repository_are_current(shell: str) -> None:
+    assert (FOLDER / FILES[shell]).read_text() == script(shell), "run `make completions`"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_script_knows_every_command_and_choice(shell: str) -> None:
+    text = script(shell)
+    for row in COMMANDS:
+        assert row.name in text
+    for choice in ("jsonl", "always", "unreachable", "Topology"):
+        assert choice in text
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_shell_can_read_its_script(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"no {shell} here")
+    subprocess.run([shell, "-n", FOLDER / FILES[shell]], check=True, capture_output=True)
+
+
+def completed(line: str) -> list[str]:
+    """What bash offers at the end of ``line``."""
+    words = line.split(" ")
+    ask = (
+        f"source {FOLDER / FILES['bash']}; COMP_WORDS=({' '.join(repr(word) for word in words)}); "
+        f"COMP_CWORD={len(words) - 1}; _kvctl; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("kvctl eng", ["engines"]),
+        ("kvctl -o json eng", ["engines"]),
+        ("kvctl engines --sta", ["--state"]),
+        ("kvctl engines --state re", ["ready"]),
+        ("kvctl engines -o js", ["json", "jsonl"]),
+        ("kvctl -o ya", ["yaml"]),
+        ("kvctl schema Top", ["Topology"]),
+        ("kvctl completion z", ["zsh"]),
+        ("kvctl engines --timeout 5 --lo", ["--local"]),
+    ],
+)
+def test_what_bash_offers(line: str, offered: list[str]) -> None:
+    assert completed(line) == offered
