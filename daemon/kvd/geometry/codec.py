@@ -73,7 +73,8 @@ def worker_from_plain(plain: object) -> WorkerGeometry:
         num_blocks=_of(int, doc.get("num_blocks"), "num_blocks"),
         regions=_each(doc.get("regions"), lambda r: Region(*_row(r, (int, int, str), "region")), "regions"),
         groups=tuple(
-            _group_from_plain(i, g, pages) for i, g in enumerate(_each(doc.get("groups"), lambda g: g, "groups"))
+            _group_from_plain(i, g, pages)
+            for i, g in enumerate(_each(doc.get("groups"), lambda g: g, "groups"))
         ),
     )
     check_worker(worker)
@@ -99,13 +100,18 @@ def _field_from_plain(plain: object) -> Field:
         itemsize=_of(int, doc.get("itemsize"), "field itemsize"),
         offset=_of(int, doc.get("offset"), "field offset"),
         axes=_each(doc.get("axes"), lambda a: Axis(*_row(a, (str, int, int, int, int), "axis")), "axes"),
-        shape=_each(doc.get("shape"), lambda s: cast("tuple[str, int]", _row(s, (str, int), "shape")), "shape"),
+        shape=_each(
+            doc.get("shape"), lambda s: cast("tuple[str, int]", _row(s, (str, int), "shape")), "shape"
+        ),
     )
 
 
 def _page_from_plain(plain: object) -> Page:
     doc = _mapping(plain, "page")
-    return Page(size=_of(int, doc.get("size"), "page size"), fields=_each(doc.get("fields"), _field_from_plain, "fields"))
+    return Page(
+        size=_of(int, doc.get("size"), "page size"),
+        fields=_each(doc.get("fields"), _field_from_plain, "fields"),
+    )
 
 
 def _group_from_plain(index: int, plain: object, pages: tuple[Page, ...]) -> Group:

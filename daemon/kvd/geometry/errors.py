@@ -1,7 +1,7 @@
 """Errors of geometry.
 
 GeometryError            code, message with both values
-├── BadGeometry          a description that contradicts itself (a field outside its page, a layer outside its region ...)
+├── BadGeometry          a description that contradicts itself (a layer outside its region, two fields of one name ...)
 ├── LayerInTwoGroups     one layer in two KV cache groups; names both
 ├── UnevenShard          a size that cannot be split over so many ranks
 └── UnknownShape         a live tensor or spec of a shape that this version does not know

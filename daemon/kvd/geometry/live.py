@@ -13,8 +13,10 @@ from typing import Literal
 from kvd.geometry.errors import UnknownShape
 from kvd.geometry.model import Axis, Field, Layer, Page, Region
 from kvd.geometry.shards import (
+    WHOLE_CONTEXT,
     ContextShare,
     ConvSection,
+    Placement,
     Share,
     conv_fields,
     kv_fields,
@@ -48,7 +50,7 @@ class Blocks:
 
     count: int
     tokens: int
-    context: ContextShare = ContextShare()
+    context: ContextShare = WHOLE_CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,15 @@ def attention_layer(
 ) -> Layer:
     """The layer of a tensor with heads.
 
-    ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks: each block
+    ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks: a block
     is ``shape[block] / blocks.count`` of them. Raises `UnknownShape` where shape and facts disagree.
     """
     at = _dims(tensor, dims)
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
     if tensor.shape[at["head"]] != heads.extent:
-        raise UnknownShape(f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}")
+        raise UnknownShape(
+            f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}"
+        )
     if "key+value" in at:
         inner = at["key+value"]
         _expect(tensor, "key and value size", tensor.shape[inner], key_size + value_size)
@@ -106,14 +110,16 @@ def attention_layer(
         dtype=tensor.dtype,
         itemsize=tensor.itemsize,
         heads=heads,
-        head_stride=tensor.strides[at["head"]],
         tokens=tokens,
         block_tokens=blocks.tokens,
         key_size=key_size,
         value_size=value_size,
-        key_offset=0,
-        value_offset=value_offset,
-        dim_stride=tensor.strides[inner],
+        place=Placement(
+            head_stride=tensor.strides[at["head"]],
+            dim_stride=tensor.strides[inner],
+            key_offset=0,
+            value_offset=value_offset,
+        ),
     )
     return _layer(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
 
@@ -137,7 +143,13 @@ def latent_layer(
 
 
 def state_layer(
-    tensor: LiveTensor, regions: Sequence[Region], *, state: StateShape, rank: int, ranks: int, block_stride: int
+    tensor: LiveTensor,
+    regions: Sequence[Region],
+    *,
+    state: StateShape,
+    rank: int,
+    ranks: int,
+    block_stride: int,
 ) -> Layer:
     """The layer of a state-space layer: a page is the convolution state and then the recurrent state, both dense."""
     return _layer(tensor, regions, state_fields(state, rank, ranks), block_stride)
@@ -154,7 +166,9 @@ def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
     channels, taps = conv_shape if state.channels_first or state.family == "mamba1" else conv_shape[::-1]
     heads = share(f"{state.family} heads", state.heads, rank, ranks)
     if ssm_shape[0] != heads.extent:
-        raise UnknownShape(f"a {state.family} state of {ssm_shape[0]} heads on one of {ranks} ranks, of {state.heads} in all")
+        raise UnknownShape(
+            f"a {state.family} state of {ssm_shape[0]} heads on one of {ranks} ranks, of {state.heads} in all"
+        )
     sections = _sections(state, channels, ssm_shape, rank, ranks)
     conv = conv_fields(
         dtype=conv_dtype,
@@ -165,7 +179,11 @@ def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
         channels_first=state.channels_first or state.family == "mamba1",
     )
     ssm = state_field(
-        dtype=ssm_dtype, itemsize=ssm_size, offset=prod(conv_shape) * conv_size, heads=heads, inner=ssm_shape[1:]
+        dtype=ssm_dtype,
+        itemsize=ssm_size,
+        offset=prod(conv_shape) * conv_size,
+        heads=heads,
+        inner=ssm_shape[1:],
     )
     return (*conv, ssm)
 
@@ -178,7 +196,10 @@ def _sections(
     value = ssm_shape[0] * ssm_shape[1]
     rest, odd = divmod(channels - value, 2)
     if rest < 1 or odd:
-        raise UnknownShape(f"a {state.family} convolution of {channels} channels, {value} of them values, leaves {channels - value} for two sections")
+        raise UnknownShape(
+            f"a {state.family} convolution of {channels} channels, {value} of them values,"
+            f" leaves {channels - value} for two sections"
+        )
     whole = Share(rank * value, value, value * ranks)
     if state.family == "gdn":
         part = Share(rank * rest, rest, rest * ranks)
@@ -191,14 +212,18 @@ def _sections(
 
 def _dims(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
     if len(dims) != len(tensor.shape):
-        raise UnknownShape(f"{tensor.layer}: a tensor of {len(tensor.shape)} dimensions {tensor.shape}, expected {tuple(dims)}")
+        raise UnknownShape(
+            f"{tensor.layer}: a tensor of {len(tensor.shape)} dimensions {tensor.shape}, expected {tuple(dims)}"
+        )
     return {name: i for i, name in enumerate(dims)}
 
 
 def _tokens(tensor: LiveTensor, at: dict[str, int], blocks: Blocks) -> tuple[int, tuple[Axis, ...]]:
     kernel_blocks, rest = divmod(tensor.shape[at["block"]], blocks.count)
     if rest or not kernel_blocks:
-        raise UnknownShape(f"{tensor.layer}: {tensor.shape[at['block']]} kernel blocks do not make {blocks.count} blocks")
+        raise UnknownShape(
+            f"{tensor.layer}: {tensor.shape[at['block']]} kernel blocks do not make {blocks.count} blocks"
+        )
     local_tokens = kernel_blocks * tensor.shape[at["token"]]
     _expect(tensor, "tokens a block", local_tokens * blocks.context.size, blocks.tokens)
     return kernel_blocks, token_axes(

@@ -1,9 +1,9 @@
 """What a worker's KV cache looks like, byte for byte: axes, fields, pages, layers, groups, workers, engines.
 
-A *field* is one logical tensor inside a page (``k``, ``v``, ``latent``, ``conv.x``, ``ssm``). On a worker it is a strided
-box of that logical tensor: for each axis the global index of its first element, how many elements it holds, the global
-step between them and the byte stride. Nothing here knows about NHD or HND, about joined K and V, about replicated heads:
-those are only other numbers in the same axes.
+A *field* is one logical tensor inside a page (``k``, ``v``, ``latent``, ``conv.x``, ``ssm``). On a worker it is a
+strided box of that logical tensor: for each axis the global index of its first element, how many elements it holds, the
+global step between them and the byte stride. Nothing here knows about NHD or HND, about joined K and V, about
+replicated heads: those are only other numbers in the same axes.
 """
 
 from __future__ import annotations
@@ -87,6 +87,14 @@ class Page:
     fields: tuple[Field, ...]
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.size, self.fields))
+
+    def __hash__(self) -> int:
+        """Computed once: planning looks pages up for every layer of every pair of workers."""
+        return self._hash
+
+    @cached_property
     def content(self) -> int:
         """Bytes of all fields of one page (``bytes_per_block`` on the screen)."""
         return sum(f.nbytes for f in self.fields)
@@ -121,9 +129,10 @@ class Layer:
 class Group:
     """A vLLM KV cache group: layers that share one block table.
 
-    ``block_size`` is the number of consecutive tokens that one block covers on the engine as a whole (a context-parallel
-    rank holds every ``dcp``-th of them); for ``mamba`` the spacing of state checkpoints. ``window`` is the sliding window
-    or chunk in tokens, ``scratch_blocks`` the trailing speculative blocks a state group keeps and that never move.
+    ``block_size`` is the number of consecutive tokens that one block covers on the engine as a whole (a
+    context-parallel rank holds every ``dcp``-th of them); for ``mamba`` the spacing of state checkpoints. ``window`` is
+    the sliding window or chunk in tokens, ``scratch_blocks`` the trailing speculative blocks a state group keeps and
+    that never move.
     """
 
     index: int

@@ -2,23 +2,28 @@
 
 For each label the coordinates of both boxes are matched; the byte offsets of the matches are two columns of numbers. A
 field's runs are the outer sum of those columns over its labels, innermost first, joined wherever two neighbours are
-adjacent on both sides. Layouts, joined K and V, kernel blocks and context-parallel interleaving need no case of their own.
+adjacent on both sides. Layouts, joined K and V, kernel blocks and context-parallel interleaving need no case of their
+own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvd.geometry.model import Field
 from kvd.topology.descriptors import Int64
 
+Flags = NDArray[np.bool_]
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Byte runs of one page pair: ``length[i]`` bytes at ``remote[i]`` of the remote page belong at ``local[i]`` of the local.
+    """Byte runs of one page pair: ``length[i]`` bytes at ``remote[i]`` of the remote page belong at ``local[i]`` here.
 
     Three int64 columns ordered by ``local``; offsets in bytes from the start of each page.
     """
@@ -37,17 +42,44 @@ class Table:
         return len(self.length)
 
 
-def coordinates(field: Field, label: str) -> tuple[Int64, Int64]:
-    """Global indices of ``label`` that this box holds and the byte offset of each, two int64 columns of one length."""
-    index, offset = np.zeros(1, np.int64), np.zeros(1, np.int64)
-    for axis in field.axes_of(label):
-        steps = np.arange(axis.extent, dtype=np.int64)
-        index = (index[:, None] + axis.start + steps * axis.step).ravel()
-        offset = (offset[:, None] + steps * axis.stride).ravel()
-    return index, offset
+Steps = tuple[tuple[int, int, int], ...]
+"""A series of numbers as (start, extent, step) for each axis that it is summed over."""
 
 
-def intersect(local: Field, remote: Field, *, shifts: tuple[int, int] = (0, 0), wanted: Mapping[str, Int64] | None = None) -> Table:
+def steps_of(field: Field, label: str) -> Steps:
+    """The global indices of ``label`` that this box holds, as steps."""
+    return tuple((a.start, a.extent, a.step) for a in field.axes if a.label == label)
+
+
+@lru_cache(maxsize=4096)
+def series(steps: Steps) -> Int64:
+    """The numbers of ``steps``, the last axis running fastest; read-only, since calls share it."""
+    numbers = np.zeros(1, np.int64)
+    for start, extent, step in steps:
+        numbers = (numbers[:, None] + start + np.arange(extent, dtype=np.int64) * step).ravel()
+    numbers.flags.writeable = False
+    return numbers
+
+
+@lru_cache(maxsize=4096)
+def held(mine: Steps, theirs: Steps, shift: int) -> Flags:
+    """For each of my numbers whether it is one of theirs, which are ``shift`` higher; read-only."""
+    numbers, others = series(mine), series(theirs) + shift
+    inside: Flags = (numbers >= others.min()) & (numbers <= others.max())
+    known = np.zeros(int(others.max() - others.min()) + 1, bool)
+    known[others - others.min()] = True
+    inside[inside] = known[numbers[inside] - others.min()]
+    inside.flags.writeable = False
+    return inside
+
+
+def intersect(
+    local: Field,
+    remote: Field,
+    *,
+    shifts: tuple[int, int] = (0, 0),
+    wanted: Mapping[str, Int64] | None = None,
+) -> Table:
     """Runs of the elements that both boxes hold.
 
     ``shifts`` are added to the ``token`` indices of the two sides: blocks of different sizes meet at different phases.
@@ -55,8 +87,8 @@ def intersect(local: Field, remote: Field, *, shifts: tuple[int, int] = (0, 0), 
     """
     runs = Table(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, local.itemsize, np.int64))
     for label in sorted(local.labels, key=lambda name: min(a.stride for a in local.axes_of(name))):
-        mine, mine_offset = coordinates(local, label)
-        theirs, theirs_offset = coordinates(remote, label)
+        mine, theirs = series(steps_of(local, label)), series(steps_of(remote, label))
+        mine_offset, theirs_offset = _offsets(local, label), _offsets(remote, label)
         if label == "token":
             mine, theirs = mine + shifts[0], theirs + shifts[1]
         _, at_mine, at_theirs = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
@@ -73,8 +105,13 @@ def intersect(local: Field, remote: Field, *, shifts: tuple[int, int] = (0, 0), 
     return Table(runs.local + local.offset, runs.remote + remote.offset, runs.length)
 
 
+def _offsets(field: Field, label: str) -> Int64:
+    """Bytes from the first element to each that `series` names."""
+    return series(tuple((0, a.extent, a.stride) for a in field.axes if a.label == label))
+
+
 def join(runs: Table) -> Table:
-    """The same bytes in as few runs as possible: ordered by local offset, neighbours adjacent on both sides made one."""
+    """The same bytes in as few runs as possible: ordered by local offset, neighbours adjacent on both sides joined."""
     if len(runs) < 2:
         return runs
     order = np.argsort(runs.local, kind="stable")

@@ -1,8 +1,8 @@
 """Plan a local worker against a remote engine; compile a plan for block ids.
 
-A plan is made once for a pair and holds absolute addresses of block 0 and strides. Compiling it for a request is an outer
-sum in numpy: blocks times rows, without a Python loop over either, with runs of adjacent blocks found before they are
-multiplied by layers.
+A plan is made once for a pair and holds absolute addresses of block 0 and strides. Compiling it for a request is an
+outer sum in numpy: blocks times rows, without a Python loop over either, with runs of adjacent blocks found before they
+are multiplied by layers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
-from kvd.topology.descriptors import Descriptors, Int64, concatenate
+from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.intersect import Table, join
 from kvd.topology.sources import Holder, Phase, Piece, pieces
@@ -24,7 +24,8 @@ class Read:
     """What one remote worker supplies of one group, for all layers that it supplies in the same way.
 
     ``rows`` are runs at absolute addresses for block 0 on both sides, over all ``layers``; block ``b`` adds
-    ``b * stride``. ``layer_bytes`` and ``layer_segments`` are of one page of one layer.
+    ``b * stride``. ``layer_bytes`` and ``layer_segments`` are of one page of one layer. ``heads`` are the first and one
+    past the last of the model's heads, ``window`` is the local group's sliding window or chunk in tokens.
     """
 
     remote: int
@@ -39,6 +40,7 @@ class Read:
     layer_bytes: int
     layer_segments: int
     heads: tuple[int, int] | None
+    window: int | None = None
 
     @property
     def bytes_per_block(self) -> int:
@@ -75,29 +77,37 @@ class BlockList:
     ids: Int64
 
 
-def plan_worker(local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]) -> Plan:
+def plan_worker(
+    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+) -> Plan:
     """The plan for ``local`` to read all its layers from the workers of a remote engine.
 
     ``peers`` are all workers of the local engine, ``local`` among them: replicas share the work. Layers are matched by
-    name. Raises `LayerMissing`, `FieldMismatch` or `NotCovered`.
+    name. Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
     """
-    memory: dict[object, list[Piece]] = {}
-    found: dict[tuple[object, ...], list[tuple[Layer, Layer, Piece]]] = {}
+    memory: _Memory = {}
+    found: dict[_Alike, list[tuple[Layer, Layer, Piece]]] = {}
     turn = 0
     for group in local.groups:
+        placed: set[tuple[int, int, int]] = set()
         for layer in group.layers:
-            for piece, remote_group, remote_layer in _sources(layer, group, local, peers, remotes, turn, memory):
-                same = (piece.remote, group.index, remote_group.index, piece.phase, layer.stride, remote_layer.stride)
-                found.setdefault((*same, id(piece)), []).append((layer, remote_layer, piece))
+            # Layers that reuse another layer's cache stand at the same address: their bytes move once.
+            place = (layer.region, layer.offset, layer.stride)
+            if place in placed:
+                continue
+            placed.add(place)
+            for piece, remote_group, remote_layer in _sources(
+                layer, group, local, peers, remotes, turn, memory
+            ):
+                alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
+                found.setdefault(alike, []).append((layer, remote_layer, piece))
             turn += 1
-    groups = [g.block_size for g in local.groups]
-    remote_groups = max((w.groups for w in remotes), key=len, default=())
     return Plan(
         local_rank=local.rank,
         remote_ranks=tuple(w.rank for w in remotes),
-        reads=tuple(_read(local, remotes, local.groups[key[1]], key, parts) for key, parts in found.items()),  # type: ignore[index]
-        block_sizes=tuple(groups),
-        remote_block_sizes=tuple(g.block_size for g in remote_groups),
+        reads=tuple(_read(local, remotes, alike, parts) for alike, parts in found.items()),
+        block_sizes=tuple(g.block_size for g in local.groups),
+        remote_block_sizes=_block_sizes(remotes),
         local_blocks=local.num_blocks,
         remote_blocks=tuple(w.num_blocks for w in remotes),
     )
@@ -108,23 +118,72 @@ def compile_plan(
 ) -> dict[int, Descriptors]:
     """Descriptors for one request, coalesced, by position of the remote worker.
 
-    ``local`` and ``remote`` give the blocks of each group by group index; groups that ``local`` leaves out are not read.
-    ``tokens`` is how many tokens of the request the remote side has: local blocks that begin after them are left alone.
-    Raises `BlockMismatch` where a needed remote block is not given or an id is out of range.
+    ``local`` and ``remote`` give the blocks of each group by group index; groups that ``local`` leaves out are not
+    read. ``tokens`` is how many tokens of the request the remote side has: blocks that begin after them are left alone.
+    Of a windowed group the remote blocks before the window may be missing. Raises `BlockMismatch` where a needed remote
+    block is not given, an id is out of range or a local id is given twice.
     """
+    for index, blocks in local.items():
+        _distinct(index, blocks)
     parts: dict[int, list[Descriptors]] = {}
+    split: dict[int, list[Descriptors]] = {}
     for read in plan.reads:
         if read.group not in local:
             continue
         if read.remote_group not in remote:
-            raise BlockMismatch(f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from")
+            raise BlockMismatch(
+                f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
+            )
         mine, theirs = _pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
         _in_range(mine, plan.local_blocks, f"local group {read.group}")
         _in_range(theirs, plan.remote_blocks[read.remote], f"remote group {read.remote_group}")
-        parts.setdefault(read.remote, []).append(_descriptors(read, mine, theirs))
-    return {remote_index: concatenate(found) for remote_index, found in parts.items()}
+        # Blocks of different sizes are read in several phases, and what one phase reads may continue in the next.
+        phased = read.phase.local_period > 1 or read.phase.remote_period > 1
+        (split if phased else parts).setdefault(read.remote, []).append(_descriptors(read, mine, theirs))
+    for position, found in split.items():
+        parts.setdefault(position, []).append(coalesce(concatenate(found)))
+    return {position: concatenate(found) for position, found in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What the layers of one read have in common; ``piece`` is the identity of the piece (its rank and phase)."""
+
+    group: int
+    remote_group: int
+    local_stride: int
+    remote_stride: int
+    piece: int
+
+
+_Memory = dict[object, tuple[int, dict[int, list[Piece]]]]
+"""For pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
+
+
+def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
+    """Block sizes by group of a remote engine. Raises `BlockMismatch` where its workers disagree."""
+    sizes: dict[int, tuple[int, Rank]] = {}
+    for worker in remotes:
+        for group in worker.groups:
+            size, rank = sizes.setdefault(group.index, (group.block_size, worker.rank))
+            if size != group.block_size:
+                raise BlockMismatch(
+                    f"remote group {group.index} has blocks of {size} tokens on {rank}"
+                    f" and of {group.block_size} on {worker.rank}"
+                )
+    return tuple(sizes[index][0] for index in sorted(sizes))
+
+
+def _distinct(index: int, blocks: BlockList) -> None:
+    """Raise `BlockMismatch` where a block would be written twice."""
+    ids = blocks.ids
+    if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
+        values, times = np.unique(ids, return_counts=True)
+        if len(values) != len(ids):
+            twice = int(values[times > 1][0])
+            raise BlockMismatch(f"local group {index}: block id {twice} is given {int(times.max())} times")
 
 
 def _sources(
@@ -134,40 +193,40 @@ def _sources(
     peers: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
     turn: int,
-    memory: dict[object, list[Piece]],
+    memory: _Memory,
 ) -> list[tuple[Piece, Group, Layer]]:
     having = [(i, *w.layers[layer.name]) for i, w in enumerate(remotes) if layer.name in w.layers]
     if not having:
-        raise LayerMissing(f"layer {layer.name} (group {group.index}) is on none of {len(remotes)} remote workers")
+        raise LayerMissing(
+            f"layer {layer.name} (group {group.index}) is on none of {len(remotes)} remote workers"
+        )
     for _, remote_group, _ in having:
         if (remote_group.kind == "mamba") != (group.kind == "mamba"):
-            raise LayerMissing(f"layer {layer.name} is of kind {group.kind} here and {remote_group.kind} there")
-    holders = tuple(Holder(i, remote_layer.page, remote_group.block_size) for i, remote_group, remote_layer in having)
+            raise LayerMissing(
+                f"layer {layer.name} is of kind {group.kind} here and {remote_group.kind} there"
+            )
+    holders = tuple(
+        Holder(i, remote_layer.page, remote_group.block_size) for i, remote_group, remote_layer in having
+    )
     sharing = [w for w in peers if layer.name in w.layers]
     sharers: tuple[Page, ...] = tuple(w.layers[layer.name][1].page for w in sharing)
     me = next((i for i, w in enumerate(sharing) if w.rank == local.rank), 0)
-    replicas = len(holders)
-    key = (group.kind, group.block_size, layer.page, holders, sharers, me, turn % _cycle(replicas))
-    if key not in memory:
-        memory[key] = pieces(group, layer.page, holders, sharers or (layer.page,), me, turn)
+    key = (group.kind, group.block_size, layer.page, holders, sharers, me)
+    if key not in memory or turn % memory[key][0] not in memory[key][1]:
+        period, made = pieces(group, layer.page, holders, sharers or (layer.page,), me, turn)
+        memory.setdefault(key, (period, {}))[1][turn % period] = made
+    period, by_turn = memory[key]
     by_remote = {i: (remote_group, remote_layer) for i, remote_group, remote_layer in having}
-    return [(piece, *by_remote[piece.remote]) for piece in memory[key]]
-
-
-def _cycle(replicas: int) -> int:
-    """After how many layers the rotation over any number of up to ``replicas`` holders repeats."""
-    return int(np.lcm.reduce(np.arange(1, min(replicas, 16) + 1))) if replicas > 1 else 1
+    return [(piece, *by_remote[piece.remote]) for piece in by_turn[turn % period]]
 
 
 def _read(
     local: WorkerGeometry,
     remotes: Sequence[WorkerGeometry],
-    group: Group,
-    key: tuple[object, ...],
+    alike: _Alike,
     parts: list[tuple[Layer, Layer, Piece]],
 ) -> Read:
-    remote, _, remote_group, phase, local_stride, remote_stride, _ = key
-    piece = parts[0][2]
+    group, piece = local.groups[alike.group], parts[0][2]
     here = np.array([local.page_address(layer) for layer, _, _ in parts], np.int64)
     there = np.array([remotes[piece.remote].page_address(layer) for _, layer, _ in parts], np.int64)
     table = piece.table
@@ -181,16 +240,17 @@ def _read(
     return Read(
         remote=piece.remote,
         group=group.index,
-        remote_group=int(remote_group),  # type: ignore[call-overload]
+        remote_group=alike.remote_group,
         kind=group.kind,
         phase=piece.phase,
         layers=tuple(layer.name for layer, _, _ in parts),
         rows=rows,
-        local_stride=parts[0][0].stride,
-        remote_stride=parts[0][1].stride,
+        local_stride=alike.local_stride,
+        remote_stride=alike.remote_stride,
         layer_bytes=table.nbytes,
         layer_segments=len(table),
         heads=piece.heads,
+        window=group.window,
     )
 
 
@@ -198,23 +258,39 @@ def _pairs(plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: 
     """Ids of the local and remote blocks that meet in this read, two columns of one length."""
     if read.kind == "mamba":
         if len(local.ids) != len(remote.ids):
-            raise BlockMismatch(f"state group {read.group}: {len(local.ids)} local blocks and {len(remote.ids)} remote ones")
+            raise BlockMismatch(
+                f"state group {read.group}: {len(local.ids)} local blocks and {len(remote.ids)} remote ones"
+            )
         return local.ids, remote.ids
     phase, size = read.phase, plan.block_sizes[read.group]
+    remote_size = size * phase.local_period // phase.remote_period
     numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
     here = numbers % phase.local_period == phase.local
     there = (numbers // phase.local_period) * phase.remote_period + phase.remote
-    remote_size = plan.remote_block_sizes[read.remote_group]
     # The tokens that this local block and that remote block share begin at the later of the two blocks.
     needed = here & (np.maximum(numbers * size, there * remote_size) < tokens)
+    if read.window is not None:
+        # The remote side let go of blocks before the window; they are missed only where the window needs them.
+        end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
+        needed &= (there >= remote.first) | (end > _window_start(read.kind, read.window, tokens))
     numbers, there, ids = numbers[needed], there[needed] - remote.first, local.ids[needed]
     if len(there) and (there[0] < 0 or there[-1] >= len(remote.ids)):
         missing = int(numbers[(there < 0) | (there >= len(remote.ids))][0])
         raise BlockMismatch(
-            f"group {read.group}: block {missing} of the request needs remote block numbers that were not given: the remote side has"
-            f" {remote.first}..{remote.first + len(remote.ids) - 1} of {remote_size} tokens"
+            f"group {read.group}: block {missing} of the request ({size} tokens each) needs remote blocks that were not"
+            f" given: the remote side has {remote.first}..{remote.first + len(remote.ids) - 1} of {remote_size} tokens"
         )
     return ids, remote.ids[there]
+
+
+def _window_start(kind: GroupKind, window: int, tokens: int) -> int:
+    """First token that a query at position ``tokens - 1`` or later attends to.
+
+    A request whose every token is known computes its last one again, so that is the earliest query there can be.
+    """
+    if kind == "chunked":
+        return (tokens - 1) // window * window
+    return tokens - window
 
 
 def _in_range(ids: Int64, blocks: int, what: str) -> None:

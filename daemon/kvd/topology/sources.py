@@ -1,7 +1,7 @@
 """Which remote workers supply which part of one local page: atoms, holders, and an even spread over replicas.
 
-For each field and label the local indices fall into classes by who else holds them (*atoms*). A cell, one atom a label, is
-held whole by a holder or not at all, so choosing a holder for every cell covers the field exactly once.
+For each field and label the local indices fall into classes by who else holds them (*atoms*). A cell, one atom a label,
+is held whole by a holder or not at all, so choosing a holder for every cell covers the field exactly once.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 
 from kvd.geometry.model import Field, Group, Page
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import FieldMismatch, NotCovered
-from kvd.topology.intersect import Table, coordinates, intersect, stack
+from kvd.topology.intersect import Flags, Steps, Table, held, intersect, series, stack, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Which blocks of the two sides meet: local blocks ``m * local_period + local`` and remote ``m * remote_period + remote``.
+    """Which blocks meet: local ``m * local_period + local`` and remote ``m * remote_period + remote``, for every ``m``.
 
     Equal block sizes give one phase (0 of 1 on both sides).
     """
@@ -51,12 +51,14 @@ class Piece:
     heads: tuple[int, int] | None
 
 
-def pieces(group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page], me: int, turn: int) -> list[Piece]:
-    """All pieces that make up one local page of ``group``.
+def pieces(
+    group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page], me: int, turn: int
+) -> tuple[int, list[Piece]]:
+    """All pieces that make up one local page of ``group``, and after how many turns the same ones come again.
 
     ``sharers`` are the pages that the workers of the local engine have of this layer, ``me`` the position of this one
-    among them; ``turn`` is the layer's ordinal. Where several remote workers hold a cell, the local workers that need it
-    take them in rotation, and go on to the next ones layer by layer, so that every replica carries an even load.
+    among them; ``turn`` is the layer's ordinal. Where several remote workers hold a cell, the local workers that need
+    it take them in rotation, and go on to the next ones layer by layer, so that every replica carries an even load.
 
     Raises `FieldMismatch` where the two sides do not mean the same tensor, `NotCovered` where nobody holds a part.
     """
@@ -64,16 +66,22 @@ def pieces(group: Group, page: Page, holders: Sequence[Holder], sharers: Sequenc
         _same_tensors(page, holder.page, state=group.kind == "mamba")
     found: dict[tuple[int, Phase], list[Table]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
+    repeat = 1
     for local_phase, candidates in _meetings(group, holders):
         for fld in page.fields:
-            for (holder, phase, shifts), wanted in _cells(fld, candidates, local_phase * group.block_size, sharers, me, turn):
+            cells = _cells(fld, candidates, local_phase * group.block_size, sharers, me, turn)
+            for (holder, phase, shifts), wanted, period in cells:
+                repeat = lcm(repeat, period)
                 table = intersect(fld, holder.page.by_name[fld.name], shifts=shifts, wanted=wanted)
                 found.setdefault((holder.remote, phase), []).append(table)
                 if fld.name == "k":
                     low, high = int(wanted["head"].min()), int(wanted["head"].max()) + 1
                     seen = heads.get((holder.remote, phase), (low, high))
                     heads[holder.remote, phase] = (min(low, seen[0]), max(high, seen[1]))
-    return [Piece(remote, phase, stack(tables), heads.get((remote, phase))) for (remote, phase), tables in found.items()]
+    return repeat, [
+        Piece(remote, phase, stack(tables), heads.get((remote, phase)))
+        for (remote, phase), tables in found.items()
+    ]
 
 
 _Candidate = tuple[Holder, Phase, tuple[int, int]]
@@ -90,7 +98,11 @@ def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[tuple[int, li
         yield (
             j,
             [
-                (h, Phase(j, period // group.block_size, k, period // h.block_size), (first, k * h.block_size))
+                (
+                    h,
+                    Phase(j, period // group.block_size, k, period // h.block_size),
+                    (first, k * h.block_size),
+                )
                 for h in holders
                 for k in range(first // h.block_size, -(-last // h.block_size))
             ],
@@ -99,8 +111,8 @@ def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[tuple[int, li
 
 def _cells(
     fld: Field, candidates: Sequence[_Candidate], shift: int, sharers: Sequence[Page], me: int, turn: int
-) -> Iterator[tuple[_Candidate, dict[str, Int64]]]:
-    """Each chosen candidate with the (shifted) indices it supplies, cell by cell."""
+) -> Iterator[tuple[_Candidate, dict[str, Int64], int]]:
+    """Each chosen candidate, the (shifted) indices it supplies and the turns until it is chosen again, cell by cell."""
     others = [s.by_name[fld.name] for s in sharers]
     atoms = [_atoms(fld, label, candidates, shift, others) for label in fld.labels]
     for cell in itertools.product(*atoms):
@@ -112,45 +124,60 @@ def _cells(
             raise NotCovered(f"field {fld.name}: no remote worker holds {part}")
         sharing = np.flatnonzero(np.logical_and.reduce([atom.shared for atom in cell]))
         place = int(np.searchsorted(sharing, me))
-        yield candidates[holders[(place + len(sharing) * turn) % len(holders)]], wanted
+        chosen = candidates[holders[(place + len(sharing) * turn) % len(holders)]]
+        yield chosen, wanted, len(holders) // gcd(len(holders), len(sharing))
 
 
 @dataclass(frozen=True, slots=True)
 class _Atom:
+    """Indices of one label that the same candidates hold and the same sharers need."""
+
     indices: Int64
-    held: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    shared: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    held: Flags
+    shared: Flags
 
 
-def _atoms(fld: Field, label: str, candidates: Sequence[_Candidate], shift: int, others: Sequence[Field]) -> list[_Atom]:
-    mine, _ = coordinates(fld, label)
-    token = label == "token"
-    rows = []
-    for holder, _, shifts in candidates:
-        theirs, _ = coordinates(holder.page.by_name[fld.name], label)
-        rows.append(np.isin(mine + shift, theirs + shifts[1]) if token else np.isin(mine, theirs))
-    rows += [np.isin(mine, coordinates(other, label)[0]) for other in others]
-    signatures, which = np.unique(np.array(rows, bool), axis=1, return_inverse=True)
-    indices = mine + shift if token else mine
-    n = len(candidates)
-    return [
-        _Atom(indices[which.ravel() == i], signatures[:n, i], signatures[n:, i]) for i in range(signatures.shape[1])
-    ]
+def _atoms(
+    fld: Field, label: str, candidates: Sequence[_Candidate], shift: int, others: Sequence[Field]
+) -> list[_Atom]:
+    mine = steps_of(fld, label)
+    if label != "token":
+        shift = 0
+    # Most candidates are replicas of each other or miss the label's part altogether: few rows are distinct.
+    rows: dict[tuple[Steps, int], int] = {}
+    columns = [
+        rows.setdefault(
+            (steps_of(h.page.by_name[fld.name], label), shifts[1] - shift if label == "token" else 0),
+            len(rows),
+        )
+        for h, _, shifts in candidates
+    ] + [rows.setdefault((steps_of(other, label), 0), len(rows)) for other in others]
+    distinct = np.array([held(mine, theirs, by) for theirs, by in rows])
+    signatures, which = np.unique(distinct, axis=1, return_inverse=True)
+    every, which, indices, n = signatures[columns], which.ravel(), series(mine) + shift, len(candidates)
+    return [_Atom(indices[which == i], every[:n, i], every[n:, i]) for i in range(every.shape[1])]
 
 
 def _same_tensors(mine: Page, theirs: Page, *, state: bool) -> None:
+    """Raise `FieldMismatch` unless both pages hold shards of the same logical tensors."""
+    if mine.by_name.keys() != theirs.by_name.keys():
+        raise FieldMismatch(
+            f"a page holds {', '.join(mine.by_name)} here and {', '.join(theirs.by_name)} there"
+        )
     for fld in mine.fields:
-        other = theirs.by_name.get(fld.name)
-        if other is None:
-            raise FieldMismatch(f"field {fld.name} exists here and not there; there are {', '.join(theirs.by_name)}")
+        other = theirs.by_name[fld.name]
         if (fld.dtype, fld.itemsize) != (other.dtype, other.itemsize):
             raise FieldMismatch(
-                f"field {fld.name} is {fld.dtype} ({fld.itemsize} bytes) here and {other.dtype} ({other.itemsize} bytes) there"
+                f"field {fld.name} is {fld.dtype} ({fld.itemsize} bytes) here"
+                f" and {other.dtype} ({other.itemsize} bytes) there"
             )
-        # Block sizes may differ, so the extent of `token` may too; a state has no tokens and must agree in all.
         here, there = dict(fld.shape), dict(other.shape)
         if not state:
-            here.pop("token", None), there.pop("token", None)
-        for label in here.keys() | there.keys():
+            # Block sizes may differ, so the extent of `token` may too; a state has no tokens and must agree in all.
+            here.pop("token", None)
+            there.pop("token", None)
+        for label in {**here, **there}:
             if here.get(label) != there.get(label):
-                raise FieldMismatch(f"field {fld.name} has {here.get(label)} of {label} here and {there.get(label)} there")
+                raise FieldMismatch(
+                    f"field {fld.name} has {here.get(label)} of {label} here and {there.get(label)} there"
+                )

@@ -1,0 +1,91 @@
+"""The four invariants of planning, over random pairs of engines, checked byte by byte."""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvd.geometry.model import EngineGeometry, Group
+from kvd.topology.plan import BlockList
+from tests.kvd.topology import engines, oracle
+
+BLOCKS = 24
+EXAMPLES = {"ci": 2_000, "nightly": 50_000, "quick": 200}
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+THOROUGH = settings(
+    max_examples=EXAMPLES.get(PROFILE, 2_000),
+    deadline=None,  # the machine that runs this is shared
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+    print_blob=True,
+)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry, int, oracle.Request]:
+    model = draw(engines.models())
+    local, remote = (engines.engine(draw, name, model, BLOCKS) for name in ("local", "remote"))
+    return local, remote, draw(st.integers(0, len(local.workers) - 1)), _request(draw, local, remote)
+
+
+def _request(draw: st.DrawFn, local: EngineGeometry, remote: EngineGeometry) -> oracle.Request:
+    """A request of so many tokens that the blocks of all groups fit, some of it known to the local side already."""
+    groups = (*local.workers[0].groups, *remote.workers[0].groups)
+    smallest = min((g.block_size for g in groups if g.kind != "mamba"), default=1)
+    room = BLOCKS // max(len(local.workers[0].groups), len(remote.workers[0].groups))
+    tokens = draw(st.integers(1, smallest * room))
+    known = draw(st.integers(0, tokens - 1))
+    states = draw(st.integers(1, 2))
+    pattern = draw(st.sampled_from(("ascending", "descending", "random")))
+    dice = Random(draw(st.integers(0, 9)))
+    drop = draw(st.booleans())
+    return oracle.Request(
+        local=_blocks(local.workers[0].groups, tokens, known, states, pattern, dice, drop=drop),
+        remote=_blocks(remote.workers[0].groups, tokens, 0, states, pattern, dice, drop=True),
+        tokens=tokens,
+    )
+
+
+def _blocks(
+    groups: tuple[Group, ...],
+    tokens: int,
+    known: int,
+    states: int,
+    pattern: str,
+    dice: Random,
+    *,
+    drop: bool,
+) -> dict[int, BlockList]:
+    """Distinct ids for all groups, since groups may stand in the same bytes; with ``drop`` only those in the window."""
+    pool = list(range(BLOCKS))
+    if pattern == "descending":
+        pool.reverse()
+    elif pattern == "random":
+        dice.shuffle(pool)
+    given: dict[int, BlockList] = {}
+    for group in groups:
+        if group.kind == "mamba":
+            first, count = 0, states
+        else:
+            start = known
+            if drop and group.kind == "sliding_window" and group.window:
+                start = max(start, tokens - group.window)
+            if drop and group.kind == "chunked" and group.window:
+                start = max(start, (tokens - 1) // group.window * group.window)
+            first = start // group.block_size
+            count = -(-tokens // group.block_size) - first
+        given[group.index] = BlockList(first, np.array([pool.pop(0) for _ in range(count)], np.int64))
+    return given
+
+
+@pytest.mark.timeout(7200 if PROFILE == "nightly" else 600)
+@THOROUGH
+@given(cases())
+def test_every_needed_byte_is_written_once_and_is_right(
+    case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
+) -> None:
+    oracle.check(*case)
