@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -20,6 +20,7 @@ from kvd.backends.errors import (
     PeerUnreachable,
     TransferRefused,
 )
+from kvd.geometry.model import Region
 
 NAME = "nixl"
 INSTALL = "install nixl==1.5.1 (it needs numpy; without CUDA use --no-deps with nixl-cu12 and nixl-cu13)"
@@ -27,6 +28,8 @@ INSTALL = "install nixl==1.5.1 (it needs numpy; without CUDA use --no-deps with 
 _log = logging.getLogger(__name__)
 
 _INFINIBAND = Path("/sys/class/infiniband")
+
+_SOFTWARE = frozenset({"tcp", "self", "sm", "shm", "mm", "posix", "sysv", "cma", "knem", "xpmem"})
 
 # NIXL's exceptions carry one word each; these are the ones that mean something better than "no".
 _MEANINGS: Mapping[str, tuple[type[BackendError], str]] = {
@@ -93,6 +96,21 @@ def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = _I
         # Shared memory alone cannot connect: agents exchange their first messages over tcp, as does every fallback.
         _log.warning("UCX_TLS=%s leaves out tcp, which NIXL needs to connect: using %s", transports, kept)
         environ["UCX_TLS"] = kept
+
+
+def software_only(
+    environ: Mapping[str, str], regions: Sequence[Region], infiniband: Path = _INFINIBAND
+) -> bool:
+    """Whether bytes can reach ``regions`` only through calls into NIXL, never by a device's own doing.
+
+    So it is for host memory where there is no RDMA device, or where UCX_TLS names nothing but software transports.
+    """
+    if any(region.device != "cpu" for region in regions):
+        return False
+    named = {name.strip() for name in environ.get("UCX_TLS", "").split(",") if name.strip()}
+    if named and named <= _SOFTWARE:
+        return True
+    return not (infiniband.is_dir() and any(infiniband.iterdir()))
 
 
 def translate(error: Exception, doing: str) -> BackendError:

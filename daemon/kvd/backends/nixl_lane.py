@@ -1,0 +1,339 @@
+"""A NIXL lane: the way to one peer engine, one agent that goes away when a transfer on it is given up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.backends.contract import Operation, State, Transfer
+from kvd.backends.envelope import Envelope, unpack
+from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
+from kvd.backends.nixl_agent import MEMORY, Agent
+from kvd.backends.nixl_library import NAME
+from kvd.backends.spans import Spans, parse_device
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors, Int64
+
+_OPERATIONS: Mapping[Operation, str] = {"read": "READ", "write": "WRITE"}
+_PAUSE_S = 5e-5  # polling without a pause starves UCX's own threads on a busy host
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """An agent nobody will call again, with the handles of its unfinished transfers.
+
+    Destroying an agent that has a read under way over tcp closes the connection under the peer's answer, and UCX in the
+    *peer* may then abort the whole process ("ucp_request.inl: Fatal: unexpected error: Endpoint timeout"). Where every
+    transport is software, only calls into the agent move bytes into our memory; so an agent without a progress thread
+    that is never called again writes nothing, and keeps the peer's connection open.
+    """
+
+    agent: Agent
+    handles: list[Any] = field(default_factory=list)
+
+    def destroy(self) -> None:
+        """Release and destroy after all.
+
+        Raises:
+            BackendError: the agent is still referred to.
+        """
+        self.agent.release(self.handles)
+        self.agent.destroy()
+
+
+@dataclass(slots=True)
+class _Peer:
+    metadata: bytes
+    agent: str
+    spans: Spans
+
+
+@dataclass(slots=True, eq=False)
+class _Post:
+    """What `Transfer.handle` points at: NIXL's handles, one for each pair of memory kinds; emptied by the lane."""
+
+    handles: list[Any] = field(default_factory=list)
+
+
+class NixlLane:
+    """The way to one peer engine: one agent. Calls from several threads wait for each other, `close` too."""
+
+    def __init__(
+        self,
+        name: str,
+        agent: Agent,
+        regions: Sequence[Region],
+        *,
+        drain_s: float,
+        park: Callable[[Parked], None] | None,
+        closed: Callable[[NixlLane], None],
+    ) -> None:
+        self.name = name
+        self._drain_s = drain_s
+        self._park = park
+        self._agent: Agent | None = agent
+        self._open = True
+        self._spans = Spans(regions)
+        self._peers: dict[str, _Peer] = {}
+        self._live: dict[_Post, Transfer] = {}
+        self._closed = closed
+        self._lock = threading.Lock()
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
+
+        Raises:
+            PeerMetadataError: not of this backend, of another minor release of NIXL, damaged, or already here under
+                another name.
+            PeerUnreachable: NIXL cannot connect to it.
+        """
+        with self._lock:
+            agent = self._opened()
+            known = self._peers.get(peer)
+            if known and known.metadata == metadata:
+                return
+            envelope = unpack(metadata, backend=NAME)
+            _same_release(agent.library.version, envelope.version)
+            _known_devices(envelope)
+            for other, held in self._peers.items():
+                if held.agent == envelope.agent and other != peer:
+                    raise PeerMetadataError(
+                        f"agent {envelope.agent!r} is already known as {other!r}, cannot be {peer!r} too",
+                        backend=NAME,
+                    )
+            if known:
+                del self._peers[peer]
+                agent.call(f"forget {peer}", "remove_remote_agent", known.agent)
+            try:
+                loaded = agent.call(f"add {peer}", "add_remote_agent", envelope.blob)
+            except TransferRefused as refused:
+                raise PeerUnreachable(refused.message, backend=NAME, hint=refused.hint) from None
+            loaded = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+            if loaded != envelope.agent:
+                agent.call(f"forget {loaded}", "remove_remote_agent", loaded)
+                raise PeerMetadataError(
+                    f"metadata is of agent {envelope.agent!r} by its header and {loaded!r} by NIXL",
+                    backend=NAME,
+                )
+            self._peers[peer] = _Peer(metadata, envelope.agent, Spans(envelope.regions))
+
+    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
+        """Post a transfer. With shared memory the call lasts as long as the copy, with the GIL released.
+
+        An error before anything was posted is raised; one after that is a FAILED transfer, because part of it may still
+        move.
+
+        Raises:
+            TransferRefused: unknown peer, closed lane, malformed columns, memory that is not registered.
+        """
+        with self._lock:
+            agent = self._opened()
+            known = self._peers.get(peer)
+            if known is None:
+                raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
+            rows = _checked(descriptors)
+            post = _Post()
+            transfer = Transfer(peer, rows.nbytes, len(rows), post)
+            try:
+                for part in _parts(rows, self._spans, known.spans):
+                    local = agent.call(
+                        "describe local memory", "get_xfer_descs", part.local, part.local_memory
+                    )
+                    remote = agent.call(
+                        "describe remote memory", "get_xfer_descs", part.remote, part.remote_memory
+                    )
+                    doing = f"{operation} {len(part.local)} descriptors, peer {peer}"
+                    post.handles.append(
+                        agent.call(
+                            doing, "initialize_xfer", _OPERATIONS[operation], local, remote, known.agent
+                        )
+                    )
+            except BackendError:
+                agent.release(post.handles)
+                raise
+            transfer.posted = time.monotonic()
+            self._live[post] = transfer
+            for handle in post.handles:
+                self._advance(agent, transfer, "transfer", handle)
+                if transfer.state is State.FAILED:
+                    break
+            else:
+                self._look(agent, transfer)
+            transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
+            return transfer
+
+    def poll(self, transfer: Transfer) -> State:
+        """Look once and update ``transfer``. Over tcp this is also what moves the bytes, with the GIL released."""
+        with self._lock:
+            if transfer.state is State.PENDING:
+                if self._agent is None or not self._open or transfer.handle not in self._live:
+                    self._end(transfer, State.FAILED, f"not a transfer of lane {self.name!r}")
+                else:
+                    self._look(self._agent, transfer)
+            return transfer.state
+
+    def close(self) -> None:
+        """End the lane. When this returns no byte of any of its transfers can land any more. Idempotent.
+
+        Transfers get ``drain_s`` seconds to end by themselves. If some don't, the agent is parked where the home allows
+        it (see `Parked`), else destroyed.
+
+        Raises:
+            BackendError: something outside this module holds NIXL's agent, so it still lives: treat the memory of the
+                lane's transfers as still being written.
+        """
+        with self._lock:
+            agent, self._open = self._agent, False
+            if agent is None:
+                return
+            self._drain(agent)
+            parked = Parked(agent) if self._live and self._park else None
+            for transfer in list(self._live.values()):
+                if parked:
+                    parked.handles += transfer.handle.handles
+                    transfer.handle.handles.clear()
+                agent.release(transfer.handle.handles)
+                self._end(transfer, State.FAILED, f"lane {self.name!r} was closed before the transfer ended")
+            self._live.clear()
+            self._peers.clear()
+            if parked and self._park:
+                self._park(parked)
+            else:
+                agent.destroy()
+            self._agent = None
+        self._closed(self)
+
+    def _drain(self, agent: Agent) -> None:
+        """Let transfers end: one that ended needs neither parking nor a cancellation that its peer would notice."""
+        until = time.monotonic() + self._drain_s
+        while self._live and time.monotonic() < until:
+            for transfer in list(self._live.values()):
+                self._look(agent, transfer)
+            time.sleep(_PAUSE_S)
+
+    def _opened(self) -> Agent:
+        if self._agent is None or not self._open:
+            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
+        return self._agent
+
+    def _look(self, agent: Agent, transfer: Transfer) -> None:
+        """Advance all handles; DONE when all are."""
+        pending = False
+        for handle in transfer.handle.handles:
+            status = self._advance(agent, transfer, "check_xfer_state", handle)
+            if transfer.state is State.FAILED:
+                return
+            pending |= status == "PROC"
+        if not pending:
+            self._measure(agent, transfer)
+            self._release(agent, transfer)
+            self._end(transfer, State.DONE, "")
+
+    def _advance(self, agent: Agent, transfer: Transfer, method: str, handle: Any) -> str:
+        try:
+            status = str(agent.call(f"transfer with {transfer.peer}", method, handle))
+            reason = f"transfer with {transfer.peer}: NIXL answered {status}" if status == "ERR" else ""
+        except BackendError as error:
+            status, reason = "ERR", f"{error.message} ({error.hint})" if error.hint else error.message
+        if reason:
+            self._release(agent, transfer)
+            self._end(transfer, State.FAILED, reason)
+        return status
+
+    def _measure(self, agent: Agent, transfer: Transfer) -> None:
+        for handle in transfer.handle.handles:
+            times = agent.telemetry(handle)
+            for key, value in times.items():
+                transfer.detail[key] = transfer.detail.get(key, 0.0) + value
+
+    def _release(self, agent: Agent, transfer: Transfer) -> None:
+        self._live.pop(transfer.handle, None)
+        agent.release(transfer.handle.handles)
+
+    @staticmethod
+    def _end(transfer: Transfer, state: State, reason: str) -> None:
+        transfer.state, transfer.reason, transfer.ended = state, reason, time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows (address, bytes, device ordinal) of both sides of a post, each side in one kind of memory."""
+
+    local: NDArray[np.uint64]
+    remote: NDArray[np.uint64]
+    local_memory: str
+    remote_memory: str
+
+
+def _checked(descriptors: Descriptors) -> Descriptors:
+    """The descriptors with rows of no bytes left out."""
+    lengths = {len(descriptors.local), len(descriptors.remote), len(descriptors.length)}
+    if len(lengths) > 1:
+        raise TransferRefused(
+            f"descriptor columns differ in length: {len(descriptors.local)} local, {len(descriptors.remote)} remote, "
+            f"{len(descriptors.length)} lengths",
+            backend=NAME,
+        )
+    if not len(descriptors):
+        return descriptors
+    least = min(int(c.min()) for c in (descriptors.local, descriptors.remote, descriptors.length))
+    if least < 0:
+        raise TransferRefused(
+            f"a descriptor holds {least}; addresses and lengths are not negative", backend=NAME
+        )
+    keep = descriptors.length > 0
+    if keep.all():
+        return descriptors
+    return Descriptors(descriptors.local[keep], descriptors.remote[keep], descriptors.length[keep])
+
+
+def _parts(rows: Descriptors, local: Spans, remote: Spans) -> Iterator[_Part]:
+    """Split by kind of memory: one list of NIXL's is all DRAM or all VRAM, on whatever devices."""
+    if not len(rows):
+        return
+    here, here_memory = _side(rows.local, rows.length, local)
+    there, there_memory = _side(rows.remote, rows.length, remote)
+    pairs = [(a, b) for a in _memories(local) for b in _memories(remote)]
+    for a, b in pairs:
+        if len(pairs) == 1:
+            yield _Part(here, there, a, b)
+        elif (chosen := (here_memory == a) & (there_memory == b)).any():
+            yield _Part(here[chosen], there[chosen], a, b)
+
+
+def _side(addresses: Int64, lengths: Int64, spans: Spans) -> tuple[NDArray[np.uint64], NDArray[np.str_]]:
+    """One side's rows (address, bytes, device ordinal), shape (n, 3), and the kind of memory of each."""
+    where = spans.locate(addresses)
+    devices = [parse_device(device) for device in spans.devices]
+    ordinals = np.array([ordinal for _, ordinal in devices], np.int64)
+    memories = np.array([MEMORY[kind] for kind, _ in devices])
+    return np.stack([addresses, lengths, ordinals[where]], axis=1).astype(np.uint64), memories[where]
+
+
+def _memories(spans: Spans) -> list[str]:
+    return list(dict.fromkeys(MEMORY[parse_device(device)[0]] for device in spans.devices))
+
+
+def _same_release(here: str, there: str) -> None:
+    """Metadata of one NIXL is read by another of the same minor release; beyond that NIXL promises nothing."""
+    if here.split(".")[:2] != there.split(".")[:2]:
+        raise PeerMetadataError(
+            f"metadata is of NIXL {there} at the peer and this is NIXL {here}",
+            backend=NAME,
+            hint="install the same minor release of nixl on both hosts",
+        )
+
+
+def _known_devices(envelope: Envelope) -> None:
+    for region in envelope.regions:
+        if parse_device(region.device)[0] not in MEMORY:
+            raise PeerMetadataError(
+                f"agent {envelope.agent!r} has memory on {region.device!r}; NIXL knows {', '.join(MEMORY)}",
+                backend=NAME,
+            )
