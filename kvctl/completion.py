@@ -88,52 +88,62 @@ def _choices(metavar: str | None) -> tuple[str, ...]:
 
 
 def _bash(root: Command, commands: tuple[Command, ...]) -> str:
-    names = " ".join(command.name for command in commands)
+    values = "|".join(name for option in root.options if option.takes_value for name in option.names)
     lines = [
         "# bash completion for kvctl; made by `make completions`, not by hand.",
         "_kvctl() {",
-        "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= word i",
+        "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= i",
+        "    # bash makes --output=json three words.",
+        "    [[ $current == = ]] && current=",
+        "    [[ $previous == = ]] && previous=${COMP_WORDS[COMP_CWORD-2]}",
         "    for ((i = 1; i < COMP_CWORD; i++)); do",
-        "        word=${COMP_WORDS[i]}",
-        "        case $word in",
-        f"            {_pattern(_value_options(root))}) ((i++)) ;;",
+        "        case ${COMP_WORDS[i]} in",
+        f"            {values}) [[ ${{COMP_WORDS[i+1]}} == = ]] && ((i++)); ((i++)) ;;",
         "            -*) ;;",
-        "            *) command=$word; break ;;",
+        "            *) command=${COMP_WORDS[i]}; break ;;",
         "        esac",
         "    done",
         "    case $command:$previous in",
+        *(
+            f"        {_bash_pattern(option, command.name)}) {_bash_values(option)}; return ;;"
+            for command in commands
+            for option in command.options
+            if option.takes_value and option not in root.options
+        ),
+        *(
+            f"        {_bash_pattern(option, '*')}) {_bash_values(option)}; return ;;"
+            for option in root.options
+            if option.takes_value
+        ),
+        "    esac",
+        "    local options= words=",
+        "    case $command in",
     ]
     for command in (root, *commands):
-        where = "" if command is root else command.name
-        for option in command.options:
-            if option.takes_value:
-                pattern = "|".join(f"{where}:{name}" for name in option.names)
-                lines.append(f"        {pattern}) {_bash_values(option)}; return ;;")
-    lines += ["    esac", "    case $command in"]
-    for command in (root, *commands):
-        words = " ".join(name for option in command.options for name in option.names if name.startswith("--"))
-        rest = names if command is root else " ".join(command.arguments)
-        lines += [
-            f"        {repr('') if command is root else command.name})",
-            f'            if [[ $current == -* ]]; then COMPREPLY=($(compgen -W "{words}" -- "$current"))',
-            f'            else COMPREPLY=($(compgen -W "{rest}" -- "$current")); fi ;;',
-        ]
-    lines += ["    esac", "}", "complete -F _kvctl kvctl"]
+        name = "''" if command is root else command.name
+        options = " ".join(
+            name for option in command.options for name in option.names if name.startswith("--")
+        )
+        words = " ".join(c.name for c in commands) if command is root else " ".join(command.arguments)
+        lines += [f"        {name})", f"            options='{options}'", f"            words='{words}' ;;"]
+    lines += [
+        "    esac",
+        "    [[ $current == -* ]] && words=$options",
+        '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -F _kvctl kvctl",
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _bash_pattern(option: Option, command: str) -> str:
+    return "|".join(f"{command}:{name}" for name in option.names)
 
 
 def _bash_values(option: Option) -> str:
     if option.choices:
         return f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
     return 'COMPREPLY=($(compgen -f -- "$current"))' if option.takes_path else "COMPREPLY=()"
-
-
-def _value_options(command: Command) -> list[str]:
-    return [name for option in command.options if option.takes_value for name in option.names]
-
-
-def _pattern(words: list[str]) -> str:
-    return "|".join(words)
 
 
 def _zsh(root: Command, commands: tuple[Command, ...]) -> str:
@@ -176,7 +186,10 @@ def _zsh_specs(option: Option) -> list[str]:
         value = f":value:({' '.join(option.choices)})"
     else:
         value = ":path:_files" if option.takes_path else f":{option.metavar.lower()}:"
-    return [_quoted(f"{exclusive}{name}[{text}]{value}") for name in option.names]
+    joined = {True: "=", False: "+"} if value else {True: "", False: ""}
+    return [
+        _quoted(f"{exclusive}{name}{joined[name.startswith('--')]}[{text}]{value}") for name in option.names
+    ]
 
 
 def _fish(root: Command, commands: tuple[Command, ...]) -> str:
@@ -199,11 +212,9 @@ def _fish(root: Command, commands: tuple[Command, ...]) -> str:
 def _fish_option(option: Option) -> str:
     parts = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     if option.takes_value:
-        parts.append("-r")
+        parts.append("-r -F" if option.takes_path else "-x")
     if option.choices:
         parts.append(f"-a {_quoted(' '.join(option.choices))}")
-    elif option.takes_path:
-        parts.append("-F")
     return " ".join([*parts, f"-d {_quoted(option.help)}"])
 
 

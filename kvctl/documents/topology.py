@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -17,6 +17,9 @@ HeadRange = Annotated[
         description="first head and one past the last, of the model's heads; null where there is no head axis"
     ),
 ]
+
+
+Severity = Literal["error", "warning", "info"]
 
 
 class EngineEnd(Struct, frozen=True, kw_only=True):
@@ -46,13 +49,13 @@ class Group(Struct, frozen=True, kw_only=True):
 
     index: Count
     kind: str
-    layers: Count
+    layers: Annotated[tuple[str, ...], Meta(description="names, over all pipeline stages")]
     block_size: Annotated[int, Meta(ge=0, description="tokens")]
     bytes_per_block: Annotated[Bytes, Meta(description="content of one page of one layer, in bytes")]
 
 
 class Read(Struct, frozen=True, kw_only=True):
-    """What one local rank reads from one remote rank of one group, for one page of one layer."""
+    """What one local rank reads from one remote rank out of one local block of one layer of one group."""
 
     local_rank: RankName
     remote_rank: RankName
@@ -60,12 +63,14 @@ class Read(Struct, frozen=True, kw_only=True):
     heads: HeadRange
     bytes_per_block: Bytes
     segments_per_block: Annotated[int, Meta(ge=0, description="separate copies")]
+    layers: Annotated[int, Meta(ge=0, description="layers read so")]
 
 
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that an operator should know of a pair."""
 
-    code: str
+    code: Annotated[str, Meta(description="stable")]
+    severity: Severity
     message: str
     hint: str
 
@@ -95,8 +100,7 @@ def pair_document(pair: PairDescription) -> Pair:
         remote=_end(pair.remote),
         compatible=pair.compatible,
         factors=tuple(
-            Factor(name=f.name, local=str(f.local), remote=str(f.remote), ok=f.ok, note=f.note)
-            for f in pair.factors
+            Factor(name=f.name, local=f.local, remote=f.remote, ok=f.ok, note=f.note) for f in pair.factors
         ),
         groups=tuple(
             Group(
@@ -110,16 +114,19 @@ def pair_document(pair: PairDescription) -> Pair:
         ),
         reads=tuple(
             Read(
-                local_rank=str(r.local_rank),
-                remote_rank=str(r.remote_rank),
+                local_rank=r.local_rank,
+                remote_rank=r.remote_rank,
                 group=r.group,
                 heads=r.heads,
                 bytes_per_block=r.bytes_per_block,
                 segments_per_block=r.segments_per_block,
+                layers=r.layers,
             )
             for r in pair.reads
         ),
-        findings=tuple(Finding(code=f.code, message=f.message, hint=f.hint) for f in pair.findings),
+        findings=tuple(
+            Finding(code=f.code, severity=f.severity, message=f.message, hint=f.hint) for f in pair.findings
+        ),
     )
 
 
@@ -131,5 +138,5 @@ def _end(engine: EngineSummary) -> EngineEnd:
         tp=engine.tp,
         pp=engine.pp,
         dcp=engine.dcp,
-        block_sizes=tuple(engine.block_sizes),
+        block_sizes=engine.block_sizes,
     )

@@ -36,16 +36,21 @@ def span(seconds: float) -> str:
     return f"{int(seconds // 86400)}d{int(seconds % 86400 // 3600):02d}h"
 
 
+def now() -> datetime:
+    """The moment that ages are counted from."""
+    return datetime.now(UTC)
+
+
 def age(moment: datetime) -> str:
     """How long ago a moment was, in whole seconds below a minute."""
-    seconds = max(0.0, (datetime.now(UTC) - moment).total_seconds())
+    seconds = max(0.0, (now() - moment).total_seconds())
     return f"{seconds:.0f}s" if seconds < 60 else span(seconds)
 
 
 def clock(moment: datetime) -> str:
     """A moment as local time of day, with the day where it is not today."""
     local = moment.astimezone()
-    today = local.date() == datetime.now(UTC).astimezone().date()
+    today = local.date() == now().astimezone().date()
     return local.strftime("%H:%M:%S" if today else "%m-%d %H:%M:%S")
 
 

@@ -14,10 +14,10 @@ from kvctl.render.numbers import size
 from kvctl.render.table import column_table
 
 NOTHING = "."
-LEGEND = (
-    "  N%  part of the bytes a block that the row's rank (reading) takes from the column's rank\n"
-    "  gN  of these groups only    .  nothing"
-)
+SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
+SHARE_LEGEND = "  N%  part of the bytes that the row's rank, reading, takes from the column's rank\n"
+GROUP_LEGEND = "  gN  of these groups only\n"
+NOTHING_LEGEND = "  .   nothing"
 
 
 def topology_screen(body: Topology, wide: bool) -> RenderableType:
@@ -31,8 +31,13 @@ def topology_screen(body: Topology, wide: bool) -> RenderableType:
 def _pair(pair: Pair, wide: bool) -> RenderableType:
     parts: list[RenderableType] = [_header(pair)]
     if pair.reads:
-        parts += ["", Matrix(pair), Text(LEGEND, style="dim"), "", _groups(pair)]
-    factors = [factor for factor in pair.factors if wide or not factor.ok]
+        matrix = Matrix(pair)
+        legend = (
+            SHARE_LEGEND + GROUP_LEGEND * any("g" in cell for cell in matrix.cells.values()) + NOTHING_LEGEND
+        )
+        parts += ["", matrix, "", Text(legend, style="dim"), "", _groups(pair)]
+    # A difference without a note costs nothing and is no news.
+    factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
     if factors:
         rows: list[list[str | Text]] = [
             [
@@ -48,7 +53,10 @@ def _pair(pair: Pair, wide: bool) -> RenderableType:
     if wide and pair.reads:
         parts += ["", _reads(pair)]
     for finding in pair.findings:
-        parts += ["", Text(f"{finding.code}: {finding.message}", style="yellow")]
+        parts += [
+            "",
+            Text(f"{finding.severity} {finding.code}: {finding.message}", SEVERITY_STYLES[finding.severity]),
+        ]
         if finding.hint:
             parts.append(Padding(Text(finding.hint), (0, 0, 0, 2)))
     return Group(*parts)
@@ -67,13 +75,13 @@ def _header(pair: Pair) -> Text:
 
 def _shape(engine: EngineEnd) -> str:
     sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
-    blocks = "/".join(str(n) for n in dict.fromkeys(engine.block_sizes))
-    return " ".join(s for s in (*sizes, f"block {blocks}" if blocks else "") if s)
+    blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes))
+    return " ".join(s for s in sizes if s) + (f", blocks of {blocks}" if blocks else "")
 
 
 def _groups(pair: Pair) -> RenderableType:
     rows = [
-        [f"g{g.index}", g.kind, str(g.layers), str(g.block_size), size(g.bytes_per_block)]
+        [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size), size(g.bytes_per_block)]
         for g in pair.groups
     ]
     return column_table(
@@ -90,21 +98,22 @@ def _reads(pair: Pair) -> RenderableType:
             r.remote_rank,
             f"g{r.group}",
             "-" if r.heads is None else f"{r.heads[0]}-{r.heads[1] - 1}",
+            str(r.layers),
             size(r.bytes_per_block),
             str(r.segments_per_block),
         ]
         for r in pair.reads
     ]
-    headers = ["READER", "SOURCE", "GROUP", "HEADS", "BYTES/BLOCK", "COPIES/BLOCK"]
-    return column_table(headers, rows, right="BYTES/BLOCK COPIES/BLOCK")
+    headers = ["READER", "SOURCE", "GROUP", "HEADS", "LAYERS", "BYTES/BLOCK", "COPIES/BLOCK"]
+    return column_table(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
 
 
 class Matrix:
     """Rows are local ranks, columns remote ranks. Columns that do not fit stand in further tables below."""
 
     def __init__(self, pair: Pair) -> None:
-        self.rows = list(dict.fromkeys(read.local_rank for read in pair.reads))
-        self.columns = list(dict.fromkeys(read.remote_rank for read in sorted(pair.reads, key=_remote_order)))
+        self.rows = sorted({read.local_rank for read in pair.reads}, key=_order)
+        self.columns = sorted({read.remote_rank for read in pair.reads}, key=_order)
         self.cells = _cells(pair)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -123,9 +132,8 @@ class Matrix:
             yield column_table(["", *columns], rows)
 
 
-def _remote_order(read: object) -> tuple[int, ...]:
-    """Ranks in the order of their numbers: tp10 after tp9, pp before tp."""
-    name: str = read.remote_rank  # type: ignore[attr-defined]
+def _order(name: str) -> tuple[int, ...]:
+    """Ranks in the order of their numbers: tp10 after tp9, all of one pp stage together."""
     parts = dict.fromkeys(("pp", "dcp", "tp"), 0)
     for part in name.split("."):
         label = part.rstrip("0123456789")
@@ -135,19 +143,23 @@ def _remote_order(read: object) -> tuple[int, ...]:
 
 def _cells(pair: Pair) -> dict[tuple[str, str], str]:
     """What stands in the matrix for each (local, remote): the share of bytes, and the groups unless it is all."""
-    layers = {group.index: group.layers for group in pair.groups}
+    every_group = {read.group for read in pair.reads}
     taken: dict[tuple[str, str], float] = defaultdict(float)
     total: dict[str, float] = defaultdict(float)
     groups: dict[tuple[str, str], list[int]] = defaultdict(list)
     for read in pair.reads:
         key = read.local_rank, read.remote_rank
-        weight = float(read.bytes_per_block * layers.get(read.group, 1))
+        weight = float(read.bytes_per_block * read.layers)
         taken[key] += weight
         total[read.local_rank] += weight
         if read.group not in groups[key]:
             groups[key].append(read.group)
     return {
         key: f"{100 * share / (total[key[0]] or 1):.0f}%"
-        + ("" if len(groups[key]) == len(layers) else " " + "".join(f"g{g}" for g in sorted(groups[key])))
+        + (
+            ""
+            if len(groups[key]) == len(every_group)
+            else " " + "".join(f"g{g}" for g in sorted(groups[key]))
+        )
         for key, share in taken.items()
     }
