@@ -4,7 +4,8 @@ TopologyError            code; message with both values
 ├── FieldMismatch        a field differs between the two sides in type, size or presence
 ├── NotCovered           no remote worker holds a part that is needed
 ├── LayerMissing         a layer of this side that no remote worker has
-└── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
+├── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
+└── UnknownEngine        a question about an engine or worker that was never registered
 """
 
 from __future__ import annotations
@@ -38,3 +39,9 @@ class BlockMismatch(TopologyError):
     """Block ids that do not fit the plan."""
 
     code = "KVD-TOPOLOGY-BLOCKS"
+
+
+class UnknownEngine(TopologyError):
+    """A question about an engine or a worker that was never registered."""
+
+    code = "KVD-TOPOLOGY-UNKNOWN-ENGINE"

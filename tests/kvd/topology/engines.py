@@ -141,7 +141,9 @@ def _tensor(draw: Draw, family: str) -> Tensor:
         sections = (("x", heads, width), ("B", groups, state), ("C", groups, state))
         return State(sections, heads, (width, state), taps, first)
     keys = heads // 2
-    return State((("q", keys, state), ("k", keys, state), ("v", heads, width)), heads, (width, state), taps, first)
+    return State(
+        (("q", keys, state), ("k", keys, state), ("v", heads, width)), heads, (width, state), taps, first
+    )
 
 
 def _counts(tensor: Tensor) -> list[int]:
@@ -214,7 +216,11 @@ def engine(draw: Draw, name: str, model: Sequence[Kind], blocks: int) -> EngineG
 
 
 def _stages(draw: Draw, layers: list[str], pp: int) -> list[set[str]]:
-    cuts = [*sorted(draw(st.sets(st.integers(1, len(layers) - 1), min_size=pp - 1, max_size=pp - 1)))] if pp > 1 else []
+    cuts = (
+        [*sorted(draw(st.sets(st.integers(1, len(layers) - 1), min_size=pp - 1, max_size=pp - 1)))]
+        if pp > 1
+        else []
+    )
     return [set(layers[a:b]) for a, b in zip([0, *cuts], [*cuts, len(layers)], strict=True)]
 
 
@@ -247,7 +253,9 @@ def _worker(
         return len(regions) - 1
 
     shared = region(slots * widest * blocks) if together else 0
-    for index, ((kind, shape, block_size, names), page, span) in enumerate(zip(parts, pages, spans, strict=True)):
+    for index, ((kind, shape, block_size, names), page, span) in enumerate(
+        zip(parts, pages, spans, strict=True)
+    ):
         layers = []
         width = widest if together else span
         count = slots if together else len(names)
@@ -258,7 +266,9 @@ def _worker(
         for n, name in enumerate(names):
             if apart:
                 stride = _stride(kind.tensor, shape, page, rank, size)
-                layers.append(Layer(name, page, region(shape.gap + blocks * stride + page.size), shape.gap, stride))
+                layers.append(
+                    Layer(name, page, region(shape.gap + blocks * stride + page.size), shape.gap, stride)
+                )
             elif arrangement.endswith("layers"):
                 layers.append(Layer(name, page, shared if together else own, n * width * blocks, width))
             else:

@@ -66,7 +66,9 @@ def content(layer: str, fld: Field, where: Mapping[str, Int64], block: Int64) ->
     else:
         coordinates["state number"] = np.broadcast_to(block[:, None], value.shape)
     for label in sorted(coordinates):
-        value = _mix(value ^ _mix(coordinates[label].astype(np.uint64) + np.uint64(zlib.crc32(label.encode()))))
+        value = _mix(
+            value ^ _mix(coordinates[label].astype(np.uint64) + np.uint64(zlib.crc32(label.encode())))
+        )
     return value[..., None].view(np.uint8)[..., : fld.itemsize]
 
 
@@ -157,7 +159,9 @@ def _compare(mine: Memory, written: tuple[Int64, ...], request: Request) -> None
                     token = first[:, None] + where["token"]
                     needed[...] = _needed(group, token, request.tokens)[..., None]
                 what = f"{mine.worker.rank} {layer.name} {fld.name}"
-                assert (count[needed] == 1).all(), f"{what}: a needed byte was written {set(count[needed])} times"
+                assert (count[needed] == 1).all(), (
+                    f"{what}: a needed byte was written {set(count[needed])} times"
+                )
                 assert (value[needed] == right[needed]).all(), f"{what}: wrong bytes"
                 assert (count[~needed] <= 1).all(), f"{what}: a byte was written more than once"
                 some = ~needed & (count == 1)

@@ -1,0 +1,228 @@
+"""Whether two engines fit, factor by factor: what differs, whether that can be handled, and at what cost.
+
+What decides is the plan: a factor fails only where no plan can be made or where its bytes would mean something else on
+the other side. Every other difference is shown with its cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
+from kvd.topology.errors import TopologyError
+from kvd.topology.plan import Plan, plan_worker
+
+Fact = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One thing that two engines were compared by.
+
+    ``ok`` is false only where the difference cannot be handled. ``fatal`` says whether a difference in this factor
+    could ever stop transfers; ``note`` is the reason or the cost of the difference, empty where there is none.
+    """
+
+    name: str
+    local: str
+    remote: str
+    ok: bool
+    note: str = ""
+    fatal: bool = False
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides have one value."""
+        return self.local == self.remote
+
+
+@dataclass(frozen=True, slots=True)
+class FactRule:
+    """What a difference in one of `EngineGeometry.facts` means."""
+
+    fatal: bool
+    note: str
+
+
+FACT_RULES: dict[str, FactRule] = {
+    "model": FactRule(fatal=True, note="another model's keys and values mean nothing here"),
+    "dtype": FactRule(fatal=False, note="weights differ in precision: outputs may differ slightly"),
+    "cache_dtype": FactRule(fatal=True, note="bytes of one type cannot be read as the other"),
+    "kv_heads": FactRule(fatal=True, note="the models have different heads"),
+    "head_size": FactRule(fatal=True, note="the models have heads of different size"),
+    "layers": FactRule(fatal=False, note="layers are matched by name: see `layer names`"),
+    "layout": FactRule(fatal=False, note="rearranged by the plan; more and smaller copies"),
+    "attention_backend": FactRule(fatal=False, note="differs only in layout, which the plan rearranges"),
+    "speculative_tokens": FactRule(
+        fatal=False, note="scratch blocks do not move; states of unlike size fail under `plan`"
+    ),
+    "prefix_caching": FactRule(fatal=False, note="each side keeps its own prefix cache"),
+    "mamba_cache_mode": FactRule(fatal=False, note="only the running state moves, which both modes keep"),
+    "hybrid_group_kinds": FactRule(fatal=False, note="layers are matched by name, not by group"),
+    "load_failure_policy": FactRule(fatal=False, note="each side's own; only the reading side's matters"),
+    "vllm_version": FactRule(fatal=False, note="geometry is exchanged, so versions may differ; upgrade soon"),
+    "connector_version": FactRule(fatal=False, note="the wire's own version is checked at the handshake"),
+    "backend": FactRule(fatal=True, note="two transfer engines cannot talk to each other"),
+    "backend_version": FactRule(fatal=False, note="engines of unlike versions usually talk; untested"),
+    "transfer_mode": FactRule(fatal=True, note="one side would wait for the other to begin"),
+}
+"""Every fact that has a meaning here, in the order in which it is shown."""
+
+CACHE_DTYPE_NAMES = {
+    "fp8": "float8_e4m3",
+    "fp8_e4m3": "float8_e4m3",
+    "fp8_e5m2": "float8_e5m2",
+    "float8_e4m3fn": "float8_e4m3",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
+"""Names of one type that mean the same, from vLLM's ``cache_dtype`` and torch."""
+
+
+def compare(local: EngineGeometry, remote: EngineGeometry) -> tuple[Factor, ...]:
+    """Every factor that decides whether ``local`` can read from ``remote``, facts first and the plan last.
+
+    Never raises `TopologyError`: what cannot be planned is a factor that failed. A fact that only one side tells is
+    shown with "unknown" on the other and does not fail.
+    """
+    return (
+        *_facts(local, remote),
+        _numbers(
+            "tp", local.tp, remote.tp, "shards are intersected: a rank reads from several, or shares one"
+        ),
+        _numbers("pp", local.pp, remote.pp, "each layer is read from the stage that has it"),
+        _numbers("dcp", local.dcp, remote.dcp, "tokens are gathered from the ranks that hold them"),
+        _complete(local, remote),
+        _layer_names(local, remote),
+        _groups(local, remote),
+        _block_sizes(local, remote),
+        _plan(local, remote),
+    )
+
+
+def compatible(factors: tuple[Factor, ...]) -> bool:
+    """Whether no factor failed."""
+    return all(factor.ok for factor in factors)
+
+
+def _facts(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Factor]:
+    here, there = {"model": local.model, **local.facts}, {"model": remote.model, **remote.facts}
+    others = sorted((here.keys() | there.keys()) - FACT_RULES.keys())
+    for name in (*FACT_RULES, *others):
+        if name in here or name in there:
+            yield _fact(name, here, there)
+
+
+def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
+    mine, theirs = _shown(here.get(name), name in here), _shown(there.get(name), name in there)
+    rule = FACT_RULES.get(name, FactRule(fatal=False, note=""))
+    if name not in here or name not in there:
+        return Factor(name, mine, theirs, ok=True, note="only one side tells", fatal=rule.fatal)
+    if mine == theirs:
+        return Factor(name, mine, theirs, ok=True, fatal=rule.fatal)
+    if _means(name, here) == _means(name, there):
+        return Factor(name, mine, theirs, ok=True, note="two names of one thing", fatal=rule.fatal)
+    return Factor(name, mine, theirs, ok=not rule.fatal, note=rule.note, fatal=rule.fatal)
+
+
+def _shown(value: Fact, known: bool) -> str:
+    if not known:
+        return "unknown"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
+
+
+def _means(name: str, facts: dict[str, Fact]) -> str:
+    """A fact's value in the one form in which two of them can be compared."""
+    value = _shown(facts[name], known=True)
+    if name == "model":
+        # The same model is often served from a hub name on one side and from a folder on the other.
+        return value.rstrip("/").rsplit("/", 1)[-1].lower()
+    if name == "cache_dtype":
+        if value == "auto":
+            value = _shown(facts.get("dtype"), "dtype" in facts)
+        value = value.removeprefix("torch.")
+        return CACHE_DTYPE_NAMES.get(value, value)
+    return value
+
+
+def _numbers(name: str, mine: int, theirs: int, note: str) -> Factor:
+    return Factor(name, str(mine), str(theirs), ok=True, note=note if mine != theirs else "")
+
+
+def _complete(local: EngineGeometry, remote: EngineGeometry) -> Factor:
+    here, there = (f"{len(e.workers)} of {e.world_size}" for e in (local, remote))
+    ok = len(remote.workers) >= remote.world_size
+    return Factor("workers", here, there, ok, "" if ok else "the remote engine is not complete", fatal=True)
+
+
+def _layer_names(local: EngineGeometry, remote: EngineGeometry) -> Factor:
+    mine = {name for w in local.workers for name in w.layers}
+    theirs = {name for w in remote.workers for name in w.layers}
+    missing, spare = sorted(mine - theirs), len(theirs - mine)
+    note = f"{spare} layers of the remote side are not read" if spare else ""
+    if missing:
+        note = f"not on the remote side: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    return Factor("layer names", str(len(mine)), str(len(theirs)), not missing, note, fatal=True)
+
+
+def groups_of(engine: EngineGeometry) -> dict[int, Group]:
+    """Each group of the engine by index, as the first worker that has layers of it describes it."""
+    found: dict[int, Group] = {}
+    for worker in engine.workers:
+        for group in worker.groups:
+            if group.index not in found or not found[group.index].layers:
+                found[group.index] = group
+    return dict(sorted(found.items()))
+
+
+def _groups(local: EngineGeometry, remote: EngineGeometry) -> Factor:
+    here, there = (", ".join(g.kind for g in groups_of(e).values()) for e in (local, remote))
+    theirs = {layer.name: g for w in remote.workers for g in w.groups for layer in g.layers}
+    for group in groups_of(local).values():
+        for name in group.layer_names:
+            other = theirs.get(name)
+            if other is None or group.window is not None or group.kind == "mamba":
+                continue
+            if other.window is not None and other.kind in ("sliding_window", "chunked"):
+                note = (
+                    f"{name} needs every token here (full) and the remote side frees those that are"
+                    f" {other.window} tokens back; give both sides the same hybrid KV cache manager setting"
+                )
+                return Factor("groups", here, there, ok=False, note=note, fatal=True)
+    note = "" if here == there else "layers are matched by name, not by group"
+    return Factor("groups", here, there, ok=True, note=note, fatal=True)
+
+
+def _block_sizes(local: EngineGeometry, remote: EngineGeometry) -> Factor:
+    here, there = (", ".join(str(g.block_size) for g in groups_of(e).values()) for e in (local, remote))
+    note = "" if here == there else "blocks are cut and joined by the plan; more descriptors"
+    return Factor("block sizes", here, there, ok=True, note=note)
+
+
+def _plan(local: EngineGeometry, remote: EngineGeometry) -> Factor:
+    """Plan one worker of each pipeline stage of the local engine."""
+    stages: dict[int, WorkerGeometry] = {}
+    for worker in local.workers:
+        stages.setdefault(worker.rank.pp, worker)
+    plans: list[Plan] = []
+    for worker in stages.values():
+        try:
+            plans.append(plan_worker(worker, local.workers, remote.workers))
+        except TopologyError as error:
+            return Factor(
+                "plan",
+                str(worker.rank),
+                f"{len(remote.workers)} workers",
+                ok=False,
+                note=str(error),
+                fatal=True,
+            )
+    ranks = ", ".join(str(plan.local_rank) for plan in plans)
+    sources = sorted({plan.remote_ranks[i] for plan in plans for i in plan.sources})
+    return Factor("plan", ranks, ", ".join(map(str, sources)), ok=True, fatal=True)

@@ -1,0 +1,158 @@
+"""One description of a pair of engines for every kind of model: who reads what from whom, and what to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvd.geometry.model import EngineGeometry, GroupKind
+from kvd.topology.compat import Factor, compare, compatible, groups_of
+from kvd.topology.errors import TopologyError
+from kvd.topology.findings import Finding, find
+from kvd.topology.plan import Plan, Read, plan_worker
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSummary:
+    """One engine of a pair; ``block_sizes`` are in tokens, by group."""
+
+    engine_id: str
+    generation: str
+    model: str
+    tp: int
+    pp: int
+    dcp: int
+    block_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """One KV cache group of the local engine.
+
+    ``layers`` are those of all pipeline stages; ``bytes_per_block`` is the content of one page of one layer on one
+    worker, without padding.
+    """
+
+    index: int
+    kind: GroupKind
+    layers: tuple[str, ...]
+    block_size: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSummary:
+    """What one local rank takes from one remote rank out of one block of one layer of one group.
+
+    Where block sizes differ the figures are those of one *local* block, the largest if they are not alike. ``heads``
+    are the first and one past the last of the model's heads, None where the layer has no heads or keeps a state.
+    ``layers`` counts the layers read so: replicas take turns.
+    """
+
+    local_rank: str
+    remote_rank: str
+    group: int
+    heads: tuple[int, int] | None
+    bytes_per_block: int
+    segments_per_block: int
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class PairDescription:
+    """Everything to know about ``local`` reading from ``remote``; ``reads`` are empty where no plan can be made."""
+
+    local: EngineSummary
+    remote: EngineSummary
+    compatible: bool
+    factors: tuple[Factor, ...]
+    groups: tuple[GroupSummary, ...]
+    reads: tuple[ReadSummary, ...]
+    findings: tuple[Finding, ...]
+
+
+def describe(local: EngineGeometry, remote: EngineGeometry) -> PairDescription:
+    """Describe the pair. Never raises `TopologyError`: what cannot be planned is a factor and a finding."""
+    factors = compare(local, remote)
+    plans = plan_engine(local, remote) if all(f.ok for f in factors if f.name == "plan") else ()
+    return PairDescription(
+        local=summarize_engine(local),
+        remote=summarize_engine(remote),
+        compatible=compatible(factors),
+        factors=factors,
+        groups=summarize_groups(local),
+        reads=tuple(read for plan in plans for read in summarize_reads(plan)),
+        findings=find(local, remote, factors, plans),
+    )
+
+
+def plan_engine(local: EngineGeometry, remote: EngineGeometry) -> tuple[Plan, ...]:
+    """The plan of every local worker, in order of rank; empty where one of them has none."""
+    workers = sorted(local.workers, key=lambda w: w.rank)
+    try:
+        return tuple(plan_worker(worker, local.workers, remote.workers) for worker in workers)
+    except TopologyError:
+        return ()
+
+
+def summarize_engine(engine: EngineGeometry) -> EngineSummary:
+    """What an engine is called and how it is split."""
+    return EngineSummary(
+        engine_id=engine.engine_id,
+        generation=engine.generation,
+        model=engine.model,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        block_sizes=tuple(g.block_size for g in groups_of(engine).values()),
+    )
+
+
+def summarize_groups(engine: EngineGeometry) -> tuple[GroupSummary, ...]:
+    """Each group of the engine, its layers over all pipeline stages."""
+    return tuple(
+        GroupSummary(
+            index=index,
+            kind=group.kind,
+            layers=tuple(
+                dict.fromkeys(
+                    name
+                    for w in engine.workers
+                    for g in w.groups
+                    if g.index == index
+                    for name in g.layer_names
+                )
+            ),
+            block_size=group.block_size,
+            bytes_per_block=group.layers[0].page.content if group.layers else 0,
+        )
+        for index, group in groups_of(engine).items()
+    )
+
+
+def summarize_reads(plan: Plan) -> tuple[ReadSummary, ...]:
+    """The reads of one worker, one line for each remote rank, group and range of heads."""
+    alike: dict[tuple[int, int, int, tuple[int, int] | None], list[Read]] = {}
+    for read in plan.reads:
+        alike.setdefault((read.group, read.remote, read.remote_group, read.heads), []).append(read)
+    return tuple(
+        ReadSummary(
+            local_rank=str(plan.local_rank),
+            remote_rank=str(plan.remote_ranks[remote]),
+            group=group,
+            heads=heads,
+            bytes_per_block=largest_block((r.phase.local, r.layers, r.layer_bytes) for r in reads),
+            segments_per_block=largest_block((r.phase.local, r.layers, r.layer_segments) for r in reads),
+            layers=len({name for r in reads for name in r.layers}),
+        )
+        for (group, remote, _, heads), reads in sorted(alike.items(), key=lambda item: item[0][:3])
+    )
+
+
+def largest_block(parts: Iterable[tuple[int, tuple[str, ...], int]]) -> int:
+    """The most that any one local block of any one layer takes, from (local phase, layers, amount) of each read."""
+    total: dict[tuple[int, str], int] = {}
+    for phase, layers, amount in parts:
+        for layer in layers:
+            total[phase, layer] = total.get((phase, layer), 0) + amount
+    return max(total.values(), default=0)

@@ -1,0 +1,153 @@
+"""What an operator should know of a pair of engines: codes, messages and what to do about each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvd.geometry.model import EngineGeometry
+from kvd.topology.compat import Factor, groups_of
+from kvd.topology.plan import Plan
+
+Severity = Literal["error", "warning", "info"]
+
+SMALL_COPY = 8192
+"""Bytes. Below this the cost of a descriptor outweighs that of its bytes on every engine measured (field-notes.md)."""
+
+MANY_SEGMENTS = 8
+"""Copies out of one page of one layer from which layouts, not sharding, are to blame."""
+
+FAILED: dict[str, tuple[str, str]] = {
+    "workers": ("RANK_NOT_REGISTERED", "wait for the missing ranks, or look why they did not start"),
+    "plan": (
+        "TP_UNSUPPORTED",
+        "choose parallel sizes that divide each other, and the same model and types",
+    ),
+    "groups": ("BLOCK_GEOMETRY", "start both sides with or without --disable-hybrid-kv-cache-manager"),
+    "cache_dtype": ("COMPAT_MISMATCH", "set the same --kv-cache-dtype on both sides"),
+    "backend": ("COMPAT_MISMATCH", "set the same backend in kv_connector_extra_config on both sides"),
+    "transfer_mode": (
+        "COMPAT_MISMATCH",
+        "set the same transfer mode in kv_connector_extra_config on both sides",
+    ),
+}
+"""Code and hint of each factor that failed; of all others `COMPAT_MISMATCH`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing. ``code`` is stable; ``hint`` says what to do."""
+
+    code: str
+    severity: Severity
+    message: str
+    hint: str
+
+
+def find(
+    local: EngineGeometry, remote: EngineGeometry, factors: Sequence[Factor], plans: Sequence[Plan]
+) -> tuple[Finding, ...]:
+    """All findings of a pair, errors first; ``plans`` are those of all local workers, none where there is no plan."""
+    found = [
+        *_failures(factors),
+        *_small_copies(local, remote, plans),
+        *_partial_windows(local, remote),
+        *_idle_ranks(remote, plans),
+        *_policy(local),
+        *_versions(factors),
+    ]
+    order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
+    return tuple(sorted(found, key=lambda f: order[f.severity]))
+
+
+def _failures(factors: Sequence[Factor]) -> Iterator[Finding]:
+    for factor in factors:
+        if not factor.ok:
+            code, hint = FAILED.get(factor.name, ("COMPAT_MISMATCH", "make both sides agree"))
+            message = f"{factor.name}: {factor.local} here, {factor.remote} there: {factor.note}"
+            yield Finding(code, "error", message, hint)
+
+
+def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+    """One finding a group whose pages fall apart into many small copies."""
+    worst: dict[int, tuple[int, int, int]] = {}
+    for plan in plans:
+        for read in plan.reads:
+            fields = len(local.by_rank[plan.local_rank].layers[read.layers[0]][1].page.fields)
+            seen = (read.layer_segments, read.layer_bytes // max(1, read.layer_segments), fields)
+            worst[read.group] = max(worst.get(read.group, seen), seen)
+    for group, (segments, size, fields) in sorted(worst.items()):
+        if segments >= MANY_SEGMENTS and size < SMALL_COPY:
+            state = groups_of(local)[group].kind == "mamba"
+            yield Finding(
+                "DESCRIPTOR_STORM",
+                "warning",
+                f"group {group}: a page of one layer is read in {segments} copies of {size} bytes on average,"
+                f" {segments // fields} times the {fields} of pages in which every shard is one piece",
+                _layout_hint(local, remote, state=state),
+            )
+
+
+def _layout_hint(local: EngineGeometry, remote: EngineGeometry, *, state: bool) -> str:
+    if state:
+        return "set VLLM_SSM_CONV_STATE_LAYOUT=DS on both sides, or the same tensor parallel size"
+    if local.tp != remote.tp:
+        return "set VLLM_KV_CACHE_LAYOUT=HND on both sides: heads stand together, so a shard is one piece"
+    return "give both sides the same attention backend and VLLM_KV_CACHE_LAYOUT"
+
+
+def _partial_windows(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Finding]:
+    theirs = {layer.name: g for w in remote.workers for g in w.groups for layer in g.layers}
+    for group in groups_of(local).values():
+        other = theirs.get(group.layers[0].name) if group.layers else None
+        if group.window is None or other is None or group.block_size <= other.block_size:
+            continue
+        yield Finding(
+            "WINDOW_PARTIAL_BLOCK",
+            "warning",
+            f"group {group.index}: blocks of {group.block_size} tokens are filled from blocks of {other.block_size}:"
+            f" the first block of a window of {group.window} tokens may be filled only in part, since the remote side"
+            " frees what left the window",
+            "use the same block size on both sides, or no prefix caching on this one",
+        )
+
+
+def _idle_ranks(remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+    if not plans:
+        return
+    read = {plan.remote_ranks[i] for plan in plans for i in plan.sources}
+    idle = [str(w.rank) for w in remote.workers if w.rank not in read]
+    if idle:
+        yield Finding(
+            "IDLE_SOURCES",
+            "info",
+            f"{len(idle)} of {len(remote.workers)} remote ranks hold copies that nobody reads: {', '.join(idle[:4])}"
+            f"{', ...' if len(idle) > 4 else ''}",
+            "nothing to do; their network links carry none of the load",
+        )
+
+
+def _policy(local: EngineGeometry) -> Iterator[Finding]:
+    if local.facts.get("load_failure_policy") == "fail":
+        yield Finding(
+            "LOAD_FAILURE_FAIL",
+            "warning",
+            "a failed load ends its request with an error: kv_load_failure_policy is fail, which is vLLM's default",
+            "set kv_load_failure_policy to recompute in --kv-transfer-config of the reading side",
+        )
+
+
+def _versions(factors: Sequence[Factor]) -> Iterator[Finding]:
+    for factor in factors:
+        if (
+            factor.name.endswith("_version")
+            and not factor.same
+            and "unknown" not in (factor.local, factor.remote)
+        ):
+            yield Finding(
+                "VERSION_SKEW",
+                "info",
+                f"{factor.name}: {factor.local} here, {factor.remote} there",
+                "fine during a rolling upgrade; finish it",
+            )

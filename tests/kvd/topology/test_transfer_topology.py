@@ -1,0 +1,82 @@
+"""`TransferTopology`: registration, and answers about one pair of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kvd.geometry.model import Rank
+from kvd.topology.errors import BlockMismatch, UnknownEngine
+from kvd.topology.plan import BlockList
+from kvd.topology.transfer_topology import TransferTopology
+from tests.kvd.topology.samples import engine, latent, llama
+
+ONE = ("layers.0",)
+
+
+def topology(tp: int, rank: int) -> TransferTopology:
+    return TransferTopology(engine("d", ("full", 64, None, llama(ONE, block=64)), tp=tp), Rank(tp=rank))
+
+
+def test_a_generation_registers_once_and_a_new_one_replaces_it() -> None:
+    here = topology(4, 0)
+    remote = engine("p", ("full", 16, None, llama(ONE)), tp=8)
+    assert here.register_remote_engine(remote)
+    assert not here.register_remote_engine(remote)
+    before = here.plan("p")
+    newer = replace(engine("p", ("full", 16, None, llama(ONE)), tp=2), generation="p-2")
+    assert here.register_remote_engine(newer)
+    assert here.engine_info("p") is newer
+    assert here.plan("p") is not before
+
+
+def test_answers_for_four_ranks_that_read_from_eight() -> None:
+    here = topology(4, 1)
+    here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
+    assert here.tp_ratio("p") == (4, 8)
+    assert here.block_size_ratio("p", 0) == (64, 16)
+    assert here.handshake_target_ranks("p") == (Rank(tp=2), Rank(tp=3))
+    assert here.source_ranks("p", 0) == (Rank(tp=2), Rank(tp=3))
+    assert here.physical_heads("layers.0") == 2
+    assert here.head_slots("p", "layers.0") == {Rank(tp=2): (0, 1), Rank(tp=3): (1, 2)}
+    assert here.replicas("p", "layers.0") == 1
+    # 64 tokens of one head: 64 x 256 x 2 bytes.
+    assert here.bytes_per_block("p", 0) == {Rank(tp=2): 32_768, Rank(tp=3): 32_768}
+
+
+def test_replicas_are_counted() -> None:
+    here = TransferTopology(engine("d", ("mla", 64, None, latent(ONE))), Rank())
+    here.register_remote_engine(engine("p", ("mla", 64, None, latent(ONE)), tp=4))
+    assert here.replicas("p", "layers.0") == 4
+    assert here.physical_heads("layers.0") == 0
+    assert here.head_slots("p", "layers.0") == {}
+    assert here.handshake_target_ranks("p") == (Rank(tp=0),)
+
+
+def test_descriptors_by_rank() -> None:
+    here = topology(4, 1)
+    here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
+    rows = here.descriptors(
+        "p", {0: BlockList(0, np.array([5]))}, {0: BlockList(0, np.array([3, 4, 5, 6]))}, tokens=64
+    )
+    # One head of four adjacent blocks, each of 16 x 512 bytes in a page of its own, goes to one place.
+    assert {rank: (len(d), d.nbytes) for rank, d in rows.items()} == {
+        Rank(tp=2): (1, 32_768),
+        Rank(tp=3): (1, 32_768),
+    }
+
+
+def test_questions_that_have_no_answer_are_typed_errors() -> None:
+    here = topology(4, 0)
+    with pytest.raises(UnknownEngine, match="nobody"):
+        here.plan("nobody")
+    with pytest.raises(UnknownEngine, match="tp9"):
+        TransferTopology(here.local, Rank(tp=9))
+    here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
+    with pytest.raises(BlockMismatch):
+        here.source_ranks("p", 7)
+    here.forget_remote_engine("p")
+    with pytest.raises(UnknownEngine):
+        here.engine_info("p")
