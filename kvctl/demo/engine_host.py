@@ -29,7 +29,7 @@ Message = dict[str, Any]
 
 
 def main(commands: int, events: int, lifeline: int) -> int:
-    """Become guardian and host; return the exit status of whichever of the two this process now is."""
+    """Become a guardian and a host; return the exit status of whichever of the two this process now is."""
     spec: Message = json.loads(_first_line(commands))
     parent = os.getppid()
     host = os.fork()
@@ -44,7 +44,7 @@ def main(commands: int, events: int, lifeline: int) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; see prctl(2)."""
+    """Set an attribute of this process; the manual page of the same name lists them."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         number = ctypes.get_errno()
@@ -82,7 +82,7 @@ class Host:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, spec: Message, commands: int) -> int:
-        """Start the engine, serve commands until told to stop; return an exit status."""
+        """Start the engine and serve commands until told to stop; return an exit status if it did not start."""
         started = time.monotonic()
         try:
             self._engine = make_engine(spec["engine"])
@@ -103,7 +103,8 @@ class Host:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._engine.shutdown()
-        return 0
+        # Past this point there are only destructors of half torn-down libraries to run.
+        os._exit(0)
 
     async def _serve(self, command: Message) -> None:
         match command["do"]:

@@ -63,6 +63,8 @@ class TinyModel:
         gains: scales of its weights.
         dtype: the type to run it in; outputs are compared bit for bit, so float32 wherever vLLM allows it.
         prefix_caching: whether vLLM can run it with prefix caching on CPU.
+        batches: whether vLLM on CPU answers a prompt the same when it computes others in the same step. Where not,
+            send one request at a time (`EngineSpec.max_num_seqs=1`).
         cache: what its KV cache consists of, in words.
     """
 
@@ -72,6 +74,7 @@ class TinyModel:
     gains: Gains
     dtype: str
     prefix_caching: bool
+    batches: bool
     cache: str
 
 
@@ -99,6 +102,7 @@ _LIST = (
         gains=Gains(),
         dtype="float32",
         prefix_caching=True,
+        batches=True,
         cache="full attention with 4 KV heads",
     ),
     TinyModel(
@@ -119,6 +123,7 @@ _LIST = (
         gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
         dtype="bfloat16",
         prefix_caching=True,
+        batches=True,
         cache="3 layers of gated delta net state, 1 of full attention",
     ),
     TinyModel(
@@ -137,6 +142,7 @@ _LIST = (
         gains=Gains(embedding=0.04, mlp=2.5, norm=1.0),
         dtype="float32",
         prefix_caching=True,
+        batches=True,
         cache="4 layers of sliding-window attention, 2 of full attention",
     ),
     TinyModel(
@@ -163,7 +169,8 @@ _LIST = (
         },
         gains=Gains(),
         dtype="float32",
-        prefix_caching=True,
+        prefix_caching=False,
+        batches=False,
         cache="multi-head latent attention, one latent of 576 a token",
     ),
     TinyModel(
@@ -189,6 +196,7 @@ _LIST = (
         gains=Gains(embedding=0.2, value=1.5, output=4.0, mlp=2.0),
         dtype="float32",
         prefix_caching=False,
+        batches=True,
         cache="3 layers of Mamba2 state, 1 of full attention",
     ),
 )
