@@ -83,7 +83,9 @@ class Operator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -111,10 +113,13 @@ def check_listening(path: Path) -> None:
     except FileNotFoundError:
         raise Unreachable(f"no kvd here: {path} does not exist", hint=START_HINT) from None
     except ConnectionRefusedError:
-        raise Unreachable(f"no kvd behind {path}: its socket was left behind by one that died", hint=START_HINT) from None
+        raise Unreachable(
+            f"no kvd behind {path}: its socket was left behind by one that died", hint=START_HINT
+        ) from None
     except PermissionError:
         raise Unreachable(
-            f"not permitted to use {path}", hint="be root, or a member of the group that owns the runtime directory"
+            f"not permitted to use {path}",
+            hint="be root, or a member of the group that owns the runtime directory",
         ) from None
     except OSError as error:
         raise Unreachable(f"cannot connect to {path}: {error.strerror or error}", hint=START_HINT) from None

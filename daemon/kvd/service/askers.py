@@ -34,7 +34,9 @@ class Askers:
         asker = self._by_route.setdefault(route, Asker(kvd_id))
         asker.using.add((engine.facts.engine_id, engine.generation))
 
-    def pinged(self, route: bytes, ping: Ping, registry: Registry, *, settling: bool) -> tuple[tuple[str, str], ...]:
+    def pinged(
+        self, route: bytes, ping: Ping, registry: Registry, *, settling: bool
+    ) -> tuple[tuple[str, str], ...]:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
         for old, asker in list(self._by_route.items()):

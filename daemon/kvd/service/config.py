@@ -63,7 +63,7 @@ class LivenessSettings(_Section, frozen=True):
 
 
 class LeaseSettings(_Section, frozen=True):
-    """``margin_seconds`` is held back from every answer, ``confirm_seconds`` is how long an owner may take to answer."""
+    """``margin_seconds`` is held back from every answer, ``confirm_seconds`` is what an owner may take to answer."""
 
     margin_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.1
     confirm_seconds: Seconds = 2.0
@@ -114,10 +114,12 @@ RELOADABLE = frozenset({"log_level", "drain_seconds", "liveness", "leases", "led
 """Top-level settings that SIGHUP puts in force; the others need a restart."""
 
 
-def load(path: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Config:
-    """The settings of a file (None: the defaults), then ``KVD_SECTION_KEY`` variables, then ``overrides`` by dotted key.
+def load(
+    path: str | Path | None, environment: Mapping[str, str], overrides: Mapping[str, str] | None = None
+) -> Config:
+    """The settings of a file (None: the defaults), then ``KVD_SECTION_KEY`` variables, then ``overrides``.
 
-    Raises `ConfigError` naming the file and line, the key, and the value found.
+    ``overrides`` are by dotted key. Raises `ConfigError` naming the file and line, the key, and the value found.
     """
     text, origin = "", "the defaults"
     if path is not None:
@@ -136,7 +138,9 @@ def load(path: str | Path | None, environment: Mapping[str, str], overrides: Map
     try:
         config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(_explain(str(error), tree, text, origin), hint="configs/kvd.yaml explains each key") from None
+        raise ConfigError(
+            _explain(str(error), tree, text, origin), hint="configs/kvd.yaml explains each key"
+        ) from None
     _check(config, origin)
     return config
 
@@ -145,7 +149,9 @@ def endpoint(text: str, key: str) -> tuple[str, int]:
     """``host:port`` (``[v6]:port``) as a pair. Raises `ConfigError` naming ``key`` and the value."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\s\[\]]+):(\d{1,5})", text)
     if not match or int(match[2]) > 65535:
-        raise ConfigError(f"{key}: {text!r} is not host:port", hint="write for example 127.0.0.1:9401; port 0 takes any")
+        raise ConfigError(
+            f"{key}: {text!r} is not host:port", hint="write for example 127.0.0.1:9401; port 0 takes any"
+        )
     return match[1].strip("[]"), int(match[2])
 
 
@@ -242,7 +248,9 @@ def _check(config: Config, origin: str) -> None:
     for low, high in (("heartbeat_seconds", "silent_seconds"), ("silent_seconds", "gone_seconds")):
         below, above = getattr(live, low), getattr(live, high)
         if below >= above:
-            raise ConfigError(f"{origin}: liveness.{low} is {below:g}, liveness.{high} is {above:g}: it must be the larger")
+            raise ConfigError(
+                f"{origin}: liveness.{low} is {below:g}, liveness.{high} is {above:g}: it must be the larger"
+            )
     if config.peer.ping_seconds >= config.peer.down_seconds:
         raise ConfigError(
             f"{origin}: peer.ping_seconds is {config.peer.ping_seconds:g}, peer.down_seconds is "

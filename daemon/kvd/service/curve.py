@@ -19,7 +19,7 @@ KEY_BYTES = 40
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Our key pair, the public keys that are let in, and those that belong to one endpoint (``host:port`` or ``host``)."""
+    """Our key pair, the public keys that are let in, and those expected at an endpoint (``host:port``, ``host``)."""
 
     public: bytes
     secret: bytes = field(repr=False)
@@ -27,7 +27,7 @@ class Keys:
     servers: dict[str, bytes] = field(default_factory=dict)
 
     def of(self, host: str, port: int) -> bytes:
-        """The public key expected at an endpoint: its own where one is listed, else ours (a fleet that shares a pair)."""
+        """The public key expected at an endpoint: the one listed for it, else ours (a fleet may share a pair)."""
         return self.servers.get(f"{host}:{port}") or self.servers.get(host) or self.public
 
 
@@ -44,7 +44,9 @@ def load(settings: CurveSettings) -> Keys | None:
     words = dict(line.split(None, 1) for line in _lines(path) if " " in line)
     pair = [_key(words.get(name, ""), path, name) for name in ("public", "secret")]
     if zmq.curve_public(pair[1]) != pair[0]:
-        raise ConfigError(f"{path}: the public key {pair[0].decode()} does not belong to the secret one in that file")
+        raise ConfigError(
+            f"{path}: the public key {pair[0].decode()} does not belong to the secret one in that file"
+        )
     if path.stat().st_mode & 0o077:
         raise ConfigError(
             f"{path} holds a secret key and has mode {path.stat().st_mode & 0o777:04o}, wanted is 0600",
@@ -66,12 +68,17 @@ def load(settings: CurveSettings) -> Keys | None:
 def create(path: Path) -> str:
     """Write a new pair to ``path``, readable by its owner only; returns the public key. Raises `ConfigError`."""
     public, secret = zmq.curve_keypair()
-    text = f"# CURVE keys of a kvd; the secret one must not leave the fleet\npublic {public.decode()}\nsecret {secret.decode()}\n"
+    text = (
+        "# CURVE keys of a kvd; the secret one must not leave the fleet\n"
+        f"public {public.decode()}\nsecret {secret.decode()}\n"
+    )
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}", hint="keys are never written over") from None
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror}", hint="keys are never written over"
+        ) from None
     return public.decode()
 
 
@@ -79,9 +86,9 @@ def refuse_open_bind(host: str, keys: Keys | None) -> None:
     """Raise `ConfigError` for a peer socket that the network can reach and anybody may use."""
     if keys is None and not is_loopback(host):
         raise ConfigError(
-            f"peer.listen is on {host!r}, which is not loopback, and peer.curve.key_file is not set: whoever reaches that"
-            " port could read the addresses of KV memory and end leases",
-            hint="make keys with `kvd --new-keys /etc/kvd/peer.key`, put the file on all hosts and set peer.curve.key_file",
+            f"peer.listen is on {host!r}, which is not loopback, and peer.curve.key_file is not set: whoever"
+            " reaches that port could read the addresses of KV memory and end leases",
+            hint="`kvd --new-keys /etc/kvd/peer.key` makes keys: put the file on all hosts and set peer.curve.key_file",
         )
 
 

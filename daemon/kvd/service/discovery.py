@@ -32,7 +32,11 @@ async def discover(endpoint: Endpoint, links: Links, handshakes: Handshakes, reg
 
 
 async def _introduce(
-    engines: Engines, endpoint: Endpoint, handshakes: Handshakes, registry: Registry, refused: set[tuple[str, str]]
+    engines: Engines,
+    endpoint: Endpoint,
+    handshakes: Handshakes,
+    registry: Registry,
+    refused: set[tuple[str, str]],
 ) -> None:
     for row in engines.rows:
         for local in list(registry.engines.values()):

@@ -1,4 +1,4 @@
-"""Handshakes: what local engines know of their peers, fetched once, compared once, taken back when a generation ends."""
+"""Handshakes: what local engines know of peers, fetched once, compared once, taken back when a generation ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = Endpoint()
 
 @dataclass(frozen=True, slots=True)
 class Myself:
-    """This kvd as it presents itself; ``started`` is time.monotonic(), ``endpoint`` port 0 where peers cannot reach it."""
+    """This kvd as it presents itself; ``started`` is time.monotonic(), ``endpoint`` has port 0 without peer socket."""
 
     kvd_id: str
     generation: str
@@ -104,7 +104,11 @@ class Handshakes:
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             peer.users[ask.local_engine] = engine.generation
             self._events.emit(
-                "handshake.done", ask.engine_id, local=ask.local_engine, generation=peer.card.generation, seconds=seconds
+                "handshake.done",
+                ask.engine_id,
+                local=ask.local_engine,
+                generation=peer.card.generation,
+                seconds=seconds,
             )
             for client in engine.clients:
                 if client.route != asker:
@@ -213,15 +217,21 @@ class Handshakes:
             return answer.card
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
         if isinstance(answer, Refused):
-            raise Refusal(answer.code, f"the kvd at {endpoint.host}:{endpoint.port}: {answer.message}", hint=answer.hint)
-        raise Refusal("KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}")
+            raise Refusal(
+                answer.code, f"the kvd at {endpoint.host}:{endpoint.port}: {answer.message}", hint=answer.hint
+            )
+        raise Refusal(
+            "KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}"
+        )
 
     def _keep(self, key: Key, card: EngineCard) -> PeerEngine:
         known = self.peers.get(key)
         if known is not None and known.state != "gone":
             if known.card.generation == card.generation:
                 return known
-            self.peer_engine_gone(*key, known.card.generation, f"it restarted as generation {card.generation}")
+            self.peer_engine_gone(
+                *key, known.card.generation, f"it restarted as generation {card.generation}"
+            )
         self.peers[key] = PeerEngine(card)
         return self.peers[key]
 
@@ -254,6 +264,10 @@ def compare_facts(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
     pairs = [
         ("model", local.engine.model, peer.engine.model),
         ("groups", local.engine.groups, peer.engine.groups),
-        *((k, v, peer.engine.facts[k]) for k, v in sorted(local.engine.facts.items()) if k in peer.engine.facts),
+        *(
+            (k, v, peer.engine.facts[k])
+            for k, v in sorted(local.engine.facts.items())
+            if k in peer.engine.facts
+        ),
     ]
     return tuple(Factor(name, str(here), str(there), here == there) for name, here, there in pairs)

@@ -13,7 +13,15 @@ from kvd.service.errors import Refusal
 from kvd.service.events import Detail, Events
 from kvd.service.registry import Client
 from kvd.wire.frame import Message
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnd, LeaseEnded, LeaseExtend, LeaseRelease
+from kvd.wire.lease import (
+    LeaseClaim,
+    LeaseClaimed,
+    LeaseClosed,
+    LeaseEnd,
+    LeaseEnded,
+    LeaseExtend,
+    LeaseRelease,
+)
 from kvd.wire.registration import OpenLease
 
 RELEASES_KEPT = 10_000
@@ -78,7 +86,9 @@ class Leases:
         if lease is None:
             why = "released" if name in self._released else "expired, or never opened"
             return LeaseClaimed(
-                request_id=name[1], seconds=0.0, reason=f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
+                request_id=name[1],
+                seconds=0.0,
+                reason=f"engine {name[0]!r} holds no lease {name[1]!r}: {why}",
             )
         lease.claims += 1
         reason = ""
@@ -126,7 +136,12 @@ class Leases:
             older.timer.cancel()
         timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
         self.table[name] = Lease(
-            owner, lease.request_id, lease.blocks, time.monotonic() + seconds, timer, older.claims if older else 0
+            owner,
+            lease.request_id,
+            lease.blocks,
+            time.monotonic() + seconds,
+            timer,
+            older.claims if older else 0,
         )
         if older is None:
             self._emit("opened", name, seconds=seconds, blocks=lease.blocks)
@@ -139,7 +154,9 @@ class Leases:
         except TimeoutError:
             return f"its scheduler did not confirm within {self.settings.confirm_seconds:g} s; this is what is left"
         if not isinstance(answer, LeaseClaimed):
-            return f"its scheduler did not confirm: {getattr(answer, 'message', answer)}; this is what is left"
+            return (
+                f"its scheduler did not confirm: {getattr(answer, 'message', answer)}; this is what is left"
+            )
         lease = self.table.get(name)
         if lease is None:
             return ""
@@ -148,7 +165,9 @@ class Leases:
             return answer.reason or "its scheduler holds the lease no longer"
         lease.timer.cancel()
         lease.expires = sent + min(answer.seconds, self.settings.max_seconds)
-        lease.timer = asyncio.get_running_loop().call_later(lease.expires - time.monotonic(), self._expired, name)
+        lease.timer = asyncio.get_running_loop().call_later(
+            lease.expires - time.monotonic(), self._expired, name
+        )
         self._emit("extended", name, seconds=answer.seconds)
         return answer.reason
 
@@ -175,7 +194,8 @@ class Leases:
         self._released[name] = now
         self._released.move_to_end(name)
         while self._released and (
-            len(self._released) > RELEASES_KEPT or next(iter(self._released.values())) < now - RELEASES_KEPT_SECONDS
+            len(self._released) > RELEASES_KEPT
+            or next(iter(self._released.values())) < now - RELEASES_KEPT_SECONDS
         ):
             self._released.popitem(last=False)
 
@@ -185,7 +205,9 @@ def owner_of(client: Client | None, engine_id: str) -> Client:
     if client is not None and client.kind == "scheduler" and client.engine.engine_id == engine_id:
         return client
     if client is None:
-        raise Refusal("KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again")
+        raise Refusal(
+            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
+        )
     raise Refusal(
         "KVD-NOT-OWNER",
         f"{client.name} cannot hold leases of engine {engine_id!r}",

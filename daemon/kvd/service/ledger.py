@@ -1,4 +1,4 @@
-"""The ledger: the durable record of transfers, in SQLite, written by one thread that gathers what comes into batches."""
+"""The ledger: the durable record of transfers, in SQLite, written in batches by one thread."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class Ledger:
 
     async def append(self, records: tuple[TransferRecord, ...]) -> tuple[TransferRecord, ...]:
         """Write records; returns, once they are on disk, those that were not there before. Raises `LedgerError`."""
-        fresh: tuple[TransferRecord, ...] = await self._ask(lambda database: _insert(database, records), writes=True)
+        fresh: tuple[TransferRecord, ...] = await self._ask(
+            lambda database: _insert(database, records), writes=True
+        )
         return fresh
 
     async def select(self, query: ListTransfers) -> Transfers:
@@ -149,7 +151,9 @@ def open_database(path: Path) -> sqlite3.Connection:
             raise
         except sqlite3.DatabaseError as error:
             aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
-            log.error("the ledger %s is damaged (%s): it was set aside as %s, a new one begins", path, error, aside)  # noqa: TRY400 (the cause is in the message)
+            log.warning(
+                "the ledger %s is damaged (%s): set aside as %s, a new one begins", path, error, aside
+            )
             path.rename(aside)
             return _prepare(path)
     except (OSError, sqlite3.Error) as error:

@@ -34,7 +34,7 @@ class Liveness:
         self._ticked = time.monotonic()
 
     def watch(self, client: Client, pid: int) -> None:
-        """Watch process ``pid``, as the kernel names the socket's other end in our own PID namespace (0: not visible)."""
+        """Watch process ``pid``, which the kernel says is at the socket's other end (0: not visible to us)."""
         if pid <= 0:
             return
         process = self._processes.get(pid)

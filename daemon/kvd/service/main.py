@@ -31,9 +31,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(_act(given))
     except ServiceError as error:
-        print(f"kvd: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"kvd: next: {error.hint}", file=sys.stderr)
+        sys.stderr.write(f"kvd: {error.message}\n" + (f"kvd: next: {error.hint}\n" if error.hint else ""))
         sys.exit(CANNOT_START)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -42,12 +40,13 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 def _act(given: argparse.Namespace) -> int:
     if given.new_keys:
         public = curve.create(given.new_keys)
-        print(f"wrote {given.new_keys}, public key {public}")
+        sys.stdout.write(f"wrote {given.new_keys}, public key {public}\n")
         return 0
     config = _load(given)
     if given.check_config:
         curve.load(config.peer.curve)
-        print(f"kvd: settings are good; runtime directory {config.directory}, state in {config.state_directory}")
+        where = f"runtime directory {config.directory}, state in {config.state_directory}"
+        sys.stdout.write(f"kvd: settings are good; {where}\n")
         return 0
     logging.basicConfig(stream=sys.stderr, format=_log_format(), level=logging.WARNING)
     logging.getLogger("kvd").setLevel(config.log_level.upper())
@@ -69,13 +68,23 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 stopped as told, 1 a fault of its own, 2 bad flags, settings or sockets. "
         "SIGTERM drains and stops, SIGHUP reloads. KVD_SECTION_KEY variables override the file, flags override both.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG} if it exists)")
-    parser.add_argument("--runtime-dir", metavar="DIR", help="where the sockets stand (default: $KVD_RUNTIME_DIR, /run/kvd)")
-    parser.add_argument("--state-dir", metavar="DIR", help="where the ledger stands (default: $STATE_DIRECTORY)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG} if it exists)"
+    )
+    parser.add_argument(
+        "--runtime-dir", metavar="DIR", help="where the sockets stand (default: $KVD_RUNTIME_DIR, /run/kvd)"
+    )
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="where the ledger stands (default: $STATE_DIRECTORY)"
+    )
     parser.add_argument("--listen", metavar="HOST:PORT", help="serve other kvds there; port 0 takes any")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), help="default: info")
-    parser.add_argument("--check-config", action="store_true", help="read the settings, say whether they are good, end")
-    parser.add_argument("--new-keys", type=Path, metavar="FILE", help="write a new pair of CURVE keys for peers, end")
+    parser.add_argument(
+        "--check-config", action="store_true", help="read the settings, say whether they are good, end"
+    )
+    parser.add_argument(
+        "--new-keys", type=Path, metavar="FILE", help="write a new pair of CURVE keys for peers, end"
+    )
     parser.add_argument("--version", action="version", version=f"kvd {own_version()}")
     return parser
 
@@ -93,7 +102,11 @@ def _load(given: argparse.Namespace) -> Config:
 
 def _log_format() -> str:
     # Under systemd the journal adds the time and the name, and takes the level from the prefix.
-    return "%(name)s: %(message)s" if "JOURNAL_STREAM" in os.environ else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    return (
+        "%(name)s: %(message)s"
+        if "JOURNAL_STREAM" in os.environ
+        else "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
 
 
 def _raise_file_limit() -> None:

@@ -15,7 +15,13 @@ MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 def render(status: Status) -> str:
@@ -72,7 +78,9 @@ async def serve(host: str, port: int, status: Callable[[], Status]) -> asyncio.S
     return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]
+) -> None:
     head = (await reader.readuntil(b"\n")).decode("latin-1").split()
     while (await reader.readuntil(b"\n")).strip():
         pass

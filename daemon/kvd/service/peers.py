@@ -53,7 +53,12 @@ class Link:
     """The way to one other kvd."""
 
     def __init__(
-        self, endpoint: Endpoint, socket: zmq.asyncio.Socket, settings: PeerSettings, events: Events, listener: Listener
+        self,
+        endpoint: Endpoint,
+        socket: zmq.asyncio.Socket,
+        settings: PeerSettings,
+        events: Events,
+        listener: Listener,
     ) -> None:
         self.endpoint = endpoint
         self.state: Literal["connecting", "up", "down"] = "connecting"
@@ -80,7 +85,7 @@ class Link:
         self._tasks = [loop.create_task(self._receive()), loop.create_task(self._ping(me))]
 
     async def ask(self, message: Message, seconds: float) -> Message:
-        """Ask the peer; a `Refused` is returned like any answer. Raises `PeerAway` where none came within ``seconds``."""
+        """Ask the peer; a `Refused` is returned like any answer. Raises `PeerAway` where none came in time."""
         self.used = time.monotonic()
         if self.state == "down":
             raise PeerAway(f"the kvd at {self.name} is down since {time.time() - self.since:.1f} s")
@@ -95,7 +100,9 @@ class Link:
 
     def row(self) -> PeerRow:
         """The link as operators see it."""
-        return PeerRow(endpoint=self.endpoint, kvd_id=self.kvd_id, state=self.state, rtt=self.rtt, since=self.since)
+        return PeerRow(
+            endpoint=self.endpoint, kvd_id=self.kvd_id, state=self.state, rtt=self.rtt, since=self.since
+        )
 
     async def _ask(self, message: Message, seconds: float) -> Message:
         deadline = time.monotonic() + seconds
@@ -123,7 +130,9 @@ class Link:
                 log.warning("the kvd at %s sent what cannot be read: %s", self.name, error.message)
                 continue
             if isinstance(message, EngineGone):
-                self._listener.peer_engine_gone(self.endpoint, message.engine_id, message.generation, message.reason)
+                self._listener.peer_engine_gone(
+                    self.endpoint, message.engine_id, message.generation, message.reason
+                )
             elif (asked := self._asked.get(correlation)) and not asked.done():
                 asked.set_result(message)
             else:
@@ -135,7 +144,9 @@ class Link:
             began = time.monotonic()
             ping = me()
             message = Ping(
-                kvd_id=ping.kvd_id, kvd_generation=ping.kvd_generation, using=self._listener.using(self.endpoint)
+                kvd_id=ping.kvd_id,
+                kvd_generation=ping.kvd_generation,
+                using=self._listener.using(self.endpoint),
             )
             try:
                 answer = await self._ask(message, self._settings.ping_seconds)
@@ -191,7 +202,9 @@ class Links:
         link = self.links.get(endpoint)
         if link is None:
             if len(self.links) >= MAX_LINKS:
-                raise PeerAway(f"{MAX_LINKS} other kvds are linked already; none can be added for {endpoint.host}")
+                raise PeerAway(
+                    f"{MAX_LINKS} other kvds are linked already; none can be added for {endpoint.host}"
+                )
             link = Link(endpoint, self._connect(endpoint), self._settings, self._events, self.listener)
             self.links[endpoint] = link
             link.start(self._me)
@@ -241,5 +254,7 @@ class Links:
             socket.connect(f"tcp://{host}:{endpoint.port}")
         except zmq.ZMQError as error:
             socket.close(linger=0)
-            raise PeerAway(f"cannot connect to {endpoint.host!r} port {endpoint.port}: {error.strerror}") from None
+            raise PeerAway(
+                f"cannot connect to {endpoint.host!r} port {endpoint.port}: {error.strerror}"
+            ) from None
         return socket

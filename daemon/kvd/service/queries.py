@@ -17,7 +17,9 @@ def engines(parts: Parts, query: ListEngines, *, local_only: bool = False) -> En
     """All engines, local ones first; for other kvds the local ones alone."""
     rows = [_local_row(parts, engine_id, cards=query.cards) for engine_id in sorted(parts.registry.engines)]
     if not local_only:
-        remote = sorted((k for k in parts.handshakes.peers if k[0] != HERE), key=lambda k: (k[1], k[0].host, k[0].port))
+        remote = sorted(
+            (k for k in parts.handshakes.peers if k[0] != HERE), key=lambda k: (k[1], k[0].host, k[0].port)
+        )
         for key in remote:
             peer = parts.handshakes.peers[key]
             rows.append(
@@ -106,12 +108,11 @@ def status(parts: Parts) -> Status:
 
 def gauges(parts: Parts) -> dict[str, float]:
     """Values of now, by dotted name."""
-    values: dict[str, float] = dict.fromkeys(
-        ("engines.ready", "engines.partial", "engines.gone")
-        + tuple(f"{kind}.{state}" for kind in ("workers", "schedulers") for state in ("alive", "silent", "gone"))
-        + ("peers.connecting", "peers.up", "peers.down"),
-        0.0,
-    )
+    names = ["engines.ready", "engines.partial", "engines.gone", "peers.connecting", "peers.up", "peers.down"]
+    names += [
+        f"{kind}.{state}" for kind in ("workers", "schedulers") for state in ("alive", "silent", "gone")
+    ]
+    values = dict.fromkeys(names, 0.0)
     for engine in parts.registry.engines.values():
         values[f"engines.{engine.state}"] += 1
     for client in parts.registry.clients.values():
@@ -132,4 +133,3 @@ def own_version() -> str:
         return version("kvctl")
     except PackageNotFoundError:
         return "0+source"
-

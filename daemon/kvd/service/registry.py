@@ -116,7 +116,9 @@ class Registry:
         else:
             engine.workers[client.rank] = client
         if known is None or known.state == "gone":
-            self._events.emit(f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid)
+            self._events.emit(
+                f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid
+            )
         self._settle(engine, "")
         return engine
 
@@ -207,7 +209,9 @@ class Registry:
         complete = len(engine.workers) >= engine.facts.world_size
         generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
         before, engine.generation = engine.generation, generation
-        state: EngineState = "ready" if complete else "partial" if any(True for _ in engine.clients) else "gone"
+        state: EngineState = (
+            "ready" if complete else "partial" if any(True for _ in engine.clients) else "gone"
+        )
         if state != engine.state:
             engine.state, engine.since = state, time.time()
         engine.reason = reason
@@ -236,7 +240,12 @@ def _holder(engine: Engine, client: Client) -> Client | None:
 
 def _refuse_conflict(engine: Engine, client: Client) -> None:
     holder = _holder(engine, client)
-    if holder and holder.state == "alive" and holder.incarnation != client.incarnation and holder.pid != client.pid:
+    if (
+        holder
+        and holder.state == "alive"
+        and holder.incarnation != client.incarnation
+        and holder.pid != client.pid
+    ):
         raise Refusal(
             "KVD-RANK-TAKEN",
             f"{client.name} of process {client.pid} (incarnation {client.incarnation}): that place is held by process"
@@ -268,7 +277,9 @@ def _not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]
             hint="check the engine_id, and that its workers use this kvd (`kvctl workers`)",
         )
     if engine.state == "gone":
-        return Refusal("KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again")
+        return Refusal(
+            "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
+        )
     here = ", ".join(rank_name(rank) for rank in sorted(engine.workers, key=place)) or "none"
     return Refusal(
         "KVD-ENGINE-PARTIAL",

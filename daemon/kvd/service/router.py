@@ -35,7 +35,7 @@ ANSWERS = (
     Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
     Transfers, Engines, Workers, Status, Ok, Refused,
 )  # fmt: skip
-"""What is never a request: unasked for it is counted and not answered, or two sides could refuse each other for ever."""
+"""What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
 
 _KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMessage: "unknown"}
 
@@ -113,13 +113,17 @@ class Router:
         if len(frames) != 2:
             self._counters["received.frames"] += 1
             what = f"a message is one frame, this one has {len(frames) - 1}"
-            self.send(caller.route, Refused(code=Malformed.code, message=what, hint="send [version, id, message]"))
+            self.send(
+                caller.route, Refused(code=Malformed.code, message=what, hint="send [version, id, message]")
+            )
             return
         try:
             message, correlation = decode(frames[1].bytes)
         except WireError as error:
             self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
-            refused = Refused(code=error.code, message=error.message, hint="both sides should be of one version")
+            refused = Refused(
+                code=error.code, message=error.message, hint="both sides should be of one version"
+            )
             self._reply(caller, refused, error.correlation)
             return
         self._counters[f"received.{kind_of(message)}"] += 1
@@ -138,7 +142,9 @@ class Router:
             self._counters["received.not_here"] += 1
             here = ", ".join(sorted(str(t.__struct_config__.tag) for t in self.handlers))
             what = f"{kind_of(message)} is not taken on the {self.name} socket"
-            self._reply(caller, Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}"), correlation)
+            self._reply(
+                caller, Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}"), correlation
+            )
             return
         try:
             answer = handler(caller, message)
@@ -158,7 +164,9 @@ class Router:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _wait(self, caller: Caller, message: Message, work: Awaitable[Answer], correlation: int) -> None:
+    async def _wait(
+        self, caller: Caller, message: Message, work: Awaitable[Answer], correlation: int
+    ) -> None:
         try:
             answer = await work
         except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
@@ -172,7 +180,9 @@ class Router:
         self._counters["errors.internal"] += 1
         if isinstance(error, LedgerError):
             log.error("%s", error.message)
-            return Refused(code="KVD-LEDGER", message=error.message, hint="see the disk of kvd's state directory")
+            return Refused(
+                code="KVD-LEDGER", message=error.message, hint="see the disk of kvd's state directory"
+            )
         log.error("handling %s failed", kind_of(message), exc_info=error)
         return Refused(
             code="KVD-INTERNAL",

@@ -45,11 +45,23 @@ from kvd.wire.names import SOCKET_NAME
 log = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite3"
+MAX_SOCKETS = 8192
 FLUSH_MS = 300
 """How long the last answers may take to leave."""
 LAG_SECONDS = 0.1
 
 Reload = Callable[[], Config]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """The context and the sockets that are bound in it; ``at`` is the peer socket's host and port."""
+
+    context: zmq.asyncio.Context
+    local: zmq.asyncio.Socket
+    publisher: zmq.Socket[bytes]
+    peer: zmq.asyncio.Socket | None
+    at: tuple[str, int] | None
 
 
 @dataclass(slots=True)
@@ -97,13 +109,17 @@ async def serve(
         _on_signals(loop, stop, lambda: _reload(parts, reload, notifier))
         where = parts.directory / SOCKET_NAME
         peers = f", peers at {parts.myself.endpoint.host}:{parts.myself.endpoint.port}" if parts.peer else ""
-        log.info("serving %s%s as %s generation %s", where, peers, parts.myself.kvd_id, parts.myself.generation)
+        log.info(
+            "serving %s%s as %s generation %s", where, peers, parts.myself.kvd_id, parts.myself.generation
+        )
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_keep_alive(parts, notifier, tasks))
         await _until(stop, [*tasks, heart])
         parts.draining = True
         notifier.stopping()
-        log.info("stopping: %d requests in flight, %g s for them", parts.local.busy, parts.config.drain_seconds)
+        log.info(
+            "stopping: %d requests in flight, %g s for them", parts.local.busy, parts.config.drain_seconds
+        )
         await _drain(parts)
         heart.cancel()
 
@@ -117,24 +133,13 @@ async def _running(
         curve.refuse_open_bind(endpoint(config.peer.listen, "peer.listen")[0], keys)
     directory = config.directory
     os.umask(0o027)
-    context = zmq.asyncio.Context()
-    context.max_sockets = 8192
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(sockets.prepare_directory(directory))
-        stack.callback(context.term)
-        local = sockets.bind_local(context, config, directory)
-        stack.callback(local.close, FLUSH_MS)
-        publisher = sockets.bind_events(context, directory)
-        stack.callback(publisher.close, FLUSH_MS)
-        if keys is not None:
-            stack.callback(_authenticate(context, keys).stop)
-        peer, bound = sockets.bind_peer(context, config, keys) if config.peer.listen else (None, None)
-        if peer is not None:
-            stack.callback(peer.close, FLUSH_MS)
-        myself = _myself(config, bound)
+        bound = _bind(config, directory, keys, stack)
+        myself = _myself(config, bound.at)
         ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger)
         stack.callback(ledger.close, config.drain_seconds)
-        parts = _assemble(config, myself, directory, decode, compare, context, keys, publisher, local, peer, ledger)
+        parts = _assemble(config, myself, decode, compare, keys, bound, ledger)
         stack.callback(parts.liveness.close)
         stack.callback(parts.leases.close)
         stack.push_async_callback(parts.links.close)
@@ -153,18 +158,33 @@ async def _running(
         yield parts, tasks
 
 
-def _assemble(  # noqa: PLR0913 (the one place where all parts meet)
-    config: Config, myself: Myself, directory: Path, decode: Decode, compare: Compare, context: zmq.asyncio.Context,
-    keys: Keys | None, publisher: zmq.Socket[bytes], local: zmq.asyncio.Socket, peer: zmq.asyncio.Socket | None,
-    ledger: Ledger,
+def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
+    context = zmq.asyncio.Context()
+    context.max_sockets = MAX_SOCKETS
+    stack.callback(context.term)
+    local = sockets.bind_local(context, config, directory)
+    stack.callback(local.close, FLUSH_MS)
+    publisher = sockets.bind_events(context, directory)
+    stack.callback(publisher.close, FLUSH_MS)
+    peer, at = None, None
+    if config.peer.listen:
+        if keys is not None:
+            stack.callback(_authenticate(context, keys).stop)
+        peer, at = sockets.bind_peer(context, config, keys)
+        stack.callback(peer.close, FLUSH_MS)
+    return _Bound(context, local, publisher, peer, at)
+
+
+def _assemble(
+    config: Config, myself: Myself, decode: Decode, compare: Compare, keys: Keys | None, bound: _Bound, ledger: Ledger
 ) -> Parts:  # fmt: skip
     counters: Counter[str] = Counter()
-    events = Events(publisher, counters)
+    events = Events(bound.publisher, counters)
     wiring = _Wiring()
     registry = Registry(events, wiring)
-    router = Router("local", local, counters)
+    router = Router("local", bound.local, counters)
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
-    links = Links(context, config.peer, keys, events, lambda: ping)
+    links = Links(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
         myself, registry, links, events, router.send, compare, config.peer, config.liveness
     )  # fmt: skip
@@ -172,7 +192,7 @@ def _assemble(  # noqa: PLR0913 (the one place where all parts meet)
     parts = Parts(
         config=config,
         myself=myself,
-        directory=directory,
+        directory=config.directory,
         decode=decode,
         counters=counters,
         events=events,
@@ -183,7 +203,7 @@ def _assemble(  # noqa: PLR0913 (the one place where all parts meet)
         links=links,
         handshakes=handshakes,
         local=router,
-        peer=Router("peer", peer, counters) if peer is not None else None,
+        peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
         askers=Askers(),
     )
     wiring.parts = parts

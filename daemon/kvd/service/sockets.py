@@ -46,7 +46,8 @@ def prepare_directory(directory: Path) -> IO[str]:
         lock = (directory / LOCK_NAME).open("a+")
     except OSError as error:
         raise StartError(
-            f"runtime directory {directory} cannot be used: {error.strerror}", hint="give another with --runtime-dir"
+            f"runtime directory {directory} cannot be used: {error.strerror}",
+            hint="give another with --runtime-dir",
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +56,8 @@ def prepare_directory(directory: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StartError(
-            f"another kvd (process {holder}) serves {directory}", hint="stop it first, or give another --runtime-dir"
+            f"another kvd (process {holder}) serves {directory}",
+            hint="stop it first, or give another --runtime-dir",
         ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
