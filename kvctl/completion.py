@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.commands import COMMANDS
+from kvctl.commands import COMMANDS, Row
+from kvctl.errors import KvctlError
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
@@ -50,13 +51,20 @@ def script(shell: str) -> str:
 
 
 def describe() -> tuple[Command, tuple[Command, ...]]:
-    """The command line itself and its commands, all imported for it."""
+    """The command line itself and its commands, all imported for it.
+
+    A command whose module is not installed is completed by its name alone.
+    """
     from kvctl.loading import load
     from kvctl.main import group
 
-    return _command(group(), "kvctl", ""), tuple(
-        _command(load(row), row.name, row.summary) for row in COMMANDS
-    )
+    def loaded(row: Row) -> Command:
+        try:
+            return _command(load(row), row.name, row.summary)
+        except KvctlError:
+            return Command(row.name, row.summary, ())
+
+    return _command(group(), "kvctl", ""), tuple(loaded(row) for row in COMMANDS)
 
 
 def _command(command: Any, name: str, summary: str) -> Command:
@@ -170,6 +178,8 @@ def _zsh(root: Command, commands: tuple[Command, ...]) -> str:
         specs = [spec for option in command.options for spec in _zsh_specs(option)]
         if command.arguments:
             specs.append(_quoted(f"1:argument:({' '.join(command.arguments)})"))
+        if not specs:
+            continue
         lines.append(f"                {command.name}) _arguments \\")
         lines += [f"                    {spec} \\" for spec in specs[:-1]]
         lines.append(f"                    {specs[-1]} ;;")

@@ -55,7 +55,7 @@ def load(row: Row) -> Any:
     except ImportError as error:
         raise KvctlError(
             f"kvctl {row.name} is not available here: {error}",
-            "see what this installation has with kvctl version",
+            "install kvctl with all of its packages",
         ) from error
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(with_settings(function))

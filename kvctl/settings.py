@@ -96,7 +96,7 @@ def _from_environment(environ: Mapping[str, str]) -> Given:
 
 
 def _from_file(named: tuple[Given, str] | None, environ: Mapping[str, str]) -> Given:
-    """The config file's values; a file that nobody named may be absent."""
+    """The config file's values; a file that nobody named may be absent, or lie in somebody else's home."""
     if named:
         path = Path(named[1]).expanduser()
     else:
@@ -109,6 +109,8 @@ def _from_file(named: tuple[Given, str] | None, environ: Mapping[str, str]) -> G
             raise UsageError(f"{named[0].name_of('config')}: no such file: {path}") from None
         return Given()
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, PermissionError) and not named:
+            return Given()
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise UsageError(f"cannot read the config file {path}: {reason}") from None
     return Given(**_parse_file(text, path), origin=str(path))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,29 +15,85 @@ import msgspec
 import pytest
 import zmq
 
+from kvd.geometry.codec import encode_worker
+from kvd.geometry.model import Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.shards import Placement, kv_fields, share, token_axes
 from kvd.wire import query
 from kvd.wire.event import Event
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.identity import Endpoint, EngineFacts, RankId
-from kvd.wire.names import events_address, socket_address
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, Role, WorkerCard
+from kvd.wire.names import events_address, generation_of, socket_address
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
 
 MODEL = "Qwen/Qwen3-8B"
 SINCE = 1_795_000_000.25
 
-ENGINES = (
-    query.EngineRow(
-        engine=EngineFacts(engine_id="decode-0", model=MODEL, role="decode", tp=2, world_size=2),
-        generation="aa11bb22cc33dd44",
-        local=True,
+HEADS, HEAD_SIZE, BLOCK, LAYERS, BLOCKS = 8, 128, 16, 36, 4
+
+
+def geometry(tp: int, ranks: int, *, heads: int = HEADS) -> WorkerGeometry:
+    """One worker of a dense bfloat16 model: a tensor [blocks, heads, tokens, K and V joined] for each layer."""
+    part = share("heads", heads, tp, ranks)
+    token_stride = 2 * HEAD_SIZE * 2
+    head_stride = BLOCK * token_stride
+    page = Page(
+        part.extent * head_stride,
+        kv_fields(
+            dtype="bfloat16",
+            itemsize=2,
+            heads=part,
+            tokens=token_axes(
+                kernel_blocks=1, kernel_tokens=BLOCK, kernel_stride=0, token_stride=token_stride
+            ),
+            block_tokens=BLOCK,
+            key_size=HEAD_SIZE,
+            value_size=HEAD_SIZE,
+            place=Placement(head_stride, 2, 0, HEAD_SIZE * 2),
+        ),
+    )
+    names = [f"model.layers.{n}.self_attn" for n in range(LAYERS)]
+    layers = tuple(Layer(name, page, 0, n * BLOCKS * page.size, page.size) for n, name in enumerate(names))
+    region = Region(0x7F0000000000, LAYERS * BLOCKS * page.size)
+    return WorkerGeometry(Rank(tp=tp), BLOCKS, (region,), (Group(0, "full", BLOCK, layers),))
+
+
+def engine_row(name: str, role: Role, tp: int, *, model: str = MODEL, heads: int = HEADS) -> query.EngineRow:
+    """A complete engine with its card."""
+    facts = EngineFacts(
+        engine_id=name, model=model, role=role, tp=tp, world_size=tp, facts={"dtype": "bfloat16"}
+    )
+    workers = tuple(
+        WorkerCard(
+            engine=facts,
+            rank=RankId(n),
+            incarnation=f"{name}-{n}",
+            pid=100 + n,
+            host="node7",
+            backend="nixl",
+            geometry=encode_worker(geometry(n, tp, heads=heads)),
+            metadata=b"",
+        )
+        for n in range(tp)
+    )
+    generation = generation_of(worker.incarnation for worker in workers)
+    return query.EngineRow(
+        engine=facts,
+        generation=generation,
+        local=role != "prefill",
         state="ready",
-        ranks=(RankId(0), RankId(1)),
+        ranks=tuple(RankId(n) for n in range(tp)),
         since=SINCE,
-        scheduler=True,
+        scheduler=role != "prefill",
         policy="recompute",
-        peers=("prefill-0",),
-    ),
+        endpoint=Endpoint("10.0.0.8", 7766) if role == "prefill" else Endpoint(),
+        card=EngineCard(engine=facts, generation=generation, workers=workers),
+    )
+
+
+ENGINES = (
+    msgspec.structs.replace(engine_row("decode-0", "decode", 2), peers=("prefill-1",)),
+    engine_row("prefill-1", "prefill", 4),
     query.EngineRow(
         engine=EngineFacts(engine_id="prefill-0", model=MODEL, role="prefill", tp=4, pp=2, world_size=8),
         generation="",
@@ -101,7 +158,7 @@ def ledger_row(seq: int, **changes: object) -> LedgerRow:
         request_id=f"cmpl-{seq}",
         local_engine="decode-0",
         local_rank="tp1",
-        remote_engine="prefill-0",
+        remote_engine="prefill-1",
         remote_generation="aa11",
         remote_request_id=f"cmpl-{seq}-p",
         backend="nixl",
@@ -167,6 +224,13 @@ class FakeDaemon:
             router.send_multipart([sender, encode(answer, correlation)])
 
 
+def _engines(message: Message) -> Message:
+    assert isinstance(message, query.ListEngines)
+    if message.cards:
+        return query.Engines(rows=ENGINES)
+    return query.Engines(rows=tuple(msgspec.structs.replace(row, card=None) for row in ENGINES))
+
+
 def _transfers(message: Message) -> Message:
     assert isinstance(message, ListTransfers)
     rows = tuple(
@@ -184,7 +248,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     fake = FakeDaemon(
         tmp_path / "run",
         {
-            query.ListEngines: lambda _: query.Engines(rows=ENGINES),
+            query.ListEngines: _engines,
             query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             ListTransfers: _transfers,
@@ -222,6 +286,7 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
 
 
 @pytest.fixture

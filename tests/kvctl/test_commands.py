@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def test_engines_are_filtered_by_state_and_place(run: Run, daemon: FakeDaemon) -> None:
-    for option in (("--state", "ready"), ("--local",)):
+    for option, left in ((("--state", "partial"), "prefill-0"), (("--local",), "decode-0")):
         rows = json.loads(run("engines", *option, "-o", "json", "--socket", daemon.directory).out)["engines"]
-        assert [row["engine_id"] for row in rows] == ["decode-0"]
+        assert [row["engine_id"] for row in rows] == [left]
 
 
 def test_workers_are_filtered_by_engine(run: Run, daemon: FakeDaemon) -> None:
@@ -63,7 +63,7 @@ def test_watching_a_table_repeats_it_with_a_gap_when_piped(
 
     monkeypatch.setattr("kvctl.watch.time.sleep", nap)
     lines = run("engines", "-w", "2", "--socket", daemon.directory).out.splitlines()
-    once = ["ENGINE", "decode-0", "prefill-0"]
+    once = ["ENGINE", "decode-0", "prefill-1", "prefill-0"]
     assert [line.split(" ")[0] for line in lines] == [*once, "", *once]
 
 

@@ -45,7 +45,7 @@ def test_every_example_is_what_the_program_prints(example: Callable[[str], str])
 
     written = PAGE.read_text()
     now = BLOCK.sub(printed, written)
-    if os.environ.get("KVCTL_WRITE_DOCS"):
+    if os.environ.get("WRITE_DOCS"):
         PAGE.write_text(now)
     else:
         assert written == now

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
 
 PRINTED = {
-    "engines": ("Engines", "Engine", 2),
+    "engines": ("Engines", "Engine", 3),
     "workers": ("Workers", "Worker", 2),
+    "describe-topology": ("Topology", "Pair", 1),
     "transfers": ("Transfers", "Transfer", 3),
     "status": ("Status", "Status", 1),
     "version": ("Version", "Version", 1),
@@ -102,7 +103,7 @@ def test_times_are_rfc_3339_and_numbers_are_in_base_units(run: Run, daemon: Fake
 
 def test_what_engines_say(run: Run, daemon: FakeDaemon) -> None:
     engines = json.loads(run("engines", "-o", "json", "--runtime-dir", daemon.directory).out)["engines"]
-    local, peer = engines
+    local, _, peer = engines
     assert (local["place"], local["endpoint"], local["ranks"]) == ("local", None, ["tp0", "tp1"])
     assert (peer["place"], peer["endpoint"], peer["ranks"]) == ("peer", "10.0.0.7:7766", ["tp0.pp1", "tp1"])
     table = run("engines", "--runtime-dir", daemon.directory).out
@@ -123,7 +124,7 @@ def test_global_options_may_stand_before_or_after_the_command(run: Run, daemon: 
     before = run("-o", "json", "--runtime-dir", daemon.directory, "engines").out
     after = run("engines", "-o", "json", "--runtime-dir", daemon.directory).out
     assert before == after
-    assert run("-o", "json", "--runtime-dir", daemon.directory, "engines", "-o", "jsonl").out.count("\n") == 2
+    assert run("-o", "json", "--runtime-dir", daemon.directory, "engines", "-o", "jsonl").out.count("\n") == 3
 
 
 def test_socket_may_be_a_path_an_address_or_a_directory(run: Run, daemon: FakeDaemon) -> None:

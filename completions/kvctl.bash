@@ -1,0 +1,73 @@
+# bash completion for kvctl; made by `make completions`, not by hand.
+_kvctl() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= i
+    # bash makes --output=json three words.
+    [[ $current == = ]] && current=
+    [[ $previous == = ]] && previous=${COMP_WORDS[COMP_CWORD-2]}
+    for ((i = 1; i < COMP_CWORD; i++)); do
+        case ${COMP_WORDS[i]} in
+            --output|-o|--color|--timeout|--runtime-dir|--socket|--config) [[ ${COMP_WORDS[i+1]} == = ]] && ((i++)); ((i++)) ;;
+            -*) ;;
+            *) command=${COMP_WORDS[i]}; break ;;
+        esac
+    done
+    case $command:$previous in
+        status:--watch|status:-w) COMPREPLY=(); return ;;
+        engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
+        engines:--watch|engines:-w) COMPREPLY=(); return ;;
+        workers:--engine|workers:-e) COMPREPLY=(); return ;;
+        workers:--watch|workers:-w) COMPREPLY=(); return ;;
+        transfers:--limit|transfers:-n) COMPREPLY=(); return ;;
+        transfers:--engine|transfers:-e) COMPREPLY=(); return ;;
+        transfers:--request|transfers:-r) COMPREPLY=(); return ;;
+        transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
+        transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
+        events:--count|events:-n) COMPREPLY=(); return ;;
+        describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
+        *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
+        *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
+        *:--timeout) COMPREPLY=(); return ;;
+        *:--runtime-dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        *:--socket) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        *:--config) COMPREPLY=($(compgen -f -- "$current")); return ;;
+    esac
+    local options= words=
+    case $command in
+        '')
+            options='--version --output --color --timeout --runtime-dir --socket --config --help'
+            words='status engines workers transfers events describe-topology demo schema completion version' ;;
+        status)
+            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        engines)
+            options='--state --local --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        workers)
+            options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        transfers)
+            options='--limit --engine --request --state --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        events)
+            options='--count --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        describe-topology)
+            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        demo)
+            options=''
+            words='' ;;
+        schema)
+            options='--output --color --timeout --runtime-dir --socket --config --help'
+            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Version Kinds KindName Error' ;;
+        completion)
+            options='--help'
+            words='bash zsh fish' ;;
+        version)
+            options='--client --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+    esac
+    [[ $current == -* ]] && words=$options
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -F _kvctl kvctl

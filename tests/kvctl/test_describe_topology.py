@@ -1,0 +1,137 @@
+"""`kvctl describe-topology`, from the wire to the document: which pairs, and what stands in them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from kvd.wire import query
+from tests.kvctl.conftest import BLOCK, HEAD_SIZE, LAYERS, MODEL, engine_row
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import FakeDaemon, Outcome, Run
+
+PAGE_OF_A_HEAD = BLOCK * 2 * HEAD_SIZE * 2
+
+
+def serve(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
+    daemon.answers[query.ListEngines] = lambda _: query.Engines(rows=rows)
+
+
+@pytest.fixture
+def described(run: Run, daemon: FakeDaemon) -> Any:
+    def describe(*arguments: str) -> list[dict[str, Any]]:
+        outcome = run("describe-topology", *arguments, "-o", "json", "--socket", daemon.directory)
+        assert outcome.code == 0, outcome.err
+        pairs: list[dict[str, Any]] = json.loads(outcome.out)["pairs"]
+        return pairs
+
+    return describe
+
+
+def names(pairs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(pair["local"]["engine_id"], pair["remote"]["engine_id"]) for pair in pairs]
+
+
+def test_a_pair_says_who_reads_what_from_whom(described: Any) -> None:
+    [pair] = described()
+    assert pair["local"] | {"generation": ""} == {
+        "engine_id": "decode-0",
+        "generation": "",
+        "model": MODEL,
+        "tp": 2,
+        "pp": 1,
+        "dcp": 1,
+        "block_sizes": [BLOCK],
+    }
+    assert len(pair["remote"]["generation"]) == 16
+    assert pair["compatible"] is True
+    [group] = pair["groups"]
+    assert (group["index"], group["kind"], group["block_size"]) == (0, "full", BLOCK)
+    assert (len(group["layers"]), group["bytes_per_block"]) == (LAYERS, 4 * PAGE_OF_A_HEAD)
+    reads = [(r["local_rank"], r["remote_rank"], r["group"], r["heads"]) for r in pair["reads"]]
+    assert reads == [
+        ("tp0", "tp0", 0, [0, 2]),
+        ("tp0", "tp1", 0, [2, 4]),
+        ("tp1", "tp2", 0, [4, 6]),
+        ("tp1", "tp3", 0, [6, 8]),
+    ]
+    assert {r["bytes_per_block"] for r in pair["reads"]} == {2 * PAGE_OF_A_HEAD}
+    assert {f["name"]: f["ok"] for f in pair["factors"]}.items() >= {"tp": True, "plan": True}.items()
+
+
+def test_bytes_of_a_local_rank_add_up_to_its_pages(described: Any) -> None:
+    [pair] = described()
+    for rank in ("tp0", "tp1"):
+        read = sum(r["bytes_per_block"] for r in pair["reads"] if r["local_rank"] == rank)
+        assert read == pair["groups"][0]["bytes_per_block"]
+
+
+def test_roles_and_models_decide_the_pairs(daemon: FakeDaemon, described: Any) -> None:
+    serve(
+        daemon,
+        engine_row("d", "decode", 1),
+        engine_row("p", "prefill", 1),
+        engine_row("b", "both", 1),
+        engine_row("other", "prefill", 1, model="another/model"),
+    )
+    assert names(described()) == [("d", "p"), ("d", "b"), ("b", "p")]
+
+
+def test_one_name_picks_the_pairs_that_it_is_part_of(daemon: FakeDaemon, described: Any) -> None:
+    serve(daemon, engine_row("d", "decode", 1), engine_row("p", "prefill", 1), engine_row("b", "both", 1))
+    assert names(described("b")) == [("d", "b"), ("b", "p")]
+
+
+def test_two_names_are_compared_whatever_they_are(daemon: FakeDaemon, described: Any) -> None:
+    serve(daemon, engine_row("p", "prefill", 1), engine_row("x", "prefill", 1, model="another/model"))
+    [pair] = described("p", "x")
+    assert names([pair]) == [("p", "x")]
+    assert pair["compatible"] is False
+    assert [f["name"] for f in pair["factors"] if not f["ok"]] == ["model"]
+
+
+def test_engines_that_cannot_be_mapped_are_described_not_refused(daemon: FakeDaemon, described: Any) -> None:
+    serve(daemon, engine_row("d", "decode", 1, heads=8), engine_row("p", "prefill", 1, heads=4))
+    [pair] = described()
+    assert (pair["compatible"], pair["reads"]) == (False, [])
+    assert any(finding["severity"] == "error" and finding["hint"] for finding in pair["findings"])
+
+
+def fails(run: Run, daemon: FakeDaemon, *arguments: str) -> Outcome:
+    return run("describe-topology", *arguments, "--socket", daemon.directory)
+
+
+def test_an_unknown_engine_is_wrong_usage_with_near_misses(run: Run, daemon: FakeDaemon) -> None:
+    outcome = fails(run, daemon, "decode-1")
+    assert outcome.code == 2
+    assert "no engine 'decode-1'; did you mean decode-0" in outcome.err
+
+
+def test_an_incomplete_engine_is_4_with_the_reason(run: Run, daemon: FakeDaemon) -> None:
+    outcome = fails(run, daemon, "decode-0", "prefill-0")
+    assert outcome.code == 4
+    assert "'prefill-0' is partial, with 2 of 8 workers: 6 of 8 workers are missing" in outcome.err
+
+
+def test_no_pair_is_an_empty_document_and_a_reason_on_stderr(run: Run, daemon: FakeDaemon) -> None:
+    serve(daemon, engine_row("d", "decode", 1))
+    outcome = run("describe-topology", "-o", "json", "--socket", daemon.directory)
+    assert (outcome.code, json.loads(outcome.out)["pairs"]) == (0, [])
+    assert "d (decode, Qwen/Qwen3-8B, ready)" in outcome.err
+    serve(daemon)
+    assert "kvd knows no engine" in fails(run, daemon).err
+
+
+def test_a_geometry_that_cannot_be_read_is_1_and_names_the_worker(run: Run, daemon: FakeDaemon) -> None:
+    row = engine_row("d", "decode", 1)
+    assert row.card is not None
+    spoilt = msgspec.structs.replace(row.card.workers[0], geometry=b"{}")
+    card = msgspec.structs.replace(row.card, workers=(spoilt,))
+    serve(daemon, msgspec.structs.replace(row, card=card), engine_row("p", "prefill", 1))
+    outcome = fails(run, daemon)
+    assert outcome.code == 1
+    assert "the geometry of d/tp0 cannot be read" in outcome.err
