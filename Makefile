@@ -36,7 +36,4 @@ e2e:  ## the tests with real vLLM engines
 
 completions:  ## write completions/ anew from the command line itself
 	@.ci/setup base
-	@mkdir -p completions
-	@_KVCTL_COMPLETE=source_bash $(BIN)/kvctl >completions/kvctl.bash
-	@_KVCTL_COMPLETE=source_zsh $(BIN)/kvctl >completions/_kvctl
-	@_KVCTL_COMPLETE=source_fish $(BIN)/kvctl >completions/kvctl.fish
+	@$(BIN)/python -m kvctl.completion completions
