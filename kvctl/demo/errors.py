@@ -4,6 +4,7 @@ EngineError
 ├── EngineStartFailed   the engine died or refused its configuration before it was ready
 ├── EngineTimeout       the engine is not ready in time
 └── EngineGone          the engine died while a request was in flight, or takes no more commands
+DaemonStartFailed       a kvd of the demo did not come up
 """
 
 
@@ -21,3 +22,7 @@ class EngineTimeout(EngineError):
 
 class EngineGone(EngineError):
     """The engine ended while something was expected from it."""
+
+
+class DaemonStartFailed(RuntimeError):
+    """A kvd of the demo ended, or did not answer, before it was ready."""

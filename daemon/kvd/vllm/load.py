@@ -102,8 +102,7 @@ def record(
             "handshake": load.handshake + order.handshake_seconds,
             "plan": load.planned,
             "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
-            "wire": max(0.0, now - load.posting) if load.posting else 0.0,
-            "total": max(0.0, now - order.claimed),
+            "wire": max(0.0, now - load.posted) if load.posted else 0.0,
         },
     )
 

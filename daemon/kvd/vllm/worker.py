@@ -81,7 +81,7 @@ class WorkerHalf:
             incarnation=self.incarnation,
             pid=os.getpid(),
             host=socket.gethostname(),
-            backend=home.name,
+            backend=settings.backend,
             geometry=encode_worker(geometry),
             metadata=home.metadata(),
         )
@@ -204,7 +204,7 @@ class WorkerHalf:
             load,
             engine_id=self.engine.engine_id,
             rank=str(self.geometry.rank),
-            backend=self._home.name,
+            backend=self.settings.backend,
             plan=plan,
             geometry=self.geometry,
         )

@@ -23,7 +23,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic
     clock, in the order in which they happen: ``queued`` (scheduler's claim to the worker's start),
-    ``handshake``, ``plan``, ``post``, ``wire`` (first post to last completion), ``report``. ``bytes`` counts
+    ``handshake``, ``plan``, ``post``, ``wire`` (end of posting to last completion). They do not overlap; an
+    engine that copies while it posts shows that time as ``post``. ``bytes`` counts
     every byte that a descriptor names once.
     """
 
