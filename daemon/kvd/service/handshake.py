@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvd.geometry.errors import GeometryError
 from kvd.service.config import LivenessSettings, PeerSettings
 from kvd.service.errors import PeerAway, Refusal
 from kvd.service.events import Events
@@ -259,15 +260,13 @@ class Handshakes:
                 peer.state, peer.reason, peer.since = state, reason, time.time()
 
 
-def compare_facts(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
-    """Factors that the cards themselves show: the model, the number of groups, and every fact that both sides state."""
-    pairs = [
-        ("model", local.engine.model, peer.engine.model),
-        ("groups", local.engine.groups, peer.engine.groups),
-        *(
-            (k, v, peer.engine.facts[k])
-            for k, v in sorted(local.engine.facts.items())
-            if k in peer.engine.facts
-        ),
-    ]
-    return tuple(Factor(name, str(here), str(there), here == there) for name, here, there in pairs)
+def compare_cards(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
+    """Factor by factor, whether ``local`` can read from ``peer``; a card that cannot be read is a factor that fails."""
+    from kvd.client.cards import engine_geometry  # numpy comes with it: not before the first handshake needs it
+    from kvd.topology import compat
+
+    try:
+        factors = compat.compare(engine_geometry(local), engine_geometry(peer))
+    except GeometryError as error:
+        return (Factor("geometry", "readable", f"not readable: {error}", ok=False),)
+    return tuple(Factor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)

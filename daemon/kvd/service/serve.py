@@ -29,7 +29,7 @@ from kvd.service.curve import Keys
 from kvd.service.discovery import discover
 from kvd.service.errors import ConfigError, LedgerError, StartError
 from kvd.service.events import Events
-from kvd.service.handshake import Compare, Handshakes, Myself, compare_facts
+from kvd.service.handshake import Compare, Handshakes, Myself, compare_cards
 from kvd.service.leases import Leases
 from kvd.service.ledger import Ledger
 from kvd.service.liveness import Liveness
@@ -97,7 +97,7 @@ async def serve(
     notifier: Notifier,
     *,
     decode: Decode = codec.decode_worker,
-    compare: Compare = compare_facts,
+    compare: Compare = compare_cards,
 ) -> None:
     """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP.
 

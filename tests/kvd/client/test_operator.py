@@ -1,0 +1,65 @@
+"""The operator's client: answers, events, and errors that say what to do."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.operator import connect
+from kvd.wire.handshake import DescribeEngine
+from kvd.wire.query import GetStatus, Status
+from tests.support.daemons import daemons, facts, session, worker
+
+
+def test_a_missing_socket_is_named_with_the_next_step(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match=f"{tmp_path}/kvd.sock does not exist") as error:
+        connect(tmp_path)
+    assert "systemctl status kvd" in error.value.hint
+
+
+def test_a_socket_that_was_left_behind_is_told_apart(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(tmp_path / "kvd.sock"))
+    with pytest.raises(Unreachable, match="left behind"):
+        connect(f"ipc://{tmp_path}/kvd.sock")
+
+
+def test_asks_are_answered_refused_or_time_out() -> None:
+    with daemons() as (kvd,), connect(kvd.directory) as operator:
+        assert isinstance(operator.ask(GetStatus()), Status)
+        with pytest.raises(RefusedByDaemon) as refused:
+            operator.ask(DescribeEngine(engine_id="e", kvd_id="k", kvd_generation="g"))
+        assert refused.value.code == "KVD-NOT-HERE"
+        kvd.signal(signal.SIGSTOP)
+        with pytest.raises(TimedOut, match=r"0\.3 s"):
+            operator.ask(GetStatus(), 0.3)
+        kvd.signal(signal.SIGCONT)
+        assert isinstance(operator.ask(GetStatus()), Status)
+        kvd.kill()
+        with pytest.raises(Unreachable):
+            operator.ask(GetStatus(), 0.3)
+
+
+def test_events_come_in_order_without_gaps() -> None:
+    with daemons() as (kvd,), connect(kvd.directory) as operator:
+        events = operator.events(timeout=5)
+        for number in range(50):  # until the subscription has arrived
+            with session(kvd, worker(facts(f"warm{number}"))):
+                pass
+            first = next(operator.events(timeout=0.05), None)
+            if first is not None:
+                break
+        with session(kvd, worker(facts("e"))):
+            pass
+        seen = []
+        for event in events:
+            seen.append(event)
+            if event.kind == "engine.gone" and event.subject == "e":
+                break
+        assert [e.seq for e in seen] == list(range(seen[0].seq, seen[0].seq + len(seen)))
+        of_e = [e.kind for e in seen if e.subject in ("e", "e/tp0")]
+        assert of_e == ["worker.registered", "engine.ready", "worker.gone", "engine.gone"]

@@ -1,0 +1,200 @@
+"""Sessions against a real kvd that is killed, stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import wait
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.session import Session
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer
+from kvd.wire.lease import LeaseClaim, LeaseKey, LeaseOpened
+from kvd.wire.query import GetStatus, ListWorkers, Status
+from kvd.wire.registration import OpenLease
+from kvd.wire.reply import Ok
+from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord, Transfers
+from tests.support.daemons import daemons, facts, scheduler, session, wait_for, worker
+
+SESSIONS = 20
+
+
+def record(number: int) -> TransferRecord:
+    return TransferRecord(
+        transfer_id=f"t{number}", request_id=f"r{number}", local_engine="e", local_rank="tp0", remote_engine="p",
+        remote_generation="g", remote_request_id=f"p{number}", backend="direct", mode="pull", state="done",
+    )  # fmt: skip
+
+
+def test_all_sessions_register_again_after_a_sigkill() -> None:
+    with daemons() as (kvd,), ExitStack() as stack:
+        engine = facts("e", tp=SESSIONS)
+        sessions = [stack.enter_context(session(kvd, worker(engine, rank))) for rank in range(SESSIONS)]
+        generation = sessions[0].wait(lambda s: bool(s.engine_generation), 5).engine_generation
+        before = sessions[0].state.kvd_generation
+        kvd.kill()
+        for one in sessions:
+            assert not one.wait(lambda s: not s.connected, 3).connected
+        kvd.start(wait=False)
+        wait_for((kvd.directory / "kvd.sock").exists)
+        wait_for(lambda: kvd.log.count("serving") == 2, 20)
+        began = time.monotonic()
+        for one in sessions:
+            one.wait(lambda s: s.connected and s.kvd_generation != before and bool(s.engine_generation), 3)
+        seconds = time.monotonic() - began
+        print(f"\n{SESSIONS} sessions registered again {seconds * 1000:.0f} ms after kvd served")
+        assert seconds < 3
+        assert sessions[0].state.engine_generation == generation
+        assert kvd.engines()["e"].state == "ready"
+
+
+def test_nothing_delivered_is_lost_when_kvd_is_killed_in_between() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        futures = [one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100)]
+        kvd.kill()
+        futures += [
+            one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100, 200)
+        ]
+        kvd.start()
+        assert not wait(futures, 20).not_done
+        assert {type(f.result()) for f in futures} == {Ok}
+        rows = kvd.ask(ListTransfers(limit=1000))
+        assert isinstance(rows, Transfers)
+        assert sorted(r.record.transfer_id for r in rows.rows) == sorted(f"t{n}" for n in range(200))
+
+
+def test_a_call_made_while_kvd_is_away_is_answered_when_it_is_back() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        kvd.kill()
+        one.wait(lambda s: not s.connected, 3)
+        future = one.call(GetStatus(), 20)
+        kvd.start()
+        assert isinstance(future.result(20), Status)
+
+
+def test_calls_end_with_the_error_that_fits() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        with pytest.raises(RefusedByDaemon, match="no engine 'x'"):
+            one.call(GetPeer(local_engine="x", engine_id="y"), 20).result(20)
+        kvd.signal(signal.SIGSTOP)
+        with pytest.raises(TimedOut, match=r"0\.2 s"):
+            one.call(GetStatus(), 0.2).result(5)
+        one.wait(lambda s: not s.connected, 5)
+        kvd.signal(signal.SIGCONT)
+        one.wait(lambda s: s.connected, 5)
+        kvd.kill()
+        one.wait(lambda s: not s.connected, 3)
+        with pytest.raises(Unreachable, match=r"kvd\.sock"):
+            one.call(GetStatus(), 0.1).result(5)
+
+
+def test_a_refused_delivery_is_kept_and_made_afresh_for_each_sending() -> None:
+    made: list[int] = []
+
+    def fresh() -> Message:
+        made.append(len(made))
+        return LeaseOpened(engine_id="e" if len(made) > 1 else "other", leases=(OpenLease("r", 30.0),))
+
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"))) as one:
+        assert one.deliver("lease", fresh).result(10) == Ok()
+        assert made == [0, 1]
+        assert one.counters["deliveries.refused"] == 1
+
+
+def test_a_delivery_is_dropped_and_counted_after_its_time() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        future = one.deliver("k", LeaseOpened(engine_id="e", leases=()), keep_seconds=0.3)
+        with pytest.raises(TimedOut):
+            future.result(5)
+        assert one.counters["deliveries.dropped"] == 1
+
+
+def test_a_newer_delivery_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    lonely = Session(lambda: worker(facts("e")), directory=tmp_path)
+    older = lonely.deliver("k", GetStatus())
+    lonely.deliver("k", ListWorkers())
+    with pytest.raises(ClientError, match="newer delivery 'k'"):
+        older.result(5)
+    lonely.close()
+
+
+def test_a_failing_push_handler_and_a_failing_card_do_not_end_the_session() -> None:
+    failing = [True]
+
+    def card() -> object:
+        if failing:
+            failing.clear()
+            raise RuntimeError("no card yet")
+        return scheduler(facts("e"), (OpenLease("r", 30.0),), incarnation="one")
+
+    def on_push(_message: Message) -> None:
+        raise ValueError("handler")
+
+    with daemons() as (kvd,):
+        one = Session(card, on_push, directory=kvd.directory)  # type: ignore[arg-type]
+        one.wait(lambda s: s.connected, 20)
+        claim = LeaseClaim(key=LeaseKey(engine_id="e", request_id="r"), extend_seconds=60)
+        answer = one.call(claim, 5).result(5)
+        assert "did not confirm: ValueError: handler" in str(answer)
+        assert one.counters["push.errors"] >= 1
+        assert one.counters["errors"] == 1
+        assert one.state.connected
+        one.close()
+
+
+def test_casts_are_dropped_and_counted_while_kvd_is_away(tmp_path: Path) -> None:
+    lonely = Session(lambda: worker(facts("e")), directory=tmp_path)
+    for _ in range(10):
+        lonely.cast(GetStatus())
+    wait_for(lambda: lonely.counters["dropped"] == 10)
+    began = time.monotonic()
+    lonely.close()
+    assert time.monotonic() - began < 2
+    with pytest.raises(ClientError, match="closed"):
+        lonely.call(GetStatus(), 1).result(1)
+
+
+def test_close_says_goodbye() -> None:
+    with daemons() as (kvd,):
+        with session(kvd, worker(facts("e"))):
+            assert [w.state for w in kvd.workers()] == ["alive"]
+        (row,) = kvd.workers()
+        assert (row.state, row.reason) == ("gone", "it said goodbye")
+
+
+def test_a_session_inherited_over_a_fork_refuses_and_a_new_one_works() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("parent"))) as parent:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                refused = isinstance(parent.call(GetStatus(), 1).exception(1), ClientError)
+                own = Session(lambda: worker(facts("child")), directory=kvd.directory)
+                own.wait(lambda s: s.connected, 10)
+                own.close()
+                code = 0 if refused else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert parent.state.connected
+
+
+def test_two_living_workers_cannot_hold_one_rank() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                own = Session(lambda: worker(facts("e")), directory=kvd.directory)
+                state = own.wait(lambda s: s.refusal is not None, 10)
+                assert state.refusal is not None
+                code = 0 if state.refusal.code == "KVD-RANK-TAKEN" else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
