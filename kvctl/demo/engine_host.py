@@ -180,7 +180,11 @@ def make_engine(arguments: Message) -> Any:
 
     if "kv_transfer_config" in arguments:
         arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, enforce_eager=True, seed=0))
+    config = AsyncEngineArgs(**arguments, enforce_eager=True, seed=0).create_engine_config()
+    # On CPU vLLM starts its processes as fresh interpreters, each of which imports torch and vLLM again: two thirds
+    # of the time to start. The reason is the binding of OpenMP threads to cores, which the environment turns off.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    return AsyncLLM.from_vllm_config(config)
 
 
 def _first_line(descriptor: int) -> bytes:

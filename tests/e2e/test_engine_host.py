@@ -20,8 +20,8 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from kvctl.demo.engine import EngineProcess, EngineSpec
-model, work = map(Path, sys.argv[1:])
-engine = EngineProcess.start(EngineSpec(model=model, work_dir=work, log_path=work / "log"))
+model, work, cache = map(Path, sys.argv[1:])
+engine = EngineProcess.start(EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache))
 engine.wait_ready()
 print(*engine.pids().all, flush=True)
 time.sleep(600)
@@ -44,9 +44,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     work = tmp_path_factory.mktemp("engine")
-    with EngineProcess.start(EngineSpec(model=model, work_dir=work, log_path=work / "log")) as running:
+    spec = EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache)
+    with EngineProcess.start(spec) as running:
         running.wait_ready()
         pids = running.pids().all
         yield running
@@ -98,9 +104,9 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
         broken.wait_ready()
 
 
-def test_a_killed_parent_takes_the_whole_tree_along(model: Path, tmp_path: Path) -> None:
+def test_a_killed_parent_takes_the_whole_tree_along(model: Path, cache: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(model), str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, *map(str, (model, tmp_path, cache))], stdout=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None
         pids = tuple(map(int, parent.stdout.readline().split()))
