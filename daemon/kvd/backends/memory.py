@@ -1,8 +1,9 @@
 """The memory backend: copies inside one process, with faults on demand, to test recovery without any network.
 
 Homes of one process find each other through a registry by name and generation, and the bytes are copied when a
-transfer is polled. A `Faults` script makes the n-th transfer wait, fail half-way or land late, always at the same point,
-so what a connector does about it can be asserted. Like the real engines it lets late bytes land until the lane is closed.
+transfer is polled. A `Faults` script makes the n-th transfer wait, fail half-way or land late, always at the same
+point, so what a connector does about it can be asserted. Like the real engines it lets late bytes land until the lane
+is closed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,25 @@
+"""Backends by name."""
+
+import subprocess
+import sys
+
+import pytest
+
+from kvd.backends.choose import available, open_home
+from kvd.backends.errors import BackendUnavailable
+
+
+@pytest.mark.parametrize("kind", ["mooncake", "direct", "carrier-pigeon"])
+def test_unknown_kind_names_them_all(kind: str) -> None:
+    with pytest.raises(BackendUnavailable) as refused:
+        open_home(kind, "x", {})
+    for name in ("nixl", "memory", "mooncake", "direct", kind):
+        assert name in str(refused.value)
+
+
+def test_available_covers_all_and_imports_none() -> None:
+    assert set(available()) == {"nixl", "memory", "mooncake", "direct"}
+    script = (
+        "import sys; from kvd.backends.choose import available; available(); assert 'nixl' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -1,0 +1,82 @@
+"""The memory backend's faults happen exactly where the script says."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvd.backends.contract import Lane, State
+from kvd.backends.errors import TransferRefused
+from kvd.backends.memory import Faults, open_home
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.faults = Faults()
+        self.source: Bytes = np.full(64, 7, np.uint8)
+        self.target: Bytes = np.zeros(64, np.uint8)
+        self.peer, self.me = open_home("p", options={}), open_home("m", options={"faults": self.faults})
+        self.peer.register([Region(self.source.ctypes.data, 64)])
+        self.me.register([Region(self.target.ctypes.data, 64)])
+        self.lane: Lane = self.me.lane("p")
+        self.lane.add("p", self.peer.metadata())
+
+    def rows(self, count: int = 1) -> Descriptors:
+        at = np.arange(count, dtype=np.int64) * 8
+        return Descriptors(at + self.target.ctypes.data, at + self.source.ctypes.data, np.full(count, 8))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.me.close()
+    made.peer.close()
+
+
+def test_hold(bench: Bench) -> None:
+    bench.faults.hold = {0}
+    transfer = bench.lane.submit("p", bench.rows())
+    assert bench.lane.poll(transfer) is State.PENDING
+    assert not bench.target.any()
+    bench.faults.release(0)
+    assert bench.lane.poll(transfer) is State.DONE
+    assert bench.target.sum() == 56
+
+
+def test_refuse_the_second(bench: Bench) -> None:
+    bench.faults.refuse = {1}
+    bench.lane.submit("p", bench.rows())
+    with pytest.raises(TransferRefused, match="submit 1"):
+        bench.lane.submit("p", bench.rows())
+    bench.lane.submit("p", bench.rows())
+
+
+def test_fail_after_two_descriptors(bench: Bench) -> None:
+    bench.faults.fail_after = {0: 2}
+    transfer = bench.lane.submit("p", bench.rows(5))
+    assert bench.lane.poll(transfer) is State.FAILED
+    assert transfer.reason
+    assert np.count_nonzero(bench.target) == 16
+
+
+@pytest.mark.parametrize("close", [False, True])
+def test_late_bytes_land_unless_the_lane_was_closed(bench: Bench, *, close: bool) -> None:
+    bench.faults.late = {0}
+    transfer = bench.lane.submit("p", bench.rows(4))
+    assert transfer.state is State.FAILED
+    if close:
+        bench.lane.close()
+    bench.faults.release(0)
+    assert np.count_nonzero(bench.target) == (0 if close else 32)
+
+
+def test_a_vanished_peer_fails_what_was_pending(bench: Bench) -> None:
+    transfer = bench.lane.submit("p", bench.rows())
+    bench.peer.close()
+    assert bench.lane.poll(transfer) is State.FAILED
+    assert "was closed" in transfer.reason

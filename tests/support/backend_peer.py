@@ -1,0 +1,33 @@
+"""A worker to read from: opens a home, prints one JSON line with its metadata and address, waits for stdin to close."""
+
+import json
+import sys
+
+import numpy as np
+
+from kvd.backends.choose import open_home
+from kvd.geometry.model import Region
+
+
+def pattern(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Bytes that differ from their neighbours, from the same place in other pages, and from zero."""
+    return (np.arange(size, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
+
+
+def main() -> None:
+    kind, size = sys.argv[1], int(sys.argv[2])
+    home = open_home(kind, "peer", {})
+    memory = pattern(size)
+    home.register([Region(memory.ctypes.data, size)])
+    json.dump({"metadata": home.metadata().hex(), "address": memory.ctypes.data}, sys.stdout)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        if line == "sum\n":
+            sys.stdout.write(f"{int(memory.astype(np.int64).sum())}\n")
+            sys.stdout.flush()
+    home.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Reads from and writes to a peer process through one backend; prints exactly one JSON line: what it found."""
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.errors import BackendError
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+
+PEER = Path(__file__).with_name("backend_peer.py")
+SIZE = 32 << 20
+
+
+def wait(lane: Lane, transfer: Transfer) -> State:
+    until = time.monotonic() + 20
+    while lane.poll(transfer) is State.PENDING and time.monotonic() < until:
+        time.sleep(5e-5)
+    return transfer.state
+
+
+def refusal(lane: Lane, rows: Descriptors) -> list[str]:
+    try:
+        lane.submit("peer", rows)
+    except BackendError as error:
+        return [type(error).__name__, str(error), error.hint]
+    return []
+
+
+def killed(peer: subprocess.Popen[str], lane: Lane, rows: Descriptors) -> dict[str, object]:
+    """Kill the peer while a transfer is under way, then close the lane."""
+    os.kill(peer.pid, signal.SIGSTOP)
+    transfer = lane.submit("peer", rows)
+    os.kill(peer.pid, signal.SIGKILL)
+    peer.wait()
+    if wait(lane, transfer) is State.DONE:  # shared memory had copied it all before the signal came
+        transfer = lane.submit("peer", rows)
+        wait(lane, transfer)
+    found: dict[str, object] = {"killed": [transfer.state.value, transfer.reason]}
+    started = time.monotonic()
+    lane.close()
+    lane.close()
+    found["close_s"] = time.monotonic() - started
+    gc.collect()
+    found["agents"] = sum(type(o).__name__ == "nixl_agent" and hasattr(o, "agent") for o in gc.get_objects())
+    return found
+
+
+def main() -> None:
+    kind = sys.argv[1]
+    found: dict[str, object] = {}
+    peer = subprocess.Popen(
+        [sys.executable, str(PEER), kind, str(SIZE)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert peer.stdout is not None
+    assert peer.stdin is not None
+    hello = json.loads(peer.stdout.readline())
+    metadata, remote = bytes.fromhex(hello["metadata"]), int(hello["address"])
+    home = open_home(kind, "reader", {})
+    buffer = np.zeros(SIZE, np.uint8)
+    local = buffer.ctypes.data
+    home.register([Region(local, SIZE)])
+    lane, second = home.lane("one"), home.lane("two")
+    lane.add("peer", metadata)
+    second.add("peer", metadata)
+    expected = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
+
+    whole = Descriptors(*(np.array([v], np.int64) for v in (local, remote, SIZE)))
+    transfer = lane.submit("peer", whole)
+    found["whole"] = [wait(lane, transfer).value, bool((buffer == expected).all())]
+    found["detail"] = sorted(transfer.detail)
+
+    # Fragments of odd sizes at odd places, in shuffled order, leaving gaps that must stay untouched.
+    buffer[:] = 0
+    rng = np.random.default_rng(7)
+    starts = np.arange(0, SIZE - 8192, 8192, dtype=np.int64)
+    starts += rng.integers(0, 4096, len(starts))
+    lengths = rng.integers(1, 4097, len(starts))
+    sources = rng.permutation(starts)
+    state = wait(lane, lane.submit("peer", Descriptors(starts + local, sources + remote, lengths)))
+    image = np.zeros(SIZE, np.uint8)
+    for start, source, length in zip(starts, sources, lengths, strict=True):
+        image[start : start + length] = expected[source : source + length]
+    found["fragments"] = [state.value, bool((buffer == image).all())]
+
+    buffer[:] = 3
+    rows = Descriptors(*(np.array([v + 5], np.int64) for v in (local, remote, 1000)))
+    found["write"] = wait(lane, lane.submit("peer", rows, "write")).value
+    peer.stdin.write("sum\n")
+    peer.stdin.flush()
+    changed = expected.astype(np.int64)
+    changed[5:1010] = 3
+    found["written"] = int(peer.stdout.readline()) == int(changed.sum())
+
+    found["unregistered_remote"] = refusal(lane, Descriptors(whole.local, whole.remote + 1, whole.length))
+    found["unregistered_local"] = refusal(lane, Descriptors(whole.local + 1, whole.remote, whole.length))
+
+    found |= killed(peer, lane, whole)
+    home.close()
+    home.close()
+    json.dump(found, sys.stdout)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
