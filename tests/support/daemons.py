@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from kvd.client.errors import ClientError
+from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.client.operator import Operator, connect
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
@@ -24,6 +24,7 @@ from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, WorkerRow, Workers
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
+from kvd.wire.reply import Refused
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 20.0
@@ -105,6 +106,14 @@ class Daemon:
         with connect(self.directory, timeout) as operator:
             return operator.ask(message)
 
+    def ask_refused(self, message: Message) -> Refused:
+        """The refusal of a message that must be refused."""
+        try:
+            answer = self.ask(message)
+        except RefusedByDaemon as error:
+            return error.refusal
+        raise AssertionError(f"not refused: {answer}")
+
     def status(self, seconds: float = 10.0) -> Status:
         """Its status, waiting for it to serve."""
 
@@ -154,8 +163,9 @@ def daemons(count: int = 1, *arguments: str, base: Path | None = None) -> Iterat
 
 
 def geometry(rank: int = 0, blocks: int = 8) -> bytes:
-    """The encoded geometry of a worker with one layer of 16 tokens in float32."""
-    page = Page(64, (Field("k", "float32", 4, 0, (Axis("token", 0, 16, 1, 4),), (("token", 16),)),))
+    """The encoded geometry of a worker with one layer: a head of one float32 for each of 16 tokens, on every rank."""
+    axes = (Axis("head", 0, 1, 1, 64), Axis("token", 0, 16, 1, 4))
+    page = Page(64, (Field("k", "float32", 4, 0, axes, (("head", 1), ("token", 16))),))
     layers = (Layer("layer.0", page, region=0, offset=0, stride=64),)
     group = Group(0, "full", 16, layers)
     return encode_worker(WorkerGeometry(Rank(tp=rank), blocks, (Region(0x10000, 64 * blocks),), (group,)))

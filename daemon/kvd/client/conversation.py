@@ -109,8 +109,9 @@ class Conversation:
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = _open(self.context, shared.address)
+        self.socket = _open(self.context)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.socket.connect(shared.address)  # after the monitor: it must see this connection succeed
         self.poller = zmq.Poller()
         for source in (self.socket, self.monitor, shared.wake):
             self.poller.register(source, zmq.POLLIN)
@@ -372,7 +373,7 @@ class Conversation:
         self.context.destroy(linger=0)
 
 
-def _open(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     opened = context.socket(zmq.DEALER)
     options = {
         zmq.LINGER: 0,
@@ -387,7 +388,6 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
     }
     for option, value in options.items():
         opened.setsockopt(option, value)
-    opened.connect(address)
     return opened
 
 

@@ -80,6 +80,9 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
             f"the geometry of {card.engine.engine_id}/{rank_name(card.rank)} cannot be used: {error}",
             hint="worker and kvd should be of one version",
         ) from None
+    placed, said = geometry.rank, card.rank
+    if (placed.tp, placed.pp, placed.dcp) != (said.tp, said.pp, said.dcp):
+        raise Refusal("KVD-BAD-CARD", f"the card says rank {rank_name(said)}, its geometry says {placed}")
     client = Client(
         kind="worker",
         engine=card.engine,

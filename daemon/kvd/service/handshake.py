@@ -262,7 +262,9 @@ class Handshakes:
 
 def compare_cards(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
     """Factor by factor, whether ``local`` can read from ``peer``; a card that cannot be read is a factor that fails."""
-    from kvd.client.cards import engine_geometry  # numpy comes with it: not before the first handshake needs it
+    from kvd.client.cards import (
+        engine_geometry,
+    )  # numpy comes with it: not before the first handshake needs it
     from kvd.topology import compat
 
     try:

@@ -1,0 +1,110 @@
+"""Settings: every key of the example file is real, and every mistake is named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_type_hints
+
+import msgspec
+import pytest
+import yaml
+
+from kvd.service.config import Config, load
+from kvd.service.errors import ConfigError
+from tests.support.daemons import ROOT
+
+EXAMPLE = ROOT / "configs" / "kvd.yaml"
+
+
+def check(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "kvd.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    return f"{error.value.message} | {error.value.hint}"
+
+
+def test_no_file_means_the_defaults() -> None:
+    assert load(None, {}) == Config()
+
+
+def test_the_example_shows_every_setting_with_its_default() -> None:
+    def compare(struct: type[msgspec.Struct], tree: dict[str, object]) -> None:
+        hints = get_type_hints(struct)
+        assert set(tree) == set(hints)
+        for name, kind in hints.items():
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                below = tree[name]
+                assert isinstance(below, dict)
+                compare(kind, below)
+
+    compare(Config, yaml.safe_load(EXAMPLE.read_text()))
+    assert load(EXAMPLE, {}) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("peers:\n  listen: x", ["kvd.yaml, line 1", "'peers'", "known here: drain_seconds"]),
+        ("\npeer:\n  lisen: ''", ["line 3", "'peer.lisen'", "listen"]),
+        ("peer: 5", ["line 1", "peer is 5", "section"]),
+        ("leases:\n  max_seconds: soon", ["line 2", "leases.max_seconds", "'soon'", "float"]),
+        ("ledger:\n  max_rows: 0", ["line 2", "ledger.max_rows", "0"]),
+        ("log_level: loud", ["line 1", "log_level", "'loud'"]),
+        ("peer:\n  listen: nowhere", ["peer.listen", "'nowhere'", "host:port"]),
+        ("peer:\n  connect: [a:1, 'b']", ["peer.connect", "'b'"]),
+        ("liveness:\n  silent_seconds: 20", ["silent_seconds is 20", "gone_seconds is 10"]),
+        ("a: [", ["line 1", "not YAML"]),
+        ("- a", ["list"]),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, wanted: list[str]) -> None:
+    message = check(tmp_path, text)
+    for part in wanted:
+        assert part in message
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"cannot read {tmp_path}/none: No such file"):
+        load(tmp_path / "none", {})
+
+
+def test_variables_override_the_file_and_flags_both(tmp_path: Path) -> None:
+    path = tmp_path / "kvd.yaml"
+    path.write_text("peer:\n  listen: 127.0.0.1:1\nledger:\n  max_rows: 5\n")
+    variables = {"KVD_PEER_LISTEN": "127.0.0.1:2", "KVD_LEDGER_MAX_ROWS": "7", "KVD_PEER_CONNECT": "a:1,b:2"}
+    config = load(path, variables, {"peer.listen": "127.0.0.1:3"})
+    assert (config.peer.listen, config.ledger.max_rows, config.peer.connect) == ("127.0.0.1:3", 7, ("a:1", "b:2"))
+
+
+def kvd(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvd.service", *arguments], capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("peer:\n  port: 5\n")
+    done = kvd("--config", str(tmp_path / "bad.yaml"))
+    assert done.returncode == 2
+    assert "line 2: no setting is called 'peer.port'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert kvd("--check-config", "--config", str(EXAMPLE)).returncode == 0
+    assert kvd("--version").stdout.startswith("kvd ")
+
+
+def test_places_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    long = kvd("--runtime-dir", str(tmp_path / ("x" * 120)))
+    assert (long.returncode, "at most 107" in long.stderr) == (2, True)
+    tmp_path.chmod(0o777)
+    opened = kvd("--runtime-dir", str(tmp_path))
+    assert (opened.returncode, "mode 0777" in opened.stderr) == (2, True)
+
+
+def test_a_peer_socket_on_the_network_needs_keys(tmp_path: Path) -> None:
+    done = kvd("--runtime-dir", str(tmp_path / "r"), "--listen", "0.0.0.0:0")
+    assert done.returncode == 2
+    assert "not loopback" in done.stderr
+    assert "--new-keys" in done.stderr

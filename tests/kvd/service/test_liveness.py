@@ -1,0 +1,106 @@
+"""Workers that are killed, stopped, or that contradict each other."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import zmq
+
+from kvd.wire.frame import decode, encode
+from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseKey
+from kvd.wire.registration import Heartbeat, NotRegistered, Registered
+from kvd.wire.reply import Refused
+from tests.support.daemons import daemons, facts, process, scheduler, session, wait_for, worker
+
+
+def test_a_killed_worker_is_gone_at_once_and_its_users_are_told() -> None:
+    told: list[tuple[float, object]] = []
+    with daemons() as (kvd,), process(kvd, "p") as child:
+        with session(kvd, worker(facts("d")), lambda m: told.append((time.monotonic(), m))) as one:
+            ready = one.call(GetPeer(local_engine="d", engine_id="p"), 10).result(10)
+            assert isinstance(ready, PeerReady)
+            assert ready.peer.workers[0].pid != kvd.pid
+            began = time.monotonic()
+            child.kill()
+            at, message = wait_for(lambda: next((t for t in told if isinstance(t[1], PeerGone)), None))
+            print(f"\na killed worker was told of after {(at - began) * 1000:.0f} ms")
+            assert at - began < 1
+            assert isinstance(message, PeerGone)
+            assert message.generation == ready.peer.generation
+            assert "ended" in message.reason
+            assert kvd.engines()["p"].state == "gone"
+            assert one.call(GetPeer(local_engine="d", engine_id="p"), 10).exception(10) is not None
+
+
+def test_a_stopped_worker_is_silent_and_alive_again_when_it_goes_on() -> None:
+    with daemons() as (kvd,), process(kvd, "p") as child:
+        child.send_signal(signal.SIGSTOP)
+        wait_for(lambda: kvd.workers()[0].state == "silent")
+        assert "no heartbeat" in kvd.workers()[0].reason
+        assert kvd.engines()["p"].state == "ready"
+        child.send_signal(signal.SIGCONT)
+        wait_for(lambda: kvd.workers()[0].state == "alive")
+
+
+def test_a_kvd_that_was_stopped_itself_blames_nobody() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        kvd.signal(signal.SIGSTOP)
+        one.wait(lambda s: not s.connected, 10)
+        time.sleep(1.5)
+        kvd.signal(signal.SIGCONT)
+        one.wait(lambda s: s.connected, 10)
+        counters = kvd.status().counters
+        assert "events.worker.gone" not in counters
+        assert "events.worker.silent" not in counters
+
+
+def test_leases_end_with_their_scheduler() -> None:
+    with daemons() as (kvd,), process(kvd, "p", role="scheduler") as child:
+        child.kill()
+        wait_for(lambda: [w.state for w in kvd.workers()] == ["gone"])
+    with daemons() as (kvd,):
+        claim = LeaseClaim(key=LeaseKey(engine_id="p", request_id="r"))
+        answer = kvd.ask(claim)
+        assert isinstance(answer, LeaseClaimed)
+        assert answer.seconds == 0
+        assert "'r'" in answer.reason
+
+
+def test_an_engine_is_partial_until_all_its_workers_are_here() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e", tp=2))) as first:
+        assert first.state.engine_generation == ""
+        assert kvd.engines()["e"].state == "partial"
+        with session(kvd, worker(facts("e", tp=2), 1)):
+            assert first.wait(lambda s: bool(s.engine_generation), 5)
+            assert kvd.engines(cards=True)["e"].card is not None
+        wait_for(lambda: kvd.engines()["e"].state == "partial")
+
+
+def test_cards_that_contradict_are_refused_with_both_values() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e", tp=2))):
+        other = kvd.ask_refused(worker(facts("e", tp=2, model="huge"), 1))
+        assert other.code == "KVD-ENGINE-CONFLICT"
+        assert "'huge'" in other.message
+        assert "'tiny'" in other.message
+        assert kvd.ask_refused(worker(facts("f", tp=2), 5)).code == "KVD-BAD-CARD"
+
+
+def test_a_heartbeat_of_a_stranger_asks_for_the_card() -> None:
+    with daemons() as (kvd,):
+        assert isinstance(kvd.ask(Heartbeat(incarnation="stranger")), NotRegistered)
+
+
+def test_a_client_that_misses_heartbeats_is_silent_until_the_next_one() -> None:
+    card = scheduler(facts("e"))
+    with daemons() as (kvd,), zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+        sender.linger = 0
+        sender.connect(f"ipc://{kvd.directory}/kvd.sock")
+        sender.send(encode(card, 1))
+        answer, _ = decode(sender.recv())
+        assert isinstance(answer, Registered)
+        wait_for(lambda: kvd.workers()[0].state == "silent")
+        sender.send(encode(Heartbeat(incarnation=card.incarnation), 2))
+        assert not isinstance(decode(sender.recv())[0], Refused)
+        wait_for(lambda: kvd.workers()[0].state == "alive")

@@ -1,0 +1,193 @@
+"""Two kvds over loopback: handshakes, caches, invalidation, a peer that dies or is stopped, leases from afar."""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import wait
+from contextlib import ExitStack
+
+from kvd.client.errors import RefusedByDaemon
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseEnded, LeaseExtend, LeaseKey, LeaseOpened, LeaseRelease
+from kvd.wire.registration import OpenLease
+from kvd.wire.reply import Ok
+from tests.support.daemons import Daemon, daemons, facts, process, scheduler, session, wait_for, worker
+
+
+def ask_for(kvd: Daemon, generation: str = "") -> GetPeer:
+    return GetPeer(local_engine="d", engine_id="p", endpoint=kvd.endpoint, generation=generation)
+
+
+def test_one_flight_for_fifty_askers_and_a_cache_afterwards() -> None:
+    pushed: list[Message] = []
+    with daemons(2) as (near, far), ExitStack() as stack:
+        stack.enter_context(session(far, worker(facts("p"))))
+        engine = facts("d", tp=2)
+        one = stack.enter_context(session(near, worker(engine, 0)))
+        stack.enter_context(session(near, worker(engine, 1)))
+        stack.enter_context(session(near, scheduler(engine), pushed.append))
+        one.wait(lambda s: bool(s.engine_generation), 5)
+        futures = [one.call(ask_for(far), 10) for _ in range(50)]
+        assert not wait(futures, 20).not_done
+        answers = [f.result() for f in futures]
+        assert {type(a) for a in answers} == {PeerReady}
+        counters = near.status().counters
+        assert counters["handshakes.flights"] == 1
+        assert far.status().counters["received.describe_engine"] == 1
+        began = time.monotonic()
+        again = one.call(ask_for(far), 10).result(10)
+        assert isinstance(again, PeerReady)
+        assert again.cached
+        first = min(a.seconds for a in answers if isinstance(a, PeerReady))
+        print(f"\nhandshake {first * 1000:.1f} ms, cached {(time.monotonic() - began) * 1000:.1f} ms")
+        assert wait_for(lambda: [m for m in pushed if isinstance(m, PeerReady)])
+        assert near.engines()["p"].peers == ("d",)
+        assert wait_for(lambda: far.engines()["p"].peers)[0] == near.status().kvd_id
+
+
+def test_a_restarted_peer_engine_is_taken_back_and_fetched_anew() -> None:
+    pushed: list[Message] = []
+    with daemons(2) as (near, far), session(near, worker(facts("d")), pushed.append) as one:
+        with process(far, "p") as child:
+            old = one.call(ask_for(far), 10).result(10)
+            assert isinstance(old, PeerReady)
+            began = time.monotonic()
+            child.kill()
+            gone = wait_for(lambda: next((m for m in pushed if isinstance(m, PeerGone)), None))
+            print(f"\nthe death was told across two kvds after {(time.monotonic() - began) * 1000:.0f} ms")
+            assert time.monotonic() - began < 1
+            assert gone.generation == old.peer.generation
+        assert near.engines()["p"].state == "gone"
+        with session(far, worker(facts("p"))):
+            new = one.call(ask_for(far), 10).result(10)
+            assert isinstance(new, PeerReady)
+            assert new.peer.generation != old.peer.generation
+            stale = one.call(ask_for(far, old.peer.generation), 10).exception(10)
+            assert isinstance(stale, RefusedByDaemon)
+            assert stale.code == "KVD-PEER-GENERATION"
+            assert old.peer.generation in stale.message
+            assert new.peer.generation in stale.message
+
+
+def test_a_killed_peer_kvd_is_down_its_engines_go_on_and_it_comes_back() -> None:
+    pushed: list[Message] = []
+    with daemons(2) as (near, far), session(far, worker(facts("p"))) as other:
+        with session(near, worker(facts("d")), pushed.append) as one:
+            assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+            far.kill()
+            wait_for(lambda: near.status().peers[0].state == "down", 15)
+            assert near.engines()["p"].state == "unreachable"
+            still = one.call(ask_for(far), 10).result(10)
+            assert isinstance(still, PeerReady)
+            assert still.cached
+            far.start()
+            other.wait(lambda s: s.connected, 10)
+            wait_for(lambda: near.status().peers[0].state == "up", 15)
+            wait_for(lambda: near.engines()["p"].state == "ready")
+            assert not [m for m in pushed if isinstance(m, PeerGone)]
+
+
+def test_an_engine_that_ended_while_its_kvd_was_away_is_taken_back() -> None:
+    pushed: list[Message] = []
+    with daemons(2) as (near, far), session(near, worker(facts("d")), pushed.append) as one:
+        with process(far, "p"):
+            assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+            far.kill()
+        far.start()
+        with session(far, worker(facts("p"))):
+            assert wait_for(lambda: [m for m in pushed if isinstance(m, PeerGone)], 20)
+
+
+def test_a_stopped_peer_kvd_ends_in_a_refusal_within_its_time() -> None:
+    with daemons(2) as (near, far), session(near, worker(facts("d"))) as one:
+        with session(far, worker(facts("p"))):
+            far.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            error = one.call(ask_for(far), 20).exception(20)
+            assert isinstance(error, RefusedByDaemon)
+            assert error.code == "KVD-PEER-UNREACHABLE"
+            assert f"127.0.0.1:{far.port}" in error.message
+            assert time.monotonic() - began < 8
+            far.signal(signal.SIGCONT)
+            wait_for(lambda: near.status().peers[0].state == "up", 15)
+            assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+
+
+def test_incompatible_engines_are_refused_factor_by_factor() -> None:
+    with daemons(2) as (near, far), session(near, worker(facts("d", cache_dtype="bfloat16"))) as one:
+        with session(far, worker(facts("p", model="other", cache_dtype="fp8"))):
+            error = one.call(ask_for(far), 10).exception(10)
+            assert isinstance(error, RefusedByDaemon)
+            assert error.code == "KVD-INCOMPATIBLE"
+            model = next(f for f in error.factors if f.name == "model")
+            assert (model.local, model.remote) == ("tiny", "other")
+            assert "tiny" in error.message
+
+
+def test_leases_are_claimed_extended_and_released_from_afar() -> None:
+    ended: list[Message] = []
+
+    def owner(message: Message) -> Message | None:
+        ended.append(message)
+        if isinstance(message, LeaseExtend):
+            return LeaseClaimed(request_id=message.request_id, seconds=message.seconds)
+        return None
+
+    with daemons(2) as (near, far), session(far, scheduler(facts("p")), owner) as prefiller:
+        with session(near, scheduler(facts("d"))) as decoder:
+            prefiller.call(LeaseOpened(engine_id="p", leases=(OpenLease("r", 5.0, 3),)), 5).result(5)
+            key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
+            claimed = decoder.call(LeaseClaim(key=key), 5).result(5)
+            assert isinstance(claimed, LeaseClaimed)
+            assert 3 < claimed.seconds <= 5
+            extended = decoder.call(LeaseClaim(key=key, extend_seconds=30), 5).result(5)
+            assert isinstance(extended, LeaseClaimed)
+            assert 29 < extended.seconds <= 30.1
+            assert far.engines()["p"].leases == 1
+            assert decoder.deliver("release", LeaseRelease(key=key)).result(5) == Ok()
+            assert wait_for(lambda: [m for m in ended if isinstance(m, LeaseEnded)]) == [
+                LeaseEnded(request_id="r", end="released")
+            ]
+            after = decoder.call(LeaseClaim(key=key), 5).result(5)
+            assert isinstance(after, LeaseClaimed)
+            assert (after.seconds, "released" in after.reason) == (0, True)
+            counters = far.status().counters
+            assert (counters["leases.opened"], counters["leases.released"]) == (1, 1)
+
+
+def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
+    ended: list[Message] = []
+    with daemons() as (kvd,), session(kvd, scheduler(facts("p"), (OpenLease("short", 0.3),)), ended.append):
+        assert wait_for(lambda: list(ended)) == [LeaseEnded(request_id="short", end="expired")]
+        assert kvd.status().counters["leases.expired"] == 1
+    with daemons() as (kvd,), session(kvd, scheduler(facts("p"), (OpenLease("long", 60.0),))) as owner:
+        owner.close()
+        assert kvd.status().counters["leases.aborted"] == 1
+
+
+def test_a_release_that_cannot_be_delivered_is_kept_until_it_can() -> None:
+    ended: list[Message] = []
+    with daemons(2) as (near, far), session(near, scheduler(facts("d"))) as decoder:
+        with session(far, scheduler(facts("p"), (OpenLease("r", 60.0),)), ended.append):
+            far.signal(signal.SIGSTOP)
+            key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
+            refused = decoder.call(LeaseRelease(key=key), 20).exception(20)
+            assert isinstance(refused, RefusedByDaemon)
+            assert refused.code == "KVD-PEER-UNREACHABLE"
+            kept = decoder.deliver("release", LeaseRelease(key=key))
+            far.signal(signal.SIGCONT)
+            assert kept.result(20) == Ok()
+            wait_for(lambda: LeaseEnded(request_id="r", end="released") in ended)
+
+
+def test_configured_peers_are_known_before_the_first_request() -> None:
+    pushed: list[Message] = []
+    with daemons(1) as (far,), session(far, worker(facts("p"))), daemons(1) as (near,):
+        near.kill()
+        near.environment["KVD_PEER_CONNECT"] = f"127.0.0.1:{far.port}"
+        near.start()
+        with session(near, worker(facts("d")), pushed.append):
+            ready = wait_for(lambda: next((m for m in pushed if isinstance(m, PeerReady)), None), 15)
+            assert ready.peer.engine.engine_id == "p"
