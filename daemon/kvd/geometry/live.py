@@ -124,6 +124,62 @@ def attention_layer(
     return _layer(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
 
 
+Packing = Literal["vec", "opaque"]
+"""How vLLM's CPU attention arranges a head's block behind the shape that its tensor shows."""
+
+
+def cpu_attention_layer(
+    tensor: LiveTensor,
+    regions: Sequence[Region],
+    *,
+    blocks: Blocks,
+    heads: Share,
+    key_size: int,
+    value_size: int,
+    packing: Packing,
+) -> Layer:
+    """The layer of a ``CPU_ATTN`` tensor ``(block, head, token, key + value)``, whose shape is not its content.
+
+    For each head of a kernel block stand all keys and then all values (vllm/v1/attention/backends/cpu_attn.py views it
+    as ``(block, head, 2 * token, size)``). With ``vec`` kernels keys are transposed, ``(size, token)``, and values are
+    ``(token, size)``. Others (``amx``) pack in a way that is not known here: ``opaque`` blocks move whole, so they fit
+    only blocks of the same size. Raises `UnknownShape` where shape and facts disagree.
+    """
+    at = _dims(tensor, ("block", "head", "token", "key+value"))
+    kernel_blocks, _ = _tokens(tensor, at, blocks)
+    if tensor.shape[at["head"]] != heads.extent:
+        raise UnknownShape(
+            f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}"
+        )
+    _expect(tensor, "key and value size", tensor.shape[at["key+value"]], key_size + value_size)
+    item, kernel_tokens = tensor.itemsize, tensor.shape[at["token"]]
+    fields = []
+    inner: tuple[Axis, ...]
+    shape: tuple[tuple[str, int], ...]
+    for name, size, offset in (("k", key_size, 0), ("v", value_size, kernel_tokens * key_size * item)):
+        if packing == "opaque":
+            whole = kernel_blocks * kernel_tokens * size
+            inner = (
+                Axis("packed", 0, kernel_blocks, kernel_tokens * size, tensor.strides[at["block"]]),
+                Axis("packed", 0, kernel_tokens * size, 1, item),
+            )
+            shape = (("head", heads.total), ("packed", whole))
+        else:
+            token, dim = (item, kernel_tokens * item) if name == "k" else (size * item, item)
+            tokens = token_axes(
+                kernel_blocks=kernel_blocks,
+                kernel_tokens=kernel_tokens,
+                kernel_stride=tensor.strides[at["block"]],
+                token_stride=token,
+                context=blocks.context,
+            )
+            inner = (*tokens, Axis("dim", 0, size, 1, dim))
+            shape = (("head", heads.total), ("token", blocks.tokens), ("dim", size))
+        head = Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]])
+        fields.append(Field(name, tensor.dtype, item, offset, (head, *inner), shape))
+    return _layer(tensor, regions, tuple(fields), kernel_blocks * tensor.strides[at["block"]])
+
+
 def latent_layer(
     tensor: LiveTensor, regions: Sequence[Region], *, dims: Sequence[Dim], blocks: Blocks, size: int
 ) -> Layer:

@@ -62,44 +62,65 @@ def series(steps: Steps) -> Int64:
 
 
 @lru_cache(maxsize=4096)
-def held(mine: Steps, theirs: Steps, shift: int) -> Flags:
-    """For each of my numbers whether it is one of theirs, which are ``shift`` higher; read-only."""
+def match(mine: Steps, theirs: Steps, shift: int) -> tuple[Int64, Int64]:
+    """Positions in ``mine`` and in ``theirs``, which are ``shift`` higher, of numbers in both; read-only columns."""
     numbers, others = series(mine), series(theirs) + shift
-    inside: Flags = (numbers >= others.min()) & (numbers <= others.max())
-    known = np.zeros(int(others.max() - others.min()) + 1, bool)
-    known[others - others.min()] = True
-    inside[inside] = known[numbers[inside] - others.min()]
-    inside.flags.writeable = False
-    return inside
+    first = others.min()
+    where = np.full(int(others.max() - first) + 1, -1, np.int64)
+    where[others - first] = np.arange(len(others))
+    near = np.flatnonzero((numbers >= first) & (numbers < first + len(where)))
+    found = where[numbers[near] - first]
+    pair = near[found >= 0], found[found >= 0]
+    for column in pair:
+        column.flags.writeable = False
+    return pair
+
+
+@lru_cache(maxsize=4096)
+def classes(mine: Steps, others: tuple[tuple[Steps, int], ...]) -> tuple[tuple[Flags, Flags], ...]:
+    """My numbers by which of the others hold them: (those of mine, those of the others that hold them) a class.
+
+    Each of ``others`` is a series and how much higher its numbers are. Both masks are read-only.
+    """
+    rows = np.zeros((len(others), len(series(mine))), bool)
+    for row, (theirs, shift) in zip(rows, others, strict=True):
+        row[match(mine, theirs, shift)[0]] = True
+    mixed = rows[rows.any(axis=1) & ~rows.all(axis=1)]
+    which = (
+        np.unique(mixed, axis=1, return_inverse=True)[1].ravel()
+        if len(mixed)
+        else np.zeros(rows.shape[1], np.int64)
+    )
+    made = []
+    for number in range(int(which.max()) + 1):
+        members: Flags = which == number
+        holding: Flags = rows[:, int(np.argmax(members))].copy()
+        members.flags.writeable = holding.flags.writeable = False
+        made.append((members, holding))
+    return tuple(made)
 
 
 def intersect(
-    local: Field,
-    remote: Field,
-    *,
-    shifts: tuple[int, int] = (0, 0),
-    wanted: Mapping[str, Int64] | None = None,
+    local: Field, remote: Field, *, shift: int = 0, wanted: Mapping[str, Flags] | None = None
 ) -> Table:
     """Runs of the elements that both boxes hold.
 
-    ``shifts`` are added to the ``token`` indices of the two sides: blocks of different sizes meet at different phases.
-    ``wanted`` restricts labels to the given (local, shifted) indices. Both fields must have the same labels.
+    ``shift`` is how much higher the ``token`` indices of the remote side are: blocks of different sizes meet at
+    different phases. ``wanted`` restricts labels to a part of the local indices. Both fields must have the same labels.
     """
     runs = Table(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, local.itemsize, np.int64))
     for label in sorted(local.labels, key=lambda name: min(a.stride for a in local.axes_of(name))):
-        mine, theirs = series(steps_of(local, label)), series(steps_of(remote, label))
-        mine_offset, theirs_offset = _offsets(local, label), _offsets(remote, label)
-        if label == "token":
-            mine, theirs = mine + shifts[0], theirs + shifts[1]
-        _, at_mine, at_theirs = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        by = shift if label == "token" else 0
+        at_mine, at_theirs = match(steps_of(local, label), steps_of(remote, label), by)
         if wanted is not None and label in wanted:
-            keep = np.isin(mine[at_mine], wanted[label])
+            keep = wanted[label][at_mine]
             at_mine, at_theirs = at_mine[keep], at_theirs[keep]
+        here, there = _offsets(local, label)[at_mine], _offsets(remote, label)[at_theirs]
         runs = join(
             Table(
-                (mine_offset[at_mine][:, None] + runs.local).ravel(),
-                (theirs_offset[at_theirs][:, None] + runs.remote).ravel(),
-                np.broadcast_to(runs.length, (len(at_mine), len(runs))).ravel(),
+                (here[:, None] + runs.local).ravel(),
+                (there[:, None] + runs.remote).ravel(),
+                np.broadcast_to(runs.length, (len(here), len(runs))).ravel(),
             )
         )
     return Table(runs.local + local.offset, runs.remote + remote.offset, runs.length)

@@ -14,9 +14,8 @@ from math import gcd, lcm
 import numpy as np
 
 from kvd.geometry.model import Field, Group, Page
-from kvd.topology.descriptors import Int64
 from kvd.topology.errors import FieldMismatch, NotCovered
-from kvd.topology.intersect import Flags, Steps, Table, held, intersect, series, stack, steps_of
+from kvd.topology.intersect import Flags, Steps, Table, classes, intersect, series, stack, steps_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +66,15 @@ def pieces(
     found: dict[tuple[int, Phase], list[Table]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
     repeat = 1
-    for local_phase, candidates in _meetings(group, holders):
+    for candidates in _meetings(group, holders):
         for fld in page.fields:
-            cells = _cells(fld, candidates, local_phase * group.block_size, sharers, me, turn)
-            for (holder, phase, shifts), wanted, period in cells:
+            for (holder, phase, shift), wanted, period in _cells(fld, candidates, sharers, me, turn):
                 repeat = lcm(repeat, period)
-                table = intersect(fld, holder.page.by_name[fld.name], shifts=shifts, wanted=wanted)
+                table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
                 found.setdefault((holder.remote, phase), []).append(table)
                 if fld.name == "k":
-                    low, high = int(wanted["head"].min()), int(wanted["head"].max()) + 1
+                    part = series(steps_of(fld, "head"))[wanted["head"]]
+                    low, high = int(part.min()), int(part.max()) + 1
                     seen = heads.get((holder.remote, phase), (low, high))
                     heads[holder.remote, phase] = (min(low, seen[0]), max(high, seen[1]))
     return repeat, [
@@ -84,78 +83,87 @@ def pieces(
     ]
 
 
-_Candidate = tuple[Holder, Phase, tuple[int, int]]
+_Candidate = tuple[Holder, Phase, int]
+"""A holder, the phase in which one of its blocks meets the local one, and how much higher its tokens are."""
 
 
-def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[tuple[int, list[_Candidate]]]:
-    """For each local phase, the (holder, phase, token shifts) that overlap it. State pages meet one to one."""
+def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[list[_Candidate]]:
+    """For each local phase, the candidates that overlap it. State pages meet one to one."""
     if group.kind == "mamba":
-        yield 0, [(h, Phase(0, 1, 0, 1), (0, 0)) for h in holders]
+        yield [(h, Phase(0, 1, 0, 1), 0) for h in holders]
         return
     period = lcm(group.block_size, *(h.block_size for h in holders))
     for j in range(period // group.block_size):
         first, last = j * group.block_size, (j + 1) * group.block_size
-        yield (
-            j,
-            [
-                (
-                    h,
-                    Phase(j, period // group.block_size, k, period // h.block_size),
-                    (first, k * h.block_size),
-                )
-                for h in holders
-                for k in range(first // h.block_size, -(-last // h.block_size))
-            ],
-        )
+        yield [
+            (
+                h,
+                Phase(j, period // group.block_size, k, period // h.block_size),
+                k * h.block_size - first,
+            )
+            for h in holders
+            for k in range(first // h.block_size, -(-last // h.block_size))
+        ]
 
 
 def _cells(
-    fld: Field, candidates: Sequence[_Candidate], shift: int, sharers: Sequence[Page], me: int, turn: int
-) -> Iterator[tuple[_Candidate, dict[str, Int64], int]]:
-    """Each chosen candidate, the (shifted) indices it supplies and the turns until it is chosen again, cell by cell."""
-    others = [s.by_name[fld.name] for s in sharers]
-    atoms = [_atoms(fld, label, candidates, shift, others) for label in fld.labels]
+    fld: Field, candidates: Sequence[_Candidate], sharers: Sequence[Page], me: int, turn: int
+) -> Iterator[tuple[_Candidate, dict[str, Flags], int]]:
+    """Each chosen candidate, the part of each label it supplies and the turns until it is chosen again, by cell."""
+    atoms = [_atoms(fld, label, candidates, sharers) for label in fld.labels]
     for cell in itertools.product(*atoms):
-        holding = np.logical_and.reduce([atom.held for atom in cell])
-        holders = np.flatnonzero(holding)
-        wanted = {label: atom.indices for label, atom in zip(fld.labels, cell, strict=True)}
+        holders = np.flatnonzero(np.logical_and.reduce([atom.held for atom in cell]))
+        wanted = {label: atom.members for label, atom in zip(fld.labels, cell, strict=True)}
         if not len(holders):
-            part = ", ".join(f"{label} {int(ix.min())}..{int(ix.max())}" for label, ix in wanted.items())
-            raise NotCovered(f"field {fld.name}: no remote worker holds {part}")
+            part = ", ".join(f"{label} {_span(fld, label, flags)}" for label, flags in wanted.items())
+            raise NotCovered(f"field {fld.name}: none of {len(candidates)} remote pages holds {part}")
         sharing = np.flatnonzero(np.logical_and.reduce([atom.shared for atom in cell]))
-        place = int(np.searchsorted(sharing, me))
-        chosen = candidates[holders[(place + len(sharing) * turn) % len(holders)]]
-        yield chosen, wanted, len(holders) // gcd(len(holders), len(sharing))
+        chosen, period = _rotate(int(np.searchsorted(sharing, me)), len(sharing), len(holders), turn)
+        yield candidates[holders[chosen]], wanted, period
+
+
+def _span(fld: Field, label: str, members: Flags) -> str:
+    part = series(steps_of(fld, label))[members]
+    return f"{int(part.min())}..{int(part.max())}"
+
+
+def _rotate(place: int, readers: int, holders: int, turn: int) -> tuple[int, int]:
+    """Which of ``holders`` the reader at ``place`` takes at this turn, and after how many turns again.
+
+    Where one number divides the other a reader keeps to its own share of the holders: fewer ranks to know.
+    """
+    if holders % readers == 0:
+        own = holders // readers
+        return place * own + turn % own, own
+    if readers % holders == 0:
+        return place * holders // readers, 1
+    return (place + readers * turn) % holders, holders // gcd(holders, readers)
 
 
 @dataclass(frozen=True, slots=True)
 class _Atom:
-    """Indices of one label that the same candidates hold and the same sharers need."""
+    """A part of the local indices of one label that the same candidates hold and the same sharers need."""
 
-    indices: Int64
+    members: Flags
     held: Flags
     shared: Flags
 
 
-def _atoms(
-    fld: Field, label: str, candidates: Sequence[_Candidate], shift: int, others: Sequence[Field]
-) -> list[_Atom]:
-    mine = steps_of(fld, label)
-    if label != "token":
-        shift = 0
-    # Most candidates are replicas of each other or miss the label's part altogether: few rows are distinct.
-    rows: dict[tuple[Steps, int], int] = {}
-    columns = [
-        rows.setdefault(
-            (steps_of(h.page.by_name[fld.name], label), shifts[1] - shift if label == "token" else 0),
-            len(rows),
-        )
-        for h, _, shifts in candidates
-    ] + [rows.setdefault((steps_of(other, label), 0), len(rows)) for other in others]
-    distinct = np.array([held(mine, theirs, by) for theirs, by in rows])
-    signatures, which = np.unique(distinct, axis=1, return_inverse=True)
-    every, which, indices, n = signatures[columns], which.ravel(), series(mine) + shift, len(candidates)
-    return [_Atom(indices[which == i], every[:n, i], every[n:, i]) for i in range(every.shape[1])]
+def _atoms(fld: Field, label: str, candidates: Sequence[_Candidate], sharers: Sequence[Page]) -> list[_Atom]:
+    # Most candidates are replicas of each other or miss the label's part altogether: few of them are distinct.
+    distinct: dict[tuple[Steps, int], int] = {}
+    columns = []
+    for holder, _, shift in candidates:
+        theirs = steps_of(holder.page.by_name[fld.name], label)
+        columns.append(distinct.setdefault((theirs, shift if label == "token" else 0), len(distinct)))
+    columns += [
+        distinct.setdefault((steps_of(page.by_name[fld.name], label), 0), len(distinct)) for page in sharers
+    ]
+    n = len(candidates)
+    return [
+        _Atom(members, holding[columns[:n]], holding[columns[n:]])
+        for members, holding in classes(steps_of(fld, label), tuple(distinct))
+    ]
 
 
 def _same_tensors(mine: Page, theirs: Page, *, state: bool) -> None:

@@ -40,12 +40,12 @@ def _request(draw: st.DrawFn, local: EngineGeometry, remote: EngineGeometry) -> 
     tokens = draw(st.integers(1, smallest * room))
     known = draw(st.integers(0, tokens - 1))
     states = draw(st.integers(1, 2))
-    pattern = draw(st.sampled_from(("ascending", "descending", "random")))
+    patterns = st.sampled_from(("ascending", "descending", "gaps", "random"))
     dice = Random(draw(st.integers(0, 9)))
     drop = draw(st.booleans())
     return oracle.Request(
-        local=_blocks(local.workers[0].groups, tokens, known, states, pattern, dice, drop=drop),
-        remote=_blocks(remote.workers[0].groups, tokens, 0, states, pattern, dice, drop=True),
+        local=_blocks(local.workers[0].groups, tokens, known, states, draw(patterns), dice, drop=drop),
+        remote=_blocks(remote.workers[0].groups, tokens, 0, states, draw(patterns), dice, drop=True),
         tokens=tokens,
     )
 
@@ -64,6 +64,10 @@ def _blocks(
     pool = list(range(BLOCKS))
     if pattern == "descending":
         pool.reverse()
+    elif pattern == "gaps":
+        # Ascending, but with gaps: runs of adjacent blocks that are not runs on the other side.
+        first = dice.randrange(BLOCKS)
+        pool = sorted(pool, key=lambda block: ((block - first) % 3 == 0, block))
     elif pattern == "random":
         dice.shuffle(pool)
     given: dict[int, BlockList] = {}
