@@ -127,7 +127,10 @@ class Daemon:
             assert isinstance(answer, Status)
             return answer
 
-        return wait_for(look, seconds)
+        try:
+            return wait_for(look, seconds)
+        except AssertionError as error:
+            raise AssertionError(f"kvd does not answer:\n{self.log}") from error
 
     def engines(self, *, cards: bool = False) -> dict[str, EngineRow]:
         """The engines it knows, by id; a local one wins over a peer of the same id."""

@@ -233,11 +233,11 @@ def _authenticate(context: zmq.asyncio.Context, keys: Keys) -> AsyncioAuthentica
         """Lets in the keys that are listed; zmq calls it for every new connection."""
 
         def callback(self, _domain: str, key: bytes) -> bool:
-            return bytes(zmq.utils.z85.encode(key)) in keys.authorized
+            return key in keys.authorized
 
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback("*", credentials_provider=Authorized())
+    authenticator.configure_curve_callback(sockets.ZAP_DOMAIN, credentials_provider=Authorized())
     return authenticator
 
 

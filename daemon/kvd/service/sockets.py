@@ -17,6 +17,7 @@ from kvd.service.errors import StartError
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
 
 LOCK_NAME = "kvd.lock"
+ZAP_DOMAIN = "kvd"
 LONGEST_PATH = 107
 """Bytes of a Unix socket's path that the kernel takes."""
 HANDSHAKE_MS = 3000
@@ -95,7 +96,7 @@ def bind_peer(
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.peer.down_seconds * 1000))
     socket.setsockopt(zmq.IPV6, int(":" in host))
     if keys is not None:
-        socket.zap_domain = b"kvd"
+        socket.zap_domain = ZAP_DOMAIN.encode()
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     shown = f"[{host}]" if ":" in host else host
