@@ -8,6 +8,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+SHARED = "/dev/shm/psm_"  # noqa: S108 - where Linux keeps it, under the prefix of Python's shared_memory
+
 
 @dataclass(frozen=True, slots=True)
 class EnginePids:
@@ -84,12 +86,24 @@ def engine_pids(guardian: int) -> EnginePids:
     return EnginePids(guardian, host, core, tuple(sorted(workers)), tuple(others))
 
 
+def shared_memory(pids: list[int]) -> set[Path]:
+    """The named shared memory (multiprocessing's, which vLLM's message queues use) that these processes have mapped."""
+    found: set[Path] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+            found |= {Path(SHARED + line.partition(SHARED)[2]) for line in lines if SHARED in line}
+    # A segment that was unlinked already is listed as "NAME (deleted)", which is no file's name.
+    return {path for path in found if path.is_file()}
+
+
 def kill_children() -> None:
-    """Kill every process below this one and wait until none is left.
+    """Kill every process below this one, wait until none is left, and remove the shared memory they leave behind.
 
     This process must be a child subreaper: then the children of a killed child become its own, and killing and
     reaping until there are none reaches the whole tree, whatever its members did to escape.
     """
+    left_behind = shared_memory(descendants(os.getpid()))
     while True:
         for pid in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -97,4 +111,6 @@ def kill_children() -> None:
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
-            return
+            break
+    for path in left_behind:
+        path.unlink(missing_ok=True)

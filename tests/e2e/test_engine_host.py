@@ -13,6 +13,7 @@ import pytest
 from kvctl.demo.engine import EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineStartFailed
 from kvctl.demo.models import prompt, write_model
+from kvctl.demo.processes import shared_memory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
 
@@ -111,7 +112,10 @@ def test_a_killed_parent_takes_the_whole_tree_along(model: Path, cache: Path, tm
         assert parent.stdout is not None
         pids = tuple(map(int, parent.stdout.readline().split()))
         assert len(pids) >= 3
+        segments = shared_memory(list(pids))
+        assert segments
         # A stopped member must not be what saves the tree.
         os.kill(pids[2], signal.SIGSTOP)
         parent.kill()
     assert gone(pids, within=10.0)
+    assert not any(path.exists() for path in segments)
