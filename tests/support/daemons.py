@@ -32,13 +32,18 @@ START_SECONDS = 20.0
 T = TypeVar("T")
 
 
-def wait_for(look: Callable[[], T], seconds: float = 10.0) -> T:
+def wait_for(look: Callable[[], T | None], seconds: float = 10.0) -> T:
     """What ``look`` gives as soon as it is true; AssertionError with the last value after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not (value := look()):
         assert time.monotonic() < deadline, f"still {value!r} after {seconds:g} s"
         time.sleep(0.005)
     return value
+
+
+def measured(what: str, seconds: float) -> None:
+    """Show a figure to whoever runs the tests with -s."""
+    sys.stderr.write(f"\nmeasured: {what}: {seconds * 1000:.1f} ms\n")
 
 
 @dataclass
@@ -55,11 +60,21 @@ class Daemon:
         """Start it; it serves when this returns. A peer port that was given out once is asked for again."""
         listen = ("--listen", f"127.0.0.1:{self.port}")
         paths = os.pathsep.join([str(ROOT / "daemon"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("KVD_", "NOTIFY_", "WATCHDOG_"))}
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("KVD_", "NOTIFY_", "WATCHDOG_"))
+        }
         log = (self.directory.parent / f"{self.directory.name}.log").open("a")
         with log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "kvd.service", "--runtime-dir", str(self.directory), *listen, *self.arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "kvd.service",
+                    "--runtime-dir",
+                    str(self.directory),
+                    *listen,
+                    *self.arguments,
+                ],
                 env={**environment, "PYTHONPATH": paths, **self.environment},
                 stderr=log,
                 stdout=log,
@@ -174,7 +189,9 @@ def geometry(rank: int = 0, blocks: int = 8) -> bytes:
     return encode_worker(WorkerGeometry(Rank(tp=rank), blocks, (Region(0x10000, 64 * blocks),), (group,)))
 
 
-def facts(engine_id: str, *, tp: int = 1, model: str = "tiny", **known: str | float | bool | None) -> EngineFacts:
+def facts(
+    engine_id: str, *, tp: int = 1, model: str = "tiny", **known: str | float | bool | None
+) -> EngineFacts:
     """The facts of an engine with ``tp`` workers."""
     return EngineFacts(engine_id=engine_id, model=model, tp=tp, world_size=tp, facts=known)
 
@@ -195,7 +212,9 @@ def worker(engine: EngineFacts, rank: int = 0, incarnation: str = "", pid: int =
     )
 
 
-def scheduler(engine: EngineFacts, leases: tuple[OpenLease, ...] = (), incarnation: str = "") -> RegisterScheduler:
+def scheduler(
+    engine: EngineFacts, leases: tuple[OpenLease, ...] = (), incarnation: str = ""
+) -> RegisterScheduler:
     """What a scheduler presents."""
     return RegisterScheduler(
         engine=engine, incarnation=incarnation or uuid.uuid4().hex, pid=os.getpid(), leases=leases
@@ -204,7 +223,9 @@ def scheduler(engine: EngineFacts, leases: tuple[OpenLease, ...] = (), incarnati
 
 @contextmanager
 def session(
-    daemon: Daemon, card: RegisterWorker | RegisterScheduler, on_push: Callable[[Message], Message | None] | None = None
+    daemon: Daemon,
+    card: RegisterWorker | RegisterScheduler,
+    on_push: Callable[[Message], Message | None] | None = None,
 ) -> Iterator[Session]:
     """A registered session, closed at the end."""
     made = Session(lambda: card, on_push, directory=daemon.directory)

@@ -20,7 +20,7 @@ from kvd.wire.query import GetStatus, ListWorkers, Status
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord, Transfers
-from tests.support.daemons import daemons, facts, scheduler, session, wait_for, worker
+from tests.support.daemons import daemons, facts, measured, scheduler, session, wait_for, worker
 
 SESSIONS = 20
 
@@ -48,7 +48,7 @@ def test_all_sessions_register_again_after_a_sigkill() -> None:
         for one in sessions:
             one.wait(lambda s: s.connected and s.kvd_generation != before and bool(s.engine_generation), 3)
         seconds = time.monotonic() - began
-        print(f"\n{SESSIONS} sessions registered again {seconds * 1000:.0f} ms after kvd served")
+        measured(f"{SESSIONS} sessions registered again after kvd serves", seconds)
         assert seconds < 3
         assert sessions[0].state.engine_generation == generation
         assert kvd.engines()["e"].state == "ready"
@@ -56,10 +56,13 @@ def test_all_sessions_register_again_after_a_sigkill() -> None:
 
 def test_nothing_delivered_is_lost_when_kvd_is_killed_in_between() -> None:
     with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
-        futures = [one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100)]
+        futures = [
+            one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100)
+        ]
         kvd.kill()
         futures += [
-            one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100, 200)
+            one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),)))
+            for n in range(100, 200)
         ]
         kvd.start()
         assert not wait(futures, 20).not_done

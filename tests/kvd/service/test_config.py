@@ -76,12 +76,20 @@ def test_variables_override_the_file_and_flags_both(tmp_path: Path) -> None:
     path.write_text("peer:\n  listen: 127.0.0.1:1\nledger:\n  max_rows: 5\n")
     variables = {"KVD_PEER_LISTEN": "127.0.0.1:2", "KVD_LEDGER_MAX_ROWS": "7", "KVD_PEER_CONNECT": "a:1,b:2"}
     config = load(path, variables, {"peer.listen": "127.0.0.1:3"})
-    assert (config.peer.listen, config.ledger.max_rows, config.peer.connect) == ("127.0.0.1:3", 7, ("a:1", "b:2"))
+    assert (config.peer.listen, config.ledger.max_rows, config.peer.connect) == (
+        "127.0.0.1:3",
+        7,
+        ("a:1", "b:2"),
+    )
 
 
 def kvd(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "kvd.service", *arguments], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-m", "kvd.service", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
 
 

@@ -78,6 +78,8 @@ def test_a_kvd_without_keys_is_told_that_the_peer_is_unreachable(tmp_path: Path)
         far.environment = {"KVD_PEER_CURVE_KEY_FILE": str(path)}
         far.start()
         with session(near, worker(facts("d"))) as one:
-            error = one.call(GetPeer(local_engine="d", engine_id="p", endpoint=far.endpoint), 20).exception(20)
+            error = one.call(GetPeer(local_engine="d", engine_id="p", endpoint=far.endpoint), 20).exception(
+                20
+            )
             assert isinstance(error, RefusedByDaemon)
             assert error.code == "KVD-PEER-UNREACHABLE"

@@ -14,7 +14,7 @@ from kvd.service.errors import LedgerError
 from kvd.service.ledger import Ledger, open_database
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord, Transfers
-from tests.support.daemons import daemons
+from tests.support.daemons import daemons, measured
 
 
 def record(number: int, state: str = "done", engine: str = "d") -> TransferRecord:
@@ -45,7 +45,11 @@ def test_records_that_come_twice_are_kept_and_counted_once() -> None:
         assert isinstance(found, Transfers)
         assert found.total == 2
         counters = kvd.status().counters
-        assert (counters["transfers.done"], counters["transfers.miss"], counters["transfers.bytes"]) == (1, 1, 10)
+        assert (counters["transfers.done"], counters["transfers.miss"], counters["transfers.bytes"]) == (
+            1,
+            1,
+            10,
+        )
         assert counters["events.transfer.miss"] == 1
 
 
@@ -106,4 +110,4 @@ def test_a_thousand_reports_at_a_time_share_commits(tmp_path: Path) -> None:
         ledger.close(5)
         return seconds
 
-    print(f"\n1000 reports on disk after {asyncio.run(work()) * 1000:.0f} ms")
+    measured("1000 reports on disk", asyncio.run(work()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvd.service.notify import Notifier, from_environment
-from kvd.wire.query import GetStatus
+from kvd.wire.query import GetStatus, Status
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker
 
 
@@ -43,7 +43,7 @@ def test_ready_watchdog_reload_and_stop(tmp_path: Path, abstract: bool) -> None:
         kvd.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "300000"}
         kvd.start(wait=False)
         assert "STATUS=serving" in read(manager, "READY=1")
-        assert kvd.ask(GetStatus())  # ready means that the sockets are bound
+        assert isinstance(kvd.ask(GetStatus()), Status)  # ready means that the sockets are bound
         for _ in range(3):
             read(manager, "WATCHDOG=1")
 
@@ -72,9 +72,13 @@ def test_a_stopped_kvd_feeds_no_watchdog(tmp_path: Path) -> None:
         read(manager, "WATCHDOG=1")
         kvd.signal(signal.SIGSTOP)
         manager.settimeout(0.5)
-        with pytest.raises(TimeoutError):
-            while True:
+        for _ in range(20):  # what it had sent before
+            try:
                 manager.recv(4096)
+            except TimeoutError:
+                break
+        else:
+            pytest.fail("a stopped kvd feeds the watchdog")
         kvd.signal(signal.SIGCONT)
         manager.settimeout(20)
         read(manager, "WATCHDOG=1")

@@ -10,10 +10,28 @@ from contextlib import ExitStack
 from kvd.client.errors import RefusedByDaemon
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseEnded, LeaseExtend, LeaseKey, LeaseOpened, LeaseRelease
+from kvd.wire.lease import (
+    LeaseClaim,
+    LeaseClaimed,
+    LeaseEnded,
+    LeaseExtend,
+    LeaseKey,
+    LeaseOpened,
+    LeaseRelease,
+)
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
-from tests.support.daemons import Daemon, daemons, facts, process, scheduler, session, wait_for, worker
+from tests.support.daemons import (
+    Daemon,
+    daemons,
+    facts,
+    measured,
+    process,
+    scheduler,
+    session,
+    wait_for,
+    worker,
+)
 
 
 def ask_for(kvd: Daemon, generation: str = "") -> GetPeer:
@@ -41,7 +59,8 @@ def test_one_flight_for_fifty_askers_and_a_cache_afterwards() -> None:
         assert isinstance(again, PeerReady)
         assert again.cached
         first = min(a.seconds for a in answers if isinstance(a, PeerReady))
-        print(f"\nhandshake {first * 1000:.1f} ms, cached {(time.monotonic() - began) * 1000:.1f} ms")
+        measured("first handshake", first)
+        measured("cached handshake", time.monotonic() - began)
         assert wait_for(lambda: [m for m in pushed if isinstance(m, PeerReady)])
         assert near.engines()["p"].peers == ("d",)
         assert wait_for(lambda: far.engines()["p"].peers)[0] == near.status().kvd_id
@@ -56,7 +75,7 @@ def test_a_restarted_peer_engine_is_taken_back_and_fetched_anew() -> None:
             began = time.monotonic()
             child.kill()
             gone = wait_for(lambda: next((m for m in pushed if isinstance(m, PeerGone)), None))
-            print(f"\nthe death was told across two kvds after {(time.monotonic() - began) * 1000:.0f} ms")
+            measured("a killed worker is told of across two kvds", time.monotonic() - began)
             assert time.monotonic() - began < 1
             assert gone.generation == old.peer.generation
         assert near.engines()["p"].state == "gone"
@@ -101,18 +120,21 @@ def test_an_engine_that_ended_while_its_kvd_was_away_is_taken_back() -> None:
 
 
 def test_a_stopped_peer_kvd_ends_in_a_refusal_within_its_time() -> None:
-    with daemons(2) as (near, far), session(near, worker(facts("d"))) as one:
-        with session(far, worker(facts("p"))):
-            far.signal(signal.SIGSTOP)
-            began = time.monotonic()
-            error = one.call(ask_for(far), 20).exception(20)
-            assert isinstance(error, RefusedByDaemon)
-            assert error.code == "KVD-PEER-UNREACHABLE"
-            assert f"127.0.0.1:{far.port}" in error.message
-            assert time.monotonic() - began < 8
-            far.signal(signal.SIGCONT)
-            wait_for(lambda: near.status().peers[0].state == "up", 15)
-            assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+    with (
+        daemons(2) as (near, far),
+        session(near, worker(facts("d"))) as one,
+        session(far, worker(facts("p"))),
+    ):
+        far.signal(signal.SIGSTOP)
+        began = time.monotonic()
+        error = one.call(ask_for(far), 20).exception(20)
+        assert isinstance(error, RefusedByDaemon)
+        assert error.code == "KVD-PEER-UNREACHABLE"
+        assert f"127.0.0.1:{far.port}" in error.message
+        assert time.monotonic() - began < 8
+        far.signal(signal.SIGCONT)
+        wait_for(lambda: near.status().peers[0].state == "up", 15)
+        assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
 
 
 def test_incompatible_engines_are_refused_factor_by_factor() -> None:

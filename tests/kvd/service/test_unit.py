@@ -31,5 +31,7 @@ def test_the_unit_says_what_kvd_needs() -> None:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
 def test_systemd_finds_no_fault() -> None:
-    done = subprocess.run(["systemd-analyze", "verify", str(UNIT)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(UNIT)], capture_output=True, text=True, check=False
+    )
     assert not [line for line in done.stderr.splitlines() if "kvd.service" in line and "User" not in line]
