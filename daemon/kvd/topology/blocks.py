@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvd.geometry.model import GroupKind
-from kvd.topology.plan import BlockList
+from kvd.topology.plan import BlockList, window_start
 
 NULL_BLOCK = 0
 """vLLM's id for "no block here": blocks that left a window, states that were superseded."""
@@ -20,12 +20,10 @@ def first_needed(kind: GroupKind, block_size: int, window: int | None, *, tokens
     token again), and a window of ``w`` ends at the token itself: the first token needed is ``tokens - w``. Chunked
     attention needs the chunk of that token.
     """
-    first = computed
-    if kind == "sliding_window" and window:
-        first = max(first, tokens - window)
-    elif kind == "chunked" and window:
-        first = max(first, (tokens - 1) // window * window)
-    return max(0, first) // block_size
+    first = max(0, computed)
+    if kind in ("sliding_window", "chunked") and window:
+        first = max(first, window_start(kind, window, tokens))
+    return first // block_size
 
 
 def offered(kind: GroupKind, ids: Sequence[int], scratch_blocks: int = 0) -> BlockList:

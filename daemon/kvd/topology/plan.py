@@ -134,7 +134,7 @@ def compile_plan(
             raise BlockMismatch(
                 f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
             )
-        mine, theirs = _pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
+        mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
         _in_range(mine, plan.local_blocks, f"local group {read.group}")
@@ -254,8 +254,13 @@ def _read(
     )
 
 
-def _pairs(plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int) -> tuple[Int64, Int64]:
-    """Ids of the local and remote blocks that meet in this read, two columns of one length."""
+def block_pairs(
+    plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int
+) -> tuple[Int64, Int64]:
+    """Ids of the local and remote blocks that meet in this read, two columns of one length.
+
+    Raises `BlockMismatch` where a remote block that is needed is not among ``remote``.
+    """
     if read.kind == "mamba":
         if len(local.ids) != len(remote.ids):
             raise BlockMismatch(
@@ -272,7 +277,7 @@ def _pairs(plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: 
     if read.window is not None:
         # The remote side let go of blocks before the window; they are missed only where the window needs them.
         end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
-        needed &= (there >= remote.first) | (end > _window_start(read.kind, read.window, tokens))
+        needed &= (there >= remote.first) | (end > window_start(read.kind, read.window, tokens))
     numbers, there, ids = numbers[needed], there[needed] - remote.first, local.ids[needed]
     if len(there) and (there[0] < 0 or there[-1] >= len(remote.ids)):
         missing = int(numbers[(there < 0) | (there >= len(remote.ids))][0])
@@ -283,7 +288,7 @@ def _pairs(plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: 
     return ids, remote.ids[there]
 
 
-def _window_start(kind: GroupKind, window: int, tokens: int) -> int:
+def window_start(kind: GroupKind, window: int, tokens: int) -> int:
     """First token that a query at position ``tokens - 1`` or later attends to.
 
     A request whose every token is known computes its last one again, so that is the earliest query there can be.

@@ -1,0 +1,86 @@
+"""What one request costs between two engines: bytes, descriptors before and after coalescing, balance over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvd.geometry.model import EngineGeometry, Group
+from kvd.topology.blocks import first_needed
+from kvd.topology.compat import groups_of
+from kvd.topology.plan import BlockList, Plan, block_pairs, compile_plan
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """One request of ``tokens`` tokens, none of them known to the reading side.
+
+    ``bytes`` are whole blocks, so a little more than the tokens fill. ``descriptors`` are the copies of one page of one
+    layer each, ``coalesced_descriptors`` what is left where a request's blocks stand in a row on both sides, which is
+    the best case. ``bytes_by_rank`` is what each remote rank sends, ``bytes_by_local_rank`` what each local one takes.
+    """
+
+    tokens: int
+    bytes: int
+    descriptors: int
+    coalesced_descriptors: int
+    bytes_by_rank: Mapping[str, int]
+    bytes_by_local_rank: Mapping[str, int]
+
+    def seconds(self, bandwidth: float) -> float:
+        """Least time at ``bandwidth`` bytes a second of every rank's link: that of the busiest rank of either side."""
+        busiest = max([*self.bytes_by_rank.values(), *self.bytes_by_local_rank.values()], default=0)
+        return busiest / bandwidth
+
+
+def request_cost(
+    local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan], *, tokens: int
+) -> RequestCost:
+    """Cost of a request, given the plans of all local workers.
+
+    Addresses and block counts of the engines do not matter: a request may be larger than their caches.
+    """
+    mine, theirs = _blocks(local, tokens), _blocks(remote, tokens)
+    room = 1 + max([int(b.ids.max(initial=0)) for b in (*mine.values(), *theirs.values())], default=0)
+    descriptors = coalesced = 0
+    sent = {str(worker.rank): 0 for worker in sorted(remote.workers, key=lambda w: w.rank)}
+    taken: dict[str, int] = {}
+    for plan in plans:
+        roomy = replace(plan, local_blocks=room, remote_blocks=(room,) * len(plan.remote_blocks))
+        for position, rows in compile_plan(roomy, mine, theirs, tokens=tokens).items():
+            rank = str(plan.remote_ranks[position])
+            sent[rank] += rows.nbytes
+            taken[str(plan.local_rank)] = taken.get(str(plan.local_rank), 0) + rows.nbytes
+            coalesced += len(rows)
+        for read in plan.reads:
+            blocks = block_pairs(plan, read, mine[read.group], theirs[read.remote_group], tokens)[0]
+            descriptors += len(blocks) * read.layer_segments * len(read.layers)
+    return RequestCost(
+        tokens=tokens,
+        bytes=sum(sent.values()),
+        descriptors=descriptors,
+        coalesced_descriptors=coalesced,
+        bytes_by_rank=sent,
+        bytes_by_local_rank=taken,
+    )
+
+
+def _blocks(engine: EngineGeometry, tokens: int) -> dict[int, BlockList]:
+    """Blocks of the request in each group, in a row; groups get blocks of their own, since they share one pool."""
+    given: dict[int, BlockList] = {}
+    free = 1  # block 0 is vLLM's null block
+    for index, group in groups_of(engine).items():
+        first, count = _needed(group, tokens)
+        given[index] = BlockList(first, np.arange(free, free + count, dtype=np.int64))
+        free += count
+    return given
+
+
+def _needed(group: Group, tokens: int) -> tuple[int, int]:
+    """Number of the first block that moves and how many do; of a state one."""
+    if group.kind == "mamba":
+        return 0, 1
+    first = first_needed(group.kind, group.block_size, group.window, tokens=tokens, computed=0)
+    return first, -(-tokens // group.block_size) - first
