@@ -11,6 +11,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.nixl_agent import Agent
 from kvd.backends.nixl_lane import NixlLane, Parked
 from kvd.backends.nixl_library import NAME, Library, load, software_only
+from kvd.backends.nixl_serving import Serving, default_interval
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -36,12 +38,15 @@ class Settings:
     seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane whose
     transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl_lane.Parked`), safe for our memory only where
     all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
+    ``serve_interval_s``: seconds between two looks for peers' reads (`kvd.backends.nixl_serving`), 0 for NIXL's own
+    spinning thread, None for what suits the number of cores.
     """
 
     num_threads: int = 1
     telemetry: bool = True
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
+    serve_interval_s: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
@@ -75,7 +80,7 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> NixlHome:
 
 
 class NixlHome:
-    """A worker's registered memory. Peers read from it without its help: its agent's progress thread serves them."""
+    """A worker's registered memory. A thread of NIXL's or of ours answers the peers that read from it."""
 
     traits = Traits(
         synchronous=True,
@@ -89,7 +94,10 @@ class NixlHome:
         self.name = name
         self._settings = settings
         self._library = library
-        self._agent: Agent | None = _agent(library, name, settings, progress=True)
+        interval = settings.serve_interval_s
+        interval = default_interval() if interval is None else interval
+        self._agent: Agent | None = _agent(library, name, settings, progress=not interval)
+        self._serving = Serving(self._agent, interval) if interval else None
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[NixlLane] = set()
         self._parked: deque[Parked] = deque()
@@ -106,7 +114,8 @@ class NixlHome:
             raise RegistrationError("memory of this home is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
-        agent.register(regions)
+        with self._alone():
+            agent.register(regions)
         self._regions = tuple(regions)
         if self._settings.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
@@ -120,7 +129,8 @@ class NixlHome:
         agent = self._opened()
         if not self._regions:
             raise RegistrationError("register memory before exporting metadata", backend=NAME)
-        blob = bytes(agent.call("export metadata", "get_agent_metadata"))
+        with self._alone():
+            blob = bytes(agent.call("export metadata", "get_agent_metadata"))
         return pack(Envelope(NAME, self._library.version, agent.name, self._regions, blob))
 
     def lane(self, name: str) -> NixlLane:
@@ -161,9 +171,15 @@ class NixlHome:
             lane.close()
         while self._parked:
             self._parked.popleft().destroy()
+        if self._serving:
+            self._serving.stop()
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.destroy()
+
+    def _alone(self) -> AbstractContextManager[object]:
+        """Keeps the serving thread out of the agent."""
+        return self._serving.lock if self._serving else nullcontext()
 
     def _park(self, parked: Parked) -> None:
         self._parked.append(parked)
