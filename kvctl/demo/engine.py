@@ -53,6 +53,7 @@ class EngineSpec:
         tensor_parallel_size: number of workers.
         enable_prefix_caching: whether finished blocks may serve later requests.
         max_num_batched_tokens: most tokens in one step (prefills are split at it), or None for vLLM's own choice.
+        forced_first_tokens: whether `submit` may name the token to be said first (kvctl.demo.reference).
         kv_transfer_config: the connector's configuration, with vLLM's keys, or None.
         cache_dir: vLLM's cache of what it found out about model classes, or None for one in `work_dir`. Engines that
             share it start faster: finding out costs a process that imports vLLM.
@@ -70,6 +71,7 @@ class EngineSpec:
     tensor_parallel_size: int = 1
     enable_prefix_caching: bool = True
     max_num_batched_tokens: int | None = None
+    forced_first_tokens: bool = False
     kv_transfer_config: Mapping[str, Any] | None = None
     cache_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -204,8 +206,9 @@ class EngineProcess:
         max_tokens: int,
         kv_transfer_params: Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        first_token: int | None = None,
     ) -> Future[Answer]:
-        """Send a prompt for greedy decoding of exactly `max_tokens` tokens.
+        """Send a prompt for greedy decoding of exactly `max_tokens` tokens, the first of which may be given.
 
         The future raises EngineGone when the engine dies first; a request that fails alone gives an Answer with
         `error` set.
@@ -217,7 +220,16 @@ class EngineProcess:
             prompt_token_ids=list(prompt_token_ids),
             max_tokens=max_tokens,
             kv_transfer_params=None if kv_transfer_params is None else dict(kv_transfer_params),
+            first_token=first_token,
         )
+
+    def submit_alone(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Future[Answer]:
+        """Ask for the same as `submit`, computed in the pieces of a hand-over; needs `forced_first_tokens`.
+
+        The answer's first token is the prompt's last one: `max_tokens` more follow it.
+        """
+        *most, last = prompt_token_ids
+        return self.submit(most, max_tokens + 1, first_token=last)
 
     def abort(self, request_id: str) -> None:
         """Give up a request; its future ends with finish reason `abort`."""
@@ -349,11 +361,13 @@ class _Pipes:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """The part of a spec that vLLM reads, under vLLM's names; what is None is left to vLLM."""
-    ours = ("work_dir", "log_path", "cache_dir", "env")
+    ours = ("work_dir", "log_path", "cache_dir", "env", "forced_first_tokens")
     values = {
         item.name: getattr(spec, item.name) for item in dataclasses.fields(spec) if item.name not in ours
     }
     values["model"] = str(spec.model)
+    if spec.forced_first_tokens:
+        values["logits_processors"] = ["kvctl.demo.reference:ForcedFirstToken"]
     return {key: value for key, value in values.items() if value is not None}
 
 

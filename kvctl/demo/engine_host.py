@@ -121,12 +121,12 @@ class Host:
         """Run one request to its end; what goes wrong with it alone is part of the answer."""
         from vllm import SamplingParams
 
-        params = command["kv_transfer_params"]
+        extra = {"kv_transfer_params": command["kv_transfer_params"], "first_token": command["first_token"]}
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=command["max_tokens"],
             ignore_eos=True,
-            extra_args=None if params is None else {"kv_transfer_params": params},
+            extra_args={name: value for name, value in extra.items() if value is not None} or None,
         )
         begun = time.monotonic()
         first: float | None = None

@@ -1,0 +1,94 @@
+"""Pull mode between two real engines: the output, and the bytes that moved for it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from kvctl.demo.deployment import Deployment
+from kvctl.demo.models import MODELS
+from tests.support.deployments import prompt_of
+
+pytestmark = pytest.mark.e2e
+
+LENGTHS = (100, 300, 1000)
+ANSWER = 16
+
+
+def kvctl(deployment: Deployment, *words: str) -> Any:
+    """What kvctl says about the decoder's host, as JSON."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "kvctl",
+            "--runtime-dir",
+            str(deployment.decode_host.directory),
+            *words,
+            "-o",
+            "json",
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+def last_transfer(deployment: Deployment) -> dict[str, Any]:
+    transfer: dict[str, Any] = kvctl(deployment, "transfers", "--limit", "1")["transfers"][0]
+    return transfer
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: int) -> None:
+    prompt = prompt_of(tokens)
+    alone = llama.decode.submit(prompt, ANSWER).result(120)
+    assert llama.decode.reset_prefix_cache()
+
+    asked = llama.ask(prompt, ANSWER)
+
+    assert asked.decoded.error == ""
+    assert asked.decoded.token_ids == alone.token_ids
+    config = MODELS["llama"].config
+    blocks = math.ceil(tokens / 128)
+    page = 128 * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
+    transfer = last_transfer(llama)
+    assert transfer["state"] == "done"
+    assert transfer["tokens"] == tokens
+    assert transfer["bytes"] == blocks * page * config["num_hidden_layers"]
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deployment, tokens: int) -> None:
+    prompt = prompt_of(tokens)
+    alone = gdn.decode.submit_alone(prompt, ANSWER).result(120)
+    assert gdn.decode.reset_prefix_cache()
+
+    asked = gdn.ask(prompt, ANSWER)
+
+    assert asked.decoded.error == ""
+    assert asked.decoded.token_ids == alone.token_ids[1:]
+    transfer = last_transfer(gdn)
+    config = MODELS["qwen3.5-gdn"].config
+    key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    conv = (config["linear_conv_kernel_dim"] - 1) * (2 * key + value) * 2
+    ssm = value * config["linear_key_head_dim"] * 2
+    block = last_block_size(gdn)
+    page = block * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
+    kinds = config["layer_types"]
+    states, attentions = kinds.count("linear_attention"), kinds.count("full_attention")
+    assert transfer["bytes"] == states * (conv + ssm) + attentions * math.ceil((tokens - 1) / block) * page
+    assert [g["kind"] for g in transfer["groups"]].count("mamba") == 3
+
+
+def last_block_size(deployment: Deployment) -> int:
+    """The attention block size that vLLM chose for the hybrid."""
+    pairs = kvctl(deployment, "describe-topology")["pairs"]
+    return int(next(g["block_size"] for g in pairs[0]["groups"] if g["kind"] == "full"))
