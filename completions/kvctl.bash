@@ -24,6 +24,7 @@ _kvctl() {
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
         events:--count|events:-n) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
+        demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
         *:--timeout) COMPREPLY=(); return ;;
@@ -55,11 +56,11 @@ _kvctl() {
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
-            options=''
+            options='--simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Demo DemoRequest Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

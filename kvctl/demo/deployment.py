@@ -7,18 +7,21 @@ machines. What a router does (prefill here, hand the answer's params on, decode 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvctl.demo import tied
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import DaemonStartFailed
+from kvctl.demo.interruption import held, unwinding
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
@@ -26,6 +29,9 @@ from kvd.wire.names import socket_address
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a router sends along with the prompt to the prefiller."""
+
+LONGEST_FOLDER = 80
+"""Bytes of a path below which a host's sockets may stand; the path of a Unix socket may have 107."""
 
 
 @dataclass(slots=True)
@@ -47,8 +53,25 @@ class Kvd:
         with connect(self.address, timeout) as operator:
             return operator.ask(message)
 
+    def wait_ready(self, timeout: float = 30.0) -> None:
+        """Wait until it answers, at most ``timeout`` seconds.
+
+        Raises:
+            DaemonStartFailed: it ended or did not answer in time; the message ends with its log.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise DaemonStartFailed(
+                    f"kvd of host {self.name} did not come up; its log:\n"
+                    f"{self.log_path.read_text(errors='replace')}"
+                )
+            with contextlib.suppress(ClientError), connect(self.address, 1.0):
+                return
+            time.sleep(0.02)  # the socket appears when it appears; nothing announces it
+
     def stop(self, timeout: float = 10.0) -> None:
-        """End it in order, by force if that takes too long."""
+        """End it in order, by force if that takes more than ``timeout`` seconds."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -74,7 +97,6 @@ class Deployment:
     decode_host: Kvd
     prefill: EngineProcess
     decode: EngineProcess
-    sockets: list[Path] = field(default_factory=list)
 
     def ask(self, prompt: Sequence[int], max_tokens: int, timeout: float = 120.0) -> Asked:
         """Prefill on one engine, decode on the other, as a router would do it."""
@@ -86,27 +108,36 @@ class Deployment:
 def start_kvd(name: str, directory: Path, *, listen: str = "127.0.0.1:0", timeout: float = 30.0) -> Kvd:
     """Start a kvd whose files all lie in ``directory`` and wait until it answers.
 
-    Raises:
-        DaemonStartFailed: it ended or did not answer in time; the message ends with its log.
+    It ends with the thread that started it. Raises `DaemonStartFailed`.
     """
-    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-    kvd = Kvd(name, directory, directory / "kvd.log", _spawn_kvd(directory, listen))
-    deadline = time.monotonic() + timeout
-    while True:
-        if kvd.process.poll() is not None or time.monotonic() > deadline:
-            kvd.stop()
-            raise DaemonStartFailed(
-                f"kvd of host {name} did not come up:\n{kvd.log_path.read_text(errors='replace')}"
-            )
-        with contextlib.suppress(ClientError), connect(kvd.address, 1.0):
-            return kvd
-        time.sleep(0.02)  # the socket appears when it appears; nothing announces it
+    kvd = _launch(name, directory, listen)
+    try:
+        kvd.wait_ready(timeout)
+    except BaseException:
+        kvd.stop()
+        raise
+    return kvd
+
+
+@contextlib.contextmanager
+def two_hosts(work_dir: Path) -> Iterator[tuple[Kvd, Kvd]]:
+    """The prefilling and the decoding host's kvds, both ready; ended on the way out. Raises `DaemonStartFailed`."""
+    with unwinding() as stack:
+        runtime = _runtime_folder(work_dir, stack)
+        hosts = []
+        for name in ("prefill", "decode"):
+            with held():
+                hosts.append(_launch(name, runtime / name, "127.0.0.1:0"))
+                stack.callback(hosts[-1].stop)
+        for host in hosts:
+            host.wait_ready()
+        yield hosts[0], hosts[1]
 
 
 def transfer_config(
     kvd: Kvd, engine_id: str, role: str, *, policy: str = "recompute", extra: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """vLLM's kv_transfer_config for an engine beside ``kvd``."""
+    """The kv_transfer_config of vLLM for an engine beside ``kvd``."""
     return {
         "kv_connector": "KvdConnector",
         "kv_connector_module_path": "kvd.vllm",
@@ -115,6 +146,24 @@ def transfer_config(
         "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {"runtime_dir": str(kvd.directory), **(extra or {})},
     }
+
+
+@contextlib.contextmanager
+def launch(
+    hosts: tuple[Kvd, Kvd], prefill: EngineSpec, decode: EngineSpec, *, extra: Mapping[str, Any] | None = None
+) -> Iterator[Deployment]:
+    """Begin to start an engine on each host; `EngineProcess.wait_ready` tells when they are. Ends them on the way out.
+
+    ``extra`` are further connector settings for both engines. Specs come without a kv_transfer_config.
+    """
+    with unwinding() as stack:
+        engines = []
+        for host, spec, role in zip(hosts, (prefill, decode), ("kv_producer", "kv_consumer"), strict=True):
+            config = transfer_config(host, f"{host.name}-engine", role, extra=extra)
+            with held():
+                engine = EngineProcess.start(dataclasses.replace(spec, kv_transfer_config=config))
+                engines.append(stack.enter_context(engine))
+        yield Deployment(*hosts, *engines)
 
 
 @contextlib.contextmanager
@@ -128,50 +177,32 @@ def deploy(
 ) -> Iterator[Deployment]:
     """Start two kvds and two engines and wait until all are ready; end them all on the way out.
 
-    ``extra`` are further connector settings for both engines. Specs come without a kv_transfer_config.
+    Arguments as for `launch`; ``ready_timeout`` is in seconds for each engine.
     """
-    import dataclasses
-
-    with contextlib.ExitStack() as stack:
-        runtime = Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-", dir=short_folder(work_dir)))
-        )
-        hosts = []
-        for name in ("prefill", "decode"):
-            host = start_kvd(name, runtime / name[0])
-            stack.callback(host.stop)
-            hosts.append(host)
-        engines = []
-        for host, spec, role in zip(hosts, (prefill, decode), ("kv_producer", "kv_consumer"), strict=True):
-            config = transfer_config(host, f"{host.name}-engine", role, extra=extra)
-            engines.append(
-                stack.enter_context(EngineProcess.start(dataclasses.replace(spec, kv_transfer_config=config)))
-            )
-        for engine in engines:
+    with two_hosts(work_dir) as hosts, launch(hosts, prefill, decode, extra=extra) as deployment:
+        for engine in (deployment.prefill, deployment.decode):
             engine.wait_ready(ready_timeout)
-        yield Deployment(hosts[0], hosts[1], engines[0], engines[1])
+        yield deployment
 
 
-def short_folder(work_dir: Path) -> Path:
-    """``work_dir``, or the system's folder for temporary files where paths below it would be too long for a socket."""
+def _runtime_folder(work_dir: Path, stack: contextlib.ExitStack) -> Path:
+    """A fresh folder for both runtime directories: in ``work_dir``, or a throwaway one if that path is too long."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    return work_dir if len(str(work_dir)) < 60 else Path(tempfile.gettempdir())
+    if len(os.fsencode(work_dir)) < LONGEST_FOLDER - len("/hosts-xxxxxxxx"):
+        return Path(tempfile.mkdtemp(prefix="hosts-", dir=work_dir))
+    with held():
+        folder = Path(tempfile.mkdtemp(prefix="kvctl-"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
-def _spawn_kvd(directory: Path, listen: str) -> subprocess.Popen[bytes]:
-    with (directory / "kvd.log").open("ab") as log:
-        return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "kvd.service",
-                "--runtime-dir",
-                str(directory),
-                "--state-dir",
-                str(directory / "state"),
-                "--listen",
-                listen,
-            ],
+def _launch(name: str, directory: Path, listen: str) -> Kvd:
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    path = directory / "kvd.log"
+    places = ("--runtime-dir", str(directory), "--state-dir", str(directory / "state"))
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            tied.command("kvd.service", *places, "--listen", listen),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -179,3 +210,4 @@ def _spawn_kvd(directory: Path, listen: str) -> subprocess.Popen[bytes]:
             # Ctrl-C at a terminal reaches the parent alone, which ends this one last.
             start_new_session=True,
         )
+    return Kvd(name, directory, path, process)

@@ -5,6 +5,7 @@ EngineError
 ├── EngineTimeout       the engine is not ready in time
 └── EngineGone          the engine died while a request was in flight, or takes no more commands
 DaemonStartFailed       a kvd of the demo did not come up
+WorkerFailed            a simulated worker did not start, ended, or could not do what it was told
 """
 
 
@@ -26,3 +27,7 @@ class EngineGone(EngineError):
 
 class DaemonStartFailed(RuntimeError):
     """A kvd of the demo ended, or did not answer, before it was ready."""
+
+
+class WorkerFailed(RuntimeError):
+    """A simulated worker did not start, ended, or could not do what it was told."""

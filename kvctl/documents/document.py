@@ -41,6 +41,8 @@ KINDS = (
     Kind("Event", "event:Event"),
     Kind("Topology", "topology:Topology", "pairs", "Pair"),
     Kind("Pair", "topology:Pair"),
+    Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
+    Kind("DemoRequest", "demo:DemoRequest"),
     Kind("Version", "version:Version"),
     Kind("Kinds", "kinds:Kinds", "kinds", "KindName"),
     Kind("KindName", "kinds:KindName"),

@@ -26,6 +26,7 @@ SCREENS = {
     "Status": "kvctl.render.status:status_screen",
     "Event": "kvctl.render.event:event_screen",
     "Topology": "kvctl.render.topology:topology_screen",
+    "Demo": "kvctl.render.demo:demo_screen",
     "Version": "kvctl.render.version:version_screen",
     "Kinds": "kvctl.render.kinds:kinds_screen",
 }

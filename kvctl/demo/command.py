@@ -1,0 +1,46 @@
+"""`kvctl demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvctl.settings import Settings
+
+
+def demo(
+    settings: Settings,
+    *,
+    simulate: Annotated[
+        bool,
+        typer.Option("--simulate", help="Worker processes with made-up KV instead of vLLM: a few seconds."),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave everything running after the summary, until Ctrl-C.")
+    ] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir",
+            metavar="DIR",
+            file_okay=False,
+            help="Keep what a second demo can use again (the model) here; made if missing.",
+        ),
+    ] = None,
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Leave logs, ledgers and the model behind.")
+    ] = False,
+) -> None:
+    """Two small engines, a kvd between them, and a transfer.
+
+    Starts two kvds as if on two hosts, a prefilling and a decoding vLLM engine with a tiny hybrid model, and a single
+    engine to compare with; sends prompts through both and shows what moved. Everything runs on this machine's CPU, in a
+    directory of its own, and is gone at the end.
+
+    Exit code 1 when an output differs or KV did not come from the prefiller.
+    """
+    from kvctl.demo.run import Options, run
+
+    run(Options(simulate=simulate, keep=keep, directory=directory, keep_files=keep_files), settings)

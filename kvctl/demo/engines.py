@@ -1,0 +1,157 @@
+"""The demo with real vLLM engines: a prefiller, a decoder, and a single one whose answers are the right ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from kvctl.demo.deployment import Deployment, launch, two_hosts
+from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
+from kvctl.demo.errors import EngineStartFailed
+from kvctl.demo.interruption import held, unwinding
+from kvctl.demo.models import MODELS, prompt
+from kvctl.demo.running import Running, Served
+from kvctl.demo.screen import Board
+
+MODEL = "qwen3.5-gdn"
+PROMPTS = (300, 1000, 120, 700, 1300, 500)
+"""Lengths of the requests' prompts, in tokens."""
+NEW_TOKENS = 16
+ANSWER_SECONDS, START_SECONDS = 120.0, 300.0
+MIB = 1 << 20
+
+WRITE_MODEL = """
+import sys
+from pathlib import Path
+from kvctl.demo.models import write_model
+write_model(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+@contextlib.contextmanager
+def real(folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
+    """Two kvds, two engines and the single engine, all ready; ended on the way out.
+
+    The model and what vLLM finds out about it go below ``lasting``, everything else below ``folder``. Raises
+    `DaemonStartFailed` and `EngineError`.
+    """
+    with unwinding() as stack:
+        board.begin("model", f"writing a tiny model: {MODELS[MODEL].cache}")
+        model = _written(folder, lasting / "models")
+        board.end("model")
+        board.begin("kvd", "starting two kvds, peers over loopback TCP")
+        hosts = stack.enter_context(two_hosts(folder))
+        board.end("kvd")
+        names = ("prefill", "decode", "single")
+        for name in names:
+            board.begin(name, f"starting the {name} engine")
+        prefill, decode, alone = (_spec(name, model, folder, lasting) for name in names)
+        with held():
+            single = stack.enter_context(EngineProcess.start(alone))
+        deployment = stack.enter_context(launch(hosts, prefill, decode))
+        _wait_ready(dict(zip(names, (deployment.prefill, deployment.decode, single), strict=True)), board)
+        yield Running(
+            prefill_host=hosts[0],
+            decode_host=hosts[1],
+            model=MODEL,
+            simulated=False,
+            prompts=PROMPTS,
+            serve=lambda number: _serve(number, deployment, single),
+        )
+
+
+def _written(folder: Path, models: Path) -> Path:
+    """Write the model in a process of its own, which takes torch away with it when it ends."""
+    log_path = folder / "model.log"
+    environment = dict(os.environ) | {
+        "HF_HOME": str(folder / "huggingface"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    with log_path.open("ab") as log, held():
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITE_MODEL, MODEL, str(models)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    try:
+        status = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+    if status:
+        raise EngineStartFailed(
+            f"writing the model failed with status {status}; its log:\n{log_path.read_text(errors='replace')}"
+        )
+    return models / MODEL
+
+
+def _spec(name: str, model: Path, folder: Path, lasting: Path) -> EngineSpec:
+    return EngineSpec(
+        model=model,
+        work_dir=folder / name,
+        log_path=folder / f"{name}.log",
+        dtype=MODELS[MODEL].dtype,
+        max_model_len=2048,
+        kv_cache_memory_bytes=64 * MIB,
+        forced_first_tokens=name == "single",
+        cache_dir=lasting / "vllm-cache",
+    )
+
+
+def _wait_ready(engines: dict[str, EngineProcess], board: Board) -> None:
+    """Wait for all engines; the first that fails ends it."""
+    # Not a `with` block: after a failure the other threads end only once their engines are stopped.
+    threads = ThreadPoolExecutor(len(engines))
+    starting = {threads.submit(engine.wait_ready, START_SECONDS): name for name, engine in engines.items()}
+    try:
+        left = set(starting)
+        while left:
+            done, left = wait(left, return_when=FIRST_COMPLETED)
+            for future in done:
+                board.end(starting[future], good=future.exception() is None)
+                future.result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _serve(number: int, deployment: Deployment, single: EngineProcess) -> Served:
+    """One prompt through both engines, and through the single one at the same time."""
+    tokens = prompt(number, PROMPTS[number])
+    expected = single.submit_alone(tokens, NEW_TOKENS)
+    asked = deployment.ask(tokens, NEW_TOKENS, ANSWER_SECONDS)
+    alone = expected.result(ANSWER_SECONDS)
+    params = asked.prefilled.kv_transfer_params or {}
+    decoded = asked.decoded
+    equal = not alone.error and decoded.token_ids == alone.token_ids[1:]
+    return Served(
+        name=f"request-{number + 1}",
+        prompt_tokens=len(tokens),
+        external_tokens=decoded.num_cached_tokens or 0,
+        output_tokens=len(decoded.token_ids),
+        remote_request_id=str(params.get("remote_request_id", "")),
+        equal=equal,
+        problem=_problem((asked.prefilled, decoded, alone), equal=equal),
+    )
+
+
+def _problem(answers: Sequence[Answer], *, equal: bool) -> str:
+    """Why the answers of the prefiller, the decoder and the single engine are not what they should be."""
+    for name, answer in zip(("prefill", "decode", "single"), answers, strict=True):
+        if answer.error:
+            return f"the {name} engine: {answer.error}"
+    prefilled, decoded, alone = answers
+    if not prefilled.kv_transfer_params:
+        return "the prefiller returned no kv_transfer_params"
+    if not equal:
+        return f"output {list(decoded.token_ids)} where the single engine has {list(alone.token_ids[1:])}"
+    return ""

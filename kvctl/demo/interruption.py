@@ -1,0 +1,77 @@
+"""Ends the demo in order on Ctrl-C and its like: once, and never between starting a process and knowing of it.
+
+Everything that the demo starts is registered for its end right after it was started. A KeyboardInterrupt between the
+two, or in the middle of ending things, would leave something behind; so signals wait while either goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(slots=True)
+class _Signals:
+    """Signals belong to the whole process, and so does this."""
+
+    holding: int = 0
+    waiting: bool = False
+    raised: bool = False
+
+
+_signals = _Signals()
+
+
+@contextmanager
+def one_interruption() -> Iterator[None]:
+    """Within: the first of `SIGNALS` raises KeyboardInterrupt as soon as none is held, later ones do nothing.
+
+    A signal that the parent ignores (nohup) stays ignored. For the main thread only.
+    """
+    _signals.waiting = _signals.raised = False
+    wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Within: signals wait; one that came raises KeyboardInterrupt at the end."""
+    _signals.holding += 1
+    try:
+        yield
+    finally:
+        _signals.holding -= 1
+        if _signals.waiting and not _signals.holding:
+            _signals.waiting, _signals.raised = False, True
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def unwinding() -> Iterator[ExitStack]:
+    """An ExitStack that no signal interrupts while it ends what was entered."""
+    with ExitStack() as after, ExitStack() as stack:
+        try:
+            yield stack
+        finally:
+            after.enter_context(held())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    del number, frame
+    if _signals.raised:
+        return
+    if _signals.holding:
+        _signals.waiting = True
+        return
+    _signals.raised = True
+    raise KeyboardInterrupt

@@ -1,0 +1,136 @@
+"""The whole demo from an empty folder to the verdict, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from kvctl.demo.engines import real
+from kvctl.demo.errors import DaemonStartFailed, EngineError, WorkerFailed
+from kvctl.demo.interruption import held, one_interruption, unwinding
+from kvctl.demo.running import Running, send_requests, summarize
+from kvctl.demo.screen import Board, board
+from kvctl.demo.simulate import simulated
+from kvctl.documents.demo import Demo
+from kvctl.errors import CheckFailed, UsageError
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvd.client.errors import ClientError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asked for; ``directory`` is for what outlasts a demo, None for a throwaway one."""
+
+    simulate: bool = False
+    keep: bool = False
+    directory: Path | None = None
+    keep_files: bool = False
+
+
+def run(options: Options, settings: Settings) -> None:
+    """Run the demo and print its document.
+
+    Raises:
+        UsageError: what it runs on is not installed.
+        CheckFailed: something did not start, or a request did not come out right.
+        KeyboardInterrupt: it was told to end before the summary.
+    """
+    _check_installed(simulate=options.simulate)
+    with (
+        one_interruption(),
+        _workplace(options.directory, keep_files=options.keep_files) as (folder, lasting),
+    ):
+        began = time.monotonic()
+        try:
+            with unwinding() as stack:
+                with board(settings.color) as steps:
+                    if options.simulate:
+                        running = stack.enter_context(simulated(folder, steps))
+                    else:
+                        running = stack.enter_context(real(folder, lasting, steps))
+                    document = summarize(running, send_requests(running, steps), began)
+                show(document, settings)
+                if options.keep:
+                    _keep(running, steps)
+        except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
+            raise _failed(error, keep_files=options.keep_files) from error
+    _judge(document)
+
+
+def _check_installed(*, simulate: bool) -> None:
+    """Raise `UsageError` with the next step where what the demo runs on is missing."""
+    if not simulate and find_spec("vllm") is None:
+        raise UsageError(
+            "vLLM is not installed here", "type `make demo` in a checkout, or `kvctl demo --simulate`"
+        )
+    if find_spec("nixl") is None:
+        raise UsageError(
+            "NIXL is not installed here", "type `pip install 'kvctl[nixl]'`, or `make demo` in a checkout"
+        )
+
+
+@contextmanager
+def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, Path]]:
+    """The folder of this run and the one for what outlasts it; the first is removed, and the second unless given."""
+    with unwinding() as stack:
+        with held():
+            made = Path(tempfile.mkdtemp(prefix="kvctl-demo-")) if given is None else given.absolute()
+            made.mkdir(parents=True, exist_ok=True)
+            folder = made if given is None else Path(tempfile.mkdtemp(prefix="run-", dir=made))
+            if keep_files:
+                stack.callback(sys.stderr.write, f"demo: its files are in {folder}\n")
+            else:
+                stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield folder, made
+
+
+def _keep(running: Running, steps: Board) -> None:
+    """Say what can be tried, then wait for Ctrl-C."""
+    here, there = (shlex.quote(str(host.directory)) for host in (running.decode_host, running.prefill_host))
+    steps.say("\nEverything still runs. Try in another terminal:")
+    for line in (
+        f"kvctl --runtime-dir {here} describe-topology -o wide",
+        f"kvctl --runtime-dir {here} transfers -o wide",
+        f"kvctl --runtime-dir {here} engines",
+        f"kvctl --runtime-dir {there} workers",
+        f"kvctl --runtime-dir {there} status",
+        f"kvctl --runtime-dir {there} events",
+    ):
+        steps.say(f"  {line}")
+    steps.say("Ctrl-C ends it all.")
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        steps.say("\nEnding ...")
+
+
+def _failed(error: Exception, *, keep_files: bool) -> CheckFailed:
+    """The error in one line; the log that came with it goes to stderr before."""
+    first, _, log = str(error).partition("\n")
+    if log:
+        sys.stderr.write(log + "\n")
+    hint = "see the log above" if log else ""
+    if not keep_files:
+        hint += ("; " if hint else "") + "kvctl demo --keep-files leaves all logs behind"
+    return CheckFailed(first.removesuffix(":").removesuffix("; the end of its log"), hint)
+
+
+def _judge(document: Demo) -> None:
+    """Raise `CheckFailed` naming the requests that did not come out right."""
+    bad = [request for request in document.requests if request.problem or not request.equal]
+    if bad:
+        what = "; ".join(f"{request.request}: {request.problem.splitlines()[0]}" for request in bad)
+        raise CheckFailed(
+            f"{len(bad)} of {len(document.requests)} requests did not come out right: {what}",
+            "kvctl demo --keep-files leaves the logs behind",
+        )

@@ -1,0 +1,186 @@
+"""The demo's middle: what runs (engines or simulated workers alike), requests through it, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from kvctl.demo.deployment import Kvd
+from kvctl.demo.errors import EngineError, WorkerFailed
+from kvctl.demo.screen import Board
+from kvctl.documents.demo import Demo, DemoRequest
+from kvctl.documents.topology import Topology, pair_document
+from kvctl.engine_cards import engine_geometry
+from kvd.topology.describe import describe
+from kvd.wire.query import Engines, GetStatus, ListEngines, Status
+from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+
+LEDGER_SECONDS = 5.0
+"""How long to wait for what workers report on their own time: the ledger's rows, the release of leases."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What became of one request. ``problem`` is empty where all is well; lengths are in tokens."""
+
+    name: str
+    prompt_tokens: int
+    external_tokens: int
+    output_tokens: int
+    remote_request_id: str
+    equal: bool
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Two hosts that are up.
+
+    ``serve`` takes a request, by its position in ``prompts`` (lengths in tokens), through both engines; it may be
+    called from several threads.
+    """
+
+    prefill_host: Kvd
+    decode_host: Kvd
+    model: str
+    simulated: bool
+    prompts: Sequence[int]
+    serve: Callable[[int], Served]
+
+
+def waves(requests: int) -> list[list[int]]:
+    """Which requests go together: the first alone (it shakes hands), another alone, then two at a time."""
+    alone = [[number] for number in range(min(2, requests))]
+    return alone + [list(range(first, min(first + 2, requests))) for first in range(len(alone), requests, 2)]
+
+
+def send_requests(running: Running, board: Board) -> list[Served]:
+    """Send all requests, wave by wave. Never raises for a request that failed: it says so."""
+    served: list[Served] = []
+    # Not a `with` block: after an interruption its threads end only once the engines are stopped.
+    threads = ThreadPoolExecutor(2)
+    try:
+        for wave in waves(len(running.prompts)):
+            started: list[Future[Served]] = []
+            for number in wave:
+                board.begin(f"request-{number}", f"request {number + 1}, {running.prompts[number]} tokens")
+                started.append(threads.submit(_serve, running, number, board))
+            wait(started)
+            served += [future.result() for future in started]
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    return served
+
+
+def summarize(running: Running, served: Sequence[Served], began: float) -> Demo:
+    """The document: what was served, joined with what the kvds know. ``began`` is in monotonic seconds.
+
+    Raises `kvd.client.errors.ClientError` where a kvd does not answer.
+    """
+    rows = _ledger(running.decode_host, {one.remote_request_id for one in served if one.remote_request_id})
+    requests = tuple(_document(one, rows.get(one.remote_request_id, [])) for one in served)
+    return Demo(
+        ok=all(request.equal and not request.problem for request in requests),
+        simulated=running.simulated,
+        model=running.model,
+        seconds=time.monotonic() - began,
+        bytes=sum(request.bytes for request in requests),
+        leases_released=_leases_released(running.prefill_host, len(served)),
+        requests=requests,
+        topology=_topology(running.decode_host),
+    )
+
+
+def _serve(running: Running, number: int, board: Board) -> Served:
+    try:
+        one = running.serve(number)
+    except (EngineError, WorkerFailed, TimeoutError) as error:
+        one = Served(
+            name=f"request-{number + 1}",
+            prompt_tokens=running.prompts[number],
+            external_tokens=0,
+            output_tokens=0,
+            remote_request_id="",
+            equal=False,
+            problem=str(error) or type(error).__name__,
+        )
+    good = one.equal and not one.problem
+    note = f"{one.external_tokens} tokens of KV from the prefiller" if good else one.problem.splitlines()[0]
+    board.end(f"request-{number}", note, good=good)
+    return one
+
+
+def _document(one: Served, rows: Sequence[LedgerRow]) -> DemoRequest:
+    records = [row.record for row in rows]
+    problem = one.problem
+    if not problem:
+        misses = [record.cause for record in records if record.state != "done"]
+        if not records:
+            problem = "no transfer of it stands in the ledger"
+        elif misses:
+            problem = f"a transfer missed: {misses[0]}"
+        elif one.external_tokens != one.prompt_tokens - 1:
+            problem = (
+                f"KV of {one.external_tokens} tokens was used where {one.prompt_tokens - 1} were prefilled"
+            )
+        elif not one.equal:
+            problem = "the output differs"
+    return DemoRequest(
+        request=one.name,
+        prompt_tokens=one.prompt_tokens,
+        external_tokens=one.external_tokens,
+        output_tokens=one.output_tokens,
+        bytes=sum(record.bytes for record in records),
+        copies=sum(record.coalesced_descriptors for record in records),
+        remote_ranks=tuple(dict.fromkeys(rank for record in records for rank in record.remote_ranks)),
+        # Workers of one engine shake hands and move bytes at the same time: the slowest is what the request waited for.
+        handshake_seconds=max((record.stages.get("handshake", 0.0) for record in records), default=0.0),
+        transfer_seconds=max((_moving(record.stages) for record in records), default=0.0),
+        equal=one.equal,
+        problem=problem,
+    )
+
+
+def _moving(stages: dict[str, float]) -> float:
+    """Seconds in which bytes moved: an engine that copies while it posts shows that time as ``post``."""
+    return stages.get("post", 0.0) + stages.get("wire", 0.0)
+
+
+def _ledger(host: Kvd, wanted: set[str]) -> dict[str, list[LedgerRow]]:
+    """The ledger's rows by the prefiller's request id, once all wanted ones are there or time is up."""
+    until = time.monotonic() + LEDGER_SECONDS
+    while True:
+        found: dict[str, list[LedgerRow]] = {}
+        answer = host.ask(ListTransfers(limit=1000))
+        if isinstance(answer, Transfers):
+            for row in answer.rows:
+                found.setdefault(row.record.remote_request_id, []).append(row)
+        if wanted <= found.keys() or time.monotonic() > until:
+            return found
+        time.sleep(0.05)
+
+
+def _leases_released(host: Kvd, wanted: int) -> int:
+    until = time.monotonic() + LEDGER_SECONDS
+    while True:
+        answer = host.ask(GetStatus())
+        released = answer.counters.get("leases.released", 0) if isinstance(answer, Status) else 0
+        if released >= wanted or time.monotonic() > until:
+            return released
+        time.sleep(0.05)
+
+
+def _topology(host: Kvd) -> Topology:
+    """Every pair of a local engine and a peer's, as `kvctl describe-topology` shows it."""
+    answer = host.ask(ListEngines(cards=True))
+    rows = answer.rows if isinstance(answer, Engines) else ()
+    known = [row for row in rows if row.card is not None]
+    pairs = [
+        describe(engine_geometry(local), engine_geometry(peer))
+        for local in known
+        for peer in known
+        if local.local and not peer.local
+    ]
+    return Topology(pairs=tuple(map(pair_document, pairs)))

@@ -1,0 +1,36 @@
+"""Runs a module as a program that ends when its parent does: `python -m kvctl.demo.tied PARENT MODULE [ARGUMENT...]`.
+
+PARENT is the parent's process id. The demo ends what it started itself; this is for the case that it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Sequence
+
+from kvctl.demo.engine_host import PR_SET_PDEATHSIG, prctl
+
+
+def command(module: str, *arguments: str) -> Sequence[str]:
+    """The command line that runs ``module`` tied to this process.
+
+    The kernel ties a child to the *thread* that starts it, so start it from one that lasts.
+    """
+    return [sys.executable, "-m", "kvctl.demo.tied", str(os.getpid()), module, *arguments]
+
+
+def main() -> None:
+    """Tie this process to its parent, then become the module."""
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)  # it ended before we were tied to it
+    sys.argv = [module, *sys.argv[3:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
