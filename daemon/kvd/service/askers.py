@@ -10,17 +10,23 @@ from kvd.service.registry import Engine, Registry
 from kvd.wire.frame import Message
 from kvd.wire.handshake import EngineGone, Ping
 
+GIVEN_SECONDS = 5.0
+"""For this long a card that was given out counts as in use, though a ping that crossed it does not say so."""
 FORGET_SECONDS = 30.0
 """An asker that has not pinged for this long is forgotten; its next ping brings it back."""
 
 
 @dataclass(slots=True)
 class Asker:
-    """One other kvd: its id, the engines (id, generation) of ours that it uses, when it was last heard (monotonic)."""
+    """One other kvd: the engines (id, generation) of ours that it uses, and when it was given each card.
+
+    ``heard`` and the times in ``given`` are time.monotonic().
+    """
 
     kvd_id: str
     using: set[tuple[str, str]] = field(default_factory=set)
     heard: float = field(default_factory=time.monotonic)
+    given: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
 class Askers:
@@ -33,6 +39,7 @@ class Askers:
         """A card was given out."""
         asker = self._by_route.setdefault(route, Asker(kvd_id))
         asker.using.add((engine.facts.engine_id, engine.generation))
+        asker.given[engine.facts.engine_id, engine.generation] = time.monotonic()
 
     def pinged(
         self, route: bytes, ping: Ping, registry: Registry, *, settling: bool
@@ -42,7 +49,9 @@ class Askers:
         for old, asker in list(self._by_route.items()):
             if now - asker.heard > FORGET_SECONDS:
                 del self._by_route[old]
-        self._by_route[route] = Asker(ping.kvd_id, set(ping.using), now)
+        before = self._by_route.get(route)
+        given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
+        self._by_route[route] = Asker(ping.kvd_id, {*ping.using, *given}, now, given)
         return tuple(pair for pair in ping.using if registry.ended(*pair, settling=settling))
 
     def users(self, engine: Engine) -> list[str]:
@@ -57,4 +66,5 @@ class Askers:
         for route, asker in self._by_route.items():
             if (engine_id, generation) in asker.using:
                 asker.using.discard((engine_id, generation))
+                asker.given.pop((engine_id, generation), None)
                 send(route, EngineGone(engine_id=engine_id, generation=generation, reason=reason))

@@ -61,14 +61,19 @@ class _Job:
 
 
 class Ledger:
-    """The open ledger. Methods are for the event loop that made it; the thread owns the database alone."""
+    """The ledger. Methods are for the event loop that made it; the thread opens the database and owns it alone.
+
+    So a slow disk delays the records and nothing else. ``opened`` is done when the database is open, or holds the
+    `LedgerError` that says why it cannot be.
+    """
 
     def __init__(self, path: Path, settings: LedgerSettings) -> None:
         self.path = path
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._database = open_database(path)
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self._database: sqlite3.Connection
         self._pruned = 0.0
         self._thread = threading.Thread(target=self._run, name="kvd-ledger", daemon=True)
         self._thread.start()
@@ -96,6 +101,12 @@ class Ledger:
         return await job.done
 
     def _run(self) -> None:
+        try:
+            self._database = open_database(self.path)
+        except LedgerError as error:
+            self._loop.call_soon_threadsafe(_resolve, self.opened, error)
+            return
+        self._loop.call_soon_threadsafe(_resolve, self.opened, None)
         going = True
         while going:
             jobs = [self._jobs.get()]

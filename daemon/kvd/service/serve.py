@@ -143,8 +143,12 @@ async def _running(
         stack.callback(parts.liveness.close)
         stack.callback(parts.leases.close)
         stack.push_async_callback(parts.links.close)
+        if config.metrics.listen:
+            server = await _metrics(config, parts)
+            stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
-            parts.local.serve(), parts.liveness.run(), parts.links.prune(), _forget(parts)
+            parts.local.serve(), parts.liveness.run(), parts.links.prune(), _forget(parts),
+            _hold_open(ledger),
         ]  # fmt: skip
         work += [parts.peer.serve()] if parts.peer else []
         known = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
@@ -152,9 +156,6 @@ async def _running(
         work += [discover(e, parts.links, parts.handshakes, parts.registry) for e in known]
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)
-        if config.metrics.listen:
-            server = await _metrics(config, parts)
-            stack.callback(server.close)
         yield parts, tasks
 
 
@@ -306,6 +307,11 @@ async def _keep_alive(parts: Parts, notifier: Notifier, tasks: list[asyncio.Task
         if notifier.watchdog_seconds and serving and time.monotonic() - fed > notifier.watchdog_seconds / 3:
             fed = time.monotonic()
             notifier.watchdog()
+
+
+async def _hold_open(ledger: Ledger) -> None:
+    await ledger.opened  # an error ends the daemon: what it would acknowledge could not be kept
+    await asyncio.Event().wait()
 
 
 async def _forget(parts: Parts) -> None:

@@ -116,3 +116,11 @@ def test_a_peer_socket_on_the_network_needs_keys(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not loopback" in done.stderr
     assert "--new-keys" in done.stderr
+
+
+def test_a_ledger_that_cannot_be_opened_ends_kvd_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = kvd("--runtime-dir", str(tmp_path / "r"), "--state-dir", str(tmp_path / "file" / "s"))
+    assert done.returncode == 2
+    assert f"the ledger {tmp_path}/file/s/ledger.sqlite3 cannot be opened" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -17,21 +17,24 @@ from tests.support.daemons import daemons, facts, measured, process, scheduler, 
 
 def test_a_killed_worker_is_gone_at_once_and_its_users_are_told() -> None:
     told: list[tuple[float, object]] = []
-    with daemons() as (kvd,), process(kvd, "p") as child:
-        with session(kvd, worker(facts("d")), lambda m: told.append((time.monotonic(), m))) as one:
-            ready = one.call(GetPeer(local_engine="d", engine_id="p"), 10).result(10)
-            assert isinstance(ready, PeerReady)
-            assert ready.peer.workers[0].pid != kvd.pid
-            began = time.monotonic()
-            child.kill()
-            at, message = wait_for(lambda: next((t for t in told if isinstance(t[1], PeerGone)), None))
-            measured("a killed worker is told of", at - began)
-            assert at - began < 1
-            assert isinstance(message, PeerGone)
-            assert message.generation == ready.peer.generation
-            assert "ended" in message.reason
-            assert kvd.engines()["p"].state == "gone"
-            assert one.call(GetPeer(local_engine="d", engine_id="p"), 10).exception(10) is not None
+    with (
+        daemons() as (kvd,),
+        process(kvd, "p") as child,
+        session(kvd, worker(facts("d")), lambda m: told.append((time.monotonic(), m))) as one,
+    ):
+        ready = one.call(GetPeer(local_engine="d", engine_id="p"), 10).result(10)
+        assert isinstance(ready, PeerReady)
+        assert ready.peer.workers[0].pid != kvd.pid
+        began = time.monotonic()
+        child.kill()
+        at, message = wait_for(lambda: next((t for t in told if isinstance(t[1], PeerGone)), None))
+        measured("a killed worker is told of", at - began)
+        assert at - began < 1
+        assert isinstance(message, PeerGone)
+        assert message.generation == ready.peer.generation
+        assert "ended" in message.reason
+        assert kvd.engines()["p"].state == "gone"
+        assert one.call(GetPeer(local_engine="d", engine_id="p"), 10).exception(10) is not None
 
 
 def test_a_stopped_worker_is_silent_and_alive_again_when_it_goes_on() -> None:

@@ -92,20 +92,23 @@ def test_a_restarted_peer_engine_is_taken_back_and_fetched_anew() -> None:
 
 def test_a_killed_peer_kvd_is_down_its_engines_go_on_and_it_comes_back() -> None:
     pushed: list[Message] = []
-    with daemons(2) as (near, far), session(far, worker(facts("p"))) as other:
-        with session(near, worker(facts("d")), pushed.append) as one:
-            assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
-            far.kill()
-            wait_for(lambda: near.status().peers[0].state == "down", 15)
-            assert near.engines()["p"].state == "unreachable"
-            still = one.call(ask_for(far), 10).result(10)
-            assert isinstance(still, PeerReady)
-            assert still.cached
-            far.start()
-            other.wait(lambda s: s.connected, 10)
-            wait_for(lambda: near.status().peers[0].state == "up", 15)
-            wait_for(lambda: near.engines()["p"].state == "ready")
-            assert not [m for m in pushed if isinstance(m, PeerGone)]
+    with (
+        daemons(2) as (near, far),
+        session(far, worker(facts("p"))) as other,
+        session(near, worker(facts("d")), pushed.append) as one,
+    ):
+        assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+        far.kill()
+        wait_for(lambda: near.status().peers[0].state == "down", 15)
+        assert near.engines()["p"].state == "unreachable"
+        still = one.call(ask_for(far), 10).result(10)
+        assert isinstance(still, PeerReady)
+        assert still.cached
+        far.start()
+        other.wait(lambda s: s.connected, 10)
+        wait_for(lambda: near.status().peers[0].state == "up", 15)
+        wait_for(lambda: near.engines()["p"].state == "ready")
+        assert not [m for m in pushed if isinstance(m, PeerGone)]
 
 
 def test_an_engine_that_ended_while_its_kvd_was_away_is_taken_back() -> None:
@@ -138,14 +141,17 @@ def test_a_stopped_peer_kvd_ends_in_a_refusal_within_its_time() -> None:
 
 
 def test_incompatible_engines_are_refused_factor_by_factor() -> None:
-    with daemons(2) as (near, far), session(near, worker(facts("d", cache_dtype="bfloat16"))) as one:
-        with session(far, worker(facts("p", model="other", cache_dtype="fp8"))):
-            error = one.call(ask_for(far), 10).exception(10)
-            assert isinstance(error, RefusedByDaemon)
-            assert error.code == "KVD-INCOMPATIBLE"
-            model = next(f for f in error.factors if f.name == "model")
-            assert (model.local, model.remote) == ("tiny", "other")
-            assert "tiny" in error.message
+    with (
+        daemons(2) as (near, far),
+        session(near, worker(facts("d", cache_dtype="bfloat16"))) as one,
+        session(far, worker(facts("p", model="other", cache_dtype="fp8"))),
+    ):
+        error = one.call(ask_for(far), 10).exception(10)
+        assert isinstance(error, RefusedByDaemon)
+        assert error.code == "KVD-INCOMPATIBLE"
+        model = next(f for f in error.factors if f.name == "model")
+        assert (model.local, model.remote) == ("tiny", "other")
+        assert "tiny" in error.message
 
 
 def test_leases_are_claimed_extended_and_released_from_afar() -> None:
@@ -157,26 +163,29 @@ def test_leases_are_claimed_extended_and_released_from_afar() -> None:
             return LeaseClaimed(request_id=message.request_id, seconds=message.seconds)
         return None
 
-    with daemons(2) as (near, far), session(far, scheduler(facts("p")), owner) as prefiller:
-        with session(near, scheduler(facts("d"))) as decoder:
-            prefiller.call(LeaseOpened(engine_id="p", leases=(OpenLease("r", 5.0, 3),)), 5).result(5)
-            key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
-            claimed = decoder.call(LeaseClaim(key=key), 5).result(5)
-            assert isinstance(claimed, LeaseClaimed)
-            assert 3 < claimed.seconds <= 5
-            extended = decoder.call(LeaseClaim(key=key, extend_seconds=30), 5).result(5)
-            assert isinstance(extended, LeaseClaimed)
-            assert 29 < extended.seconds <= 30.1
-            assert far.engines()["p"].leases == 1
-            assert decoder.deliver("release", LeaseRelease(key=key)).result(5) == Ok()
-            assert wait_for(lambda: [m for m in ended if isinstance(m, LeaseEnded)]) == [
-                LeaseEnded(request_id="r", end="released")
-            ]
-            after = decoder.call(LeaseClaim(key=key), 5).result(5)
-            assert isinstance(after, LeaseClaimed)
-            assert (after.seconds, "released" in after.reason) == (0, True)
-            counters = far.status().counters
-            assert (counters["leases.opened"], counters["leases.released"]) == (1, 1)
+    with (
+        daemons(2) as (near, far),
+        session(far, scheduler(facts("p")), owner) as prefiller,
+        session(near, scheduler(facts("d"))) as decoder,
+    ):
+        prefiller.call(LeaseOpened(engine_id="p", leases=(OpenLease("r", 5.0, 3),)), 5).result(5)
+        key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
+        claimed = decoder.call(LeaseClaim(key=key), 5).result(5)
+        assert isinstance(claimed, LeaseClaimed)
+        assert 3 < claimed.seconds <= 5
+        extended = decoder.call(LeaseClaim(key=key, extend_seconds=30), 5).result(5)
+        assert isinstance(extended, LeaseClaimed)
+        assert 29 < extended.seconds <= 30.1
+        assert far.engines()["p"].leases == 1
+        assert decoder.deliver("release", LeaseRelease(key=key)).result(5) == Ok()
+        assert wait_for(lambda: [m for m in ended if isinstance(m, LeaseEnded)]) == [
+            LeaseEnded(request_id="r", end="released")
+        ]
+        after = decoder.call(LeaseClaim(key=key), 5).result(5)
+        assert isinstance(after, LeaseClaimed)
+        assert (after.seconds, "released" in after.reason) == (0, True)
+        counters = far.status().counters
+        assert (counters["leases.opened"], counters["leases.released"]) == (1, 1)
 
 
 def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
@@ -191,17 +200,20 @@ def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
 
 def test_a_release_that_cannot_be_delivered_is_kept_until_it_can() -> None:
     ended: list[Message] = []
-    with daemons(2) as (near, far), session(near, scheduler(facts("d"))) as decoder:
-        with session(far, scheduler(facts("p"), (OpenLease("r", 60.0),)), ended.append):
-            far.signal(signal.SIGSTOP)
-            key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
-            refused = decoder.call(LeaseRelease(key=key), 20).exception(20)
-            assert isinstance(refused, RefusedByDaemon)
-            assert refused.code == "KVD-PEER-UNREACHABLE"
-            kept = decoder.deliver("release", LeaseRelease(key=key))
-            far.signal(signal.SIGCONT)
-            assert kept.result(20) == Ok()
-            wait_for(lambda: LeaseEnded(request_id="r", end="released") in ended)
+    with (
+        daemons(2) as (near, far),
+        session(near, scheduler(facts("d"))) as decoder,
+        session(far, scheduler(facts("p"), (OpenLease("r", 60.0),)), ended.append),
+    ):
+        far.signal(signal.SIGSTOP)
+        key = LeaseKey(engine_id="p", request_id="r", endpoint=far.endpoint)
+        refused = decoder.call(LeaseRelease(key=key), 20).exception(20)
+        assert isinstance(refused, RefusedByDaemon)
+        assert refused.code == "KVD-PEER-UNREACHABLE"
+        kept = decoder.deliver("release", LeaseRelease(key=key))
+        far.signal(signal.SIGCONT)
+        assert kept.result(20) == Ok()
+        wait_for(lambda: LeaseEnded(request_id="r", end="released") in ended)
 
 
 def test_configured_peers_are_known_before_the_first_request() -> None:
