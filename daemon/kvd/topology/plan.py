@@ -268,6 +268,8 @@ def block_pairs(
             )
         return local.ids, remote.ids
     phase, size = read.phase, plan.block_sizes[read.group]
+    if phase.local_period == phase.remote_period == 1:
+        return _equal_blocks(read, size, local, remote, tokens)
     remote_size = size * phase.local_period // phase.remote_period
     numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
     here = numbers % phase.local_period == phase.local
@@ -278,14 +280,35 @@ def block_pairs(
         # The remote side let go of blocks before the window; they are missed only where the window needs them.
         end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
         needed &= (there >= remote.first) | (end > window_start(read.kind, read.window, tokens))
-    numbers, there, ids = numbers[needed], there[needed] - remote.first, local.ids[needed]
-    if len(there) and (there[0] < 0 or there[-1] >= len(remote.ids)):
-        missing = int(numbers[(there < 0) | (there >= len(remote.ids))][0])
+    there, ids = there[needed], local.ids[needed]
+    if len(there):
+        _given(read, int(there[0]), int(there[-1]), remote, remote_size)
+    return ids, remote.ids[there - remote.first]
+
+
+def _equal_blocks(
+    read: Read, size: int, local: BlockList, remote: BlockList, tokens: int
+) -> tuple[Int64, Int64]:
+    """`block_pairs` where blocks meet one to one: both columns are slices."""
+    first, last = local.first, min(local.first + len(local.ids), -(-tokens // size))
+    if read.window is not None:
+        first = max(first, min(remote.first, window_start(read.kind, read.window, tokens) // size))
+    if first >= last:
+        return local.ids[:0], remote.ids[:0]
+    _given(read, first, last - 1, remote, size)
+    return local.ids[first - local.first : last - local.first], remote.ids[
+        first - remote.first : last - remote.first
+    ]
+
+
+def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> None:
+    """Raise `BlockMismatch` unless the remote blocks ``first`` to ``last`` of ``size`` tokens are among those given."""
+    end = remote.first + len(remote.ids)
+    if first < remote.first or last >= end:
         raise BlockMismatch(
-            f"group {read.group}: block {missing} of the request ({size} tokens each) needs remote blocks that were not"
-            f" given: the remote side has {remote.first}..{remote.first + len(remote.ids) - 1} of {remote_size} tokens"
+            f"group {read.group} needs the request's remote blocks {first}..{last} of {size} tokens,"
+            f" and {remote.first}..{end - 1} were given"
         )
-    return ids, remote.ids[there]
 
 
 def window_start(kind: GroupKind, window: int, tokens: int) -> int:
