@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from kvctl.demo.deployment import Deployment, deploy
 from kvctl.demo.engine import EngineSpec
@@ -19,8 +20,13 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
 
 
 @contextmanager
-def running(model: str, folder: Path, **both: object) -> Iterator[Deployment]:
-    """A deployment of ``model``; further arguments go into both engines' specs."""
+def running(
+    model: str, folder: Path, *, extra: Mapping[str, Any] | None = None, **both: Any
+) -> Iterator[Deployment]:
+    """A deployment of ``model``.
+
+    ``extra`` are connector settings of both engines, further arguments go into both engines' specs.
+    """
     path = write_model(model, folder / "models")
     specs = [
         EngineSpec(
@@ -31,9 +37,10 @@ def running(model: str, folder: Path, **both: object) -> Iterator[Deployment]:
             max_model_len=2048,
             enable_prefix_caching=MODELS[model].prefix_caching,
             forced_first_tokens=name == "decode",
-            **both,  # type: ignore[arg-type]
+            cache_dir=folder / "cache",
+            **both,
         )
         for name in ("prefill", "decode")
     ]
-    with deploy(folder, *specs) as deployment:
+    with deploy(folder, specs[0], specs[1], extra=extra) as deployment:
         yield deployment

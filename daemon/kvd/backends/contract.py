@@ -1,10 +1,10 @@
 """The backend contract: what a transfer engine must offer, and nothing about any one of them.
 
 Two roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the
-worker. A `Lane` is this worker's way to *one* peer engine: its own agent, destroyed and made anew when a
-transfer on it is given up, because destroying the agent is the only thing that stops bytes that are still on
-their way. So the rule that memory vLLM may reuse is never the target of a transfer that might still write
-comes down to: `Lane.close` has returned.
+worker. A `Lane` is this worker's way to *one* peer engine: cheap to make, and made anew when a transfer on it is
+given up. The rule that memory vLLM may reuse is never the target of a transfer that might still write comes down
+to one promise: when `Lane.close` has returned, nothing of that lane can land any more. How an adapter keeps it
+(destroying the agent, never calling into it again, waiting for the copy) is its own affair.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Lane(Protocol):
         ...
 
     def close(self) -> None:
-        """Destroy the lane.
+        """End the lane.
 
         When this returns, no byte of any of its transfers can land any more. Idempotent.
         """

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
 MAX_ATTEMPTS = 3
+CLOSE_AGAIN = 0.1
+"""Seconds before a lane that would not close is closed again; doubles up to 5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +98,8 @@ class PeerLane:
                 open_ = self._turn()
             except Exception as error:  # the thread must outlive any single load
                 log.exception("lane to %s: unexpected error", self.engine_id)
-                self._give_up(
-                    list(self._active), f"unexpected error in the lane: {type(error).__name__}: {error}"
-                )
-        self._give_up(list(self._active), "the engine is shutting down")
-        self._close_lane()
+                self._give_up_all(f"unexpected error in the lane: {type(error).__name__}: {error}")
+        self._give_up_all("the engine is shutting down")
 
     def _turn(self) -> bool:
         try:
@@ -114,8 +113,7 @@ class PeerLane:
             self._learn(message)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
-                self._give_up(list(self._active), f"peer {self.engine_id} is gone: {message.reason}")
-                self._close_lane()
+                self._give_up_all(f"peer {self.engine_id} is gone: {message.reason}")
                 self._peer = None
         elif isinstance(message, Load):
             self._start(message)
@@ -137,14 +135,10 @@ class PeerLane:
         except (GeometryError, TopologyError) as error:
             log.error("peer %s does not fit: %s", self.engine_id, error)  # noqa: TRY400 - the message says it all
             return
-        if self._active:
-            self._give_up(
-                list(self._active), f"peer {self.engine_id} restarted as generation {card.generation}"
-            )
-        self._close_lane()
+        self._give_up_all(f"peer {self.engine_id} restarted as generation {card.generation}")
         self._peer = Peer(card, plan, tuple(w.metadata for w in card.workers))
         try:
-            self._open_lane()
+            self._open_lane(self._peer)
         except BackendError as error:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
             self._close_lane()
@@ -171,79 +165,79 @@ class PeerLane:
         self._post(load)
 
     def _post(self, load: Load) -> None:
+        """Put a load on the lane; what goes wrong is found by the next look at it."""
+        load.attempts += 1
+        load.failure = ""
         peer = self._peer
         if peer is None:
-            self._give_up([load], f"peer {self.engine_id} is gone")
+            load.failure = f"peer {self.engine_id} is gone"
             return
         try:
-            lane = self._open_lane()
-            post(load, lane, peer.plan)
+            post(load, self._open_lane(peer), peer.plan)
         except BackendError as error:
-            self._failed(load, error.message)
+            load.failure = error.message
 
     def _poll(self) -> None:
-        now = time.monotonic()
+        """Look at every load once; end what is over, and start over what shared a lane with a failure."""
+        given_up: list[tuple[Load, str]] = []
+        failed = False
         for load in list(self._active):
-            if load not in self._active or self._lane is None:
-                continue  # ended together with another load of this turn
-            state, reason = look(load, self._lane)
+            state, reason = self._look(load)
             now = time.monotonic()
             if now > load.deadline:
-                self._give_up([load], f"not complete within its {load.deadline - load.received:.1f} s")
+                given_up.append((load, f"not complete within its {load.deadline - load.received:.1f} s"))
             elif state is State.DONE:
                 self._active.remove(load)
                 self._end(load, "")
             elif state is State.FAILED:
-                self._failed(load, reason)
+                failed = True
+                log.info("load of %s from %s failed: %s", load.order.request_id, self.engine_id, reason)
+                if load.attempts >= MAX_ATTEMPTS or self._peer is None:
+                    given_up.append((load, reason))
+        if given_up or failed:
+            self._give_up(given_up)
+            for load in self._active:
+                self._post(load)
 
-    def _failed(self, load: Load, reason: str) -> None:
-        """A load failed: again on a new lane while its time allows, else a miss."""
-        if load.attempts < MAX_ATTEMPTS and time.monotonic() < load.deadline and self._peer is not None:
-            log.info(
-                "load of %s from %s failed (%s); trying again on a new lane",
-                load.order.request_id,
-                self.engine_id,
-                reason,
-            )
-            self._restart(self._active)
-        else:
-            self._give_up([load], reason)
+    def _look(self, load: Load) -> tuple[State, str]:
+        if load.failure or self._lane is None:
+            return State.FAILED, load.failure or f"peer {self.engine_id} has no lane"
+        return look(load, self._lane)
 
-    def _give_up(self, loads: list[Load], cause: str) -> None:
-        """End loads as misses, after the lane is gone; start the others over on a new one."""
-        if not loads:
-            return
-        posted = any(load.transfers for load in loads)
-        rest = [load for load in self._active if load not in loads]
-        self._active = rest
-        if posted:
-            self._close_lane()
-        for load in loads:
-            self._end(load, cause)
-        if posted and rest:
-            self._restart(rest)
-
-    def _restart(self, loads: list[Load]) -> None:
+    def _give_up(self, loads: list[tuple[Load, str]]) -> None:
+        """Close the lane, and only then end loads as misses; what else was on the lane has to be posted again."""
         self._close_lane()
-        for load in list(loads):
-            self._post(load)
+        for load, cause in loads:
+            self._active.remove(load)
+            self._end(load, cause)
 
     def _end(self, load: Load, cause: str) -> None:
         load.cause = cause
         load.ended = time.monotonic()
         self._ended(load, self._peer.plan if self._peer else None)
 
-    def _open_lane(self) -> Lane:
+    def _open_lane(self, peer: Peer) -> Lane:
         if self._lane is None:
-            peer = self._peer
-            if peer is None:
-                raise BackendError(f"peer {self.engine_id} is gone")
             lane = self._lane = self._home.lane(self.engine_id)
             for index in peer.plan.sources:
                 lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
         return self._lane
 
+    def _give_up_all(self, cause: str) -> None:
+        self._give_up([(load, cause) for load in self._active])
+
     def _close_lane(self) -> None:
+        """Return when nothing of the lane can land any more, however long that takes.
+
+        Until then none of its loads may be reported: their blocks would be used again.
+        """
         lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.close()
+        pause = CLOSE_AGAIN
+        while lane is not None:
+            try:
+                lane.close()
+                lane = None
+            except BackendError as error:
+                log.error("lane to %s is not closed, its loads wait: %s", self.engine_id, error)  # noqa: TRY400 - no new fact in a traceback
+                time.sleep(pause)
+                pause = min(2 * pause, 5.0)

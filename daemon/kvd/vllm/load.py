@@ -30,6 +30,7 @@ class Load:
     raw_descriptors: int = 0
     transfers: list[Transfer] = field(default_factory=list)
     attempts: int = 0
+    failure: str = ""
     cause: str = ""
 
     @property
@@ -54,7 +55,6 @@ def post(load: Load, lane: Lane, plan: Plan) -> None:
     Raises `BackendError`; what was posted before stays in ``transfers``.
     """
     load.transfers = []
-    load.attempts += 1
     load.posting = time.monotonic()
     for index, descriptors in load.descriptors.items():
         load.transfers.append(lane.submit(str(plan.remote_ranks[index]), descriptors, "read"))
