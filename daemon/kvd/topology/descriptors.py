@@ -36,6 +36,8 @@ def concatenate(parts: list[Descriptors]) -> Descriptors:
     if not parts:
         empty = np.zeros(0, np.int64)
         return Descriptors(empty, empty, empty)
+    if len(parts) == 1:
+        return parts[0]
     return Descriptors(
         np.concatenate([p.local for p in parts]),
         np.concatenate([p.remote for p in parts]),
