@@ -22,7 +22,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from kvd.geometry import codec
-from kvd.service import curve, dispatch, metrics, queries, sockets
+from kvd.service import connections, curve, dispatch, metrics, queries, sockets
 from kvd.service.askers import Askers
 from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.curve import Keys
@@ -55,12 +55,16 @@ Reload = Callable[[], Config]
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The context and the sockets that are bound in it; ``at`` is the peer socket's host and port."""
+    """The context and the sockets that are bound in it.
+
+    ``monitors`` tell of connections, by the name of the socket; ``at`` is the peer socket's host and port.
+    """
 
     context: zmq.asyncio.Context
     local: zmq.asyncio.Socket
     publisher: zmq.Socket[bytes]
     peer: zmq.asyncio.Socket | None
+    monitors: dict[str, zmq.asyncio.Socket]
     at: tuple[str, int] | None
 
 
@@ -151,6 +155,7 @@ async def _running(
             _hold_open(ledger),
         ]  # fmt: skip
         work += [parts.peer.serve()] if parts.peer else []
+        work += [connections.count(m, name, parts.events.counters) for name, m in bound.monitors.items()]
         known = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
         parts.links.keep(known)
         work += [discover(e, parts.links, parts.handshakes, parts.registry) for e in known]
@@ -173,7 +178,13 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
             stack.callback(_authenticate(context, keys).stop)
         peer, at = sockets.bind_peer(context, config, keys)
         stack.callback(peer.close, FLUSH_MS)
-    return _Bound(context, local, publisher, peer, at)
+    monitors = {}
+    for name, router in (("local", local), ("peer", peer)):
+        if router is not None:
+            monitors[name] = connections.watch(context, router, name)
+            stack.callback(monitors[name].close)
+            stack.callback(router.disable_monitor)
+    return _Bound(context, local, publisher, peer, monitors, at)
 
 
 def _assemble(
