@@ -72,7 +72,7 @@ def pieces(
                 repeat = lcm(repeat, period)
                 table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
                 found.setdefault((holder.remote, phase), []).append(table)
-                if fld.name == "k":
+                if fld.name == "k" and "head" in wanted:
                     part = series(steps_of(fld, "head"))[wanted["head"]]
                     low, high = int(part.min()), int(part.max()) + 1
                     seen = heads.get((holder.remote, phase), (low, high))
