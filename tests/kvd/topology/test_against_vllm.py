@@ -123,6 +123,24 @@ def test_heads_come_from_ranks_that_hold_them(vllm: Vllm, heads: int) -> None:
     assert compared
 
 
+def test_sizes_that_vllm_refuses_are_mapped(vllm: Vllm) -> None:
+    """Every pair of sizes up to 16 that can hold 1 to 128 heads at all; docs/geometry.md states the figures."""
+    pairs, refused = 0, 0
+    for heads in range(1, 129):
+        fitting = [tp for tp in range(1, 17) if even(heads, tp)]
+        for local_tp, remote_tp in itertools.product(fitting, fitting):
+            pairs += 1
+            topology = vllm.utils.TransferTopology(0, local_tp, 1, "d", False, False, heads, [])
+            try:
+                topology.handshake_target_ranks(remote_tp)
+            except AssertionError:
+                refused += 1
+                mine = workers(heads, local_tp)
+                plan = plan_worker(mine[-1], mine, workers(heads, remote_tp))
+                assert sum(r.layer_bytes for r in plan.reads) == mine[-1].groups[0].layers[0].page.content
+    assert (pairs, refused) == (2419, 704)
+
+
 def end(heads: int, rank: int, tp: int) -> int:
     part = share("heads", heads, rank, tp)
     return part.start + part.extent
