@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-FIRST_TOKEN = "first_token"
+PARAMETER = "first_token"
 """Name of the sampling parameter (in ``extra_args``) that holds the token to be said first."""
 
 
@@ -28,7 +28,7 @@ class ForcedFirstToken(AdapterLogitsProcessor):
 
     def new_req_logits_processor(self, params: Any) -> Callable[[list[int], Any], Any] | None:
         """The processor of one request, None for one that asks for nothing."""
-        token = (params.extra_args or {}).get(FIRST_TOKEN)
+        token = (params.extra_args or {}).get(PARAMETER)
         if token is None:
             return None
 

@@ -23,7 +23,9 @@ LOAD_SECONDS = 3.0
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3.5-gdn"])
-def over_tcp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def over_tcp(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     """One group of KV cache, and several; over TCP, where a stopped peer sends nothing."""
     folder = tmp_path_factory.mktemp("tcp")
     with running(
@@ -97,9 +99,14 @@ def test_kvd_killed_while_requests_flow_loses_no_request_and_no_worker(over_tcp:
     restarted = time.monotonic()
     host.process = start_kvd("decode", host.directory, listen=f"127.0.0.1:{port}").process
     wait_for(
-        lambda: [r for r in cast("Workers", host.ask(ListWorkers())).rows if r.state == "alive"][workers - 1 :], 10.0
+        lambda: [r for r in cast("Workers", host.ask(ListWorkers())).rows if r.state == "alive"][
+            workers - 1 :
+        ],
+        10.0,
     )
-    measured("all workers registered again after kvd's restart, start-up included", time.monotonic() - restarted)
+    measured(
+        "all workers registered again after kvd's restart, start-up included", time.monotonic() - restarted
+    )
     wait_for(lambda: len({row.record.request_id for row in transfers(over_tcp)}) >= len(prompts) + 1, 10.0)
     assert over_tcp.ask(prompt_of(130, seed=6), ANSWER).decoded.error == ""
 
