@@ -101,7 +101,12 @@ class Deployment:
     def ask(self, prompt: Sequence[int], max_tokens: int, timeout: float = 120.0) -> Asked:
         """Prefill on one engine, decode on the other, as a router would do it."""
         prefilled = self.prefill.submit(prompt, 1, PREFILL_PARAMS).result(timeout)
-        decoded = self.decode.submit(prompt, max_tokens, prefilled.kv_transfer_params).result(timeout)
+        params = prefilled.kv_transfer_params
+        if params is not None:
+            # vLLM adds it so that the decoder can tell users of the prefiller's own cache hits, in the place of what it
+            # loaded itself; here the latter is what counts.
+            params = {name: value for name, value in params.items() if name != "remote_prefill_cached_tokens"}
+        decoded = self.decode.submit(prompt, max_tokens, params).result(timeout)
         return Asked(prefilled, decoded)
 
 

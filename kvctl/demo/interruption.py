@@ -39,8 +39,10 @@ def one_interruption() -> Iterator[None]:
     try:
         yield
     finally:
+        # After an interruption the process is about to end. The interpreter puts handlers of ours out of force on its
+        # way out, and a second Ctrl-C would then make that end look like a crash.
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if _signals.raised else handler)
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvctl.demo.engines import real
 from kvctl.demo.errors import DaemonStartFailed, EngineError, WorkerFailed
 from kvctl.demo.interruption import held, one_interruption, unwinding
 from kvctl.demo.running import Running, send_requests, summarize
-from kvctl.demo.screen import Board, board
+from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
 from kvctl.documents.demo import Demo
 from kvctl.errors import CheckFailed, UsageError
@@ -51,7 +51,7 @@ def run(options: Options, settings: Settings) -> None:
     ):
         began = time.monotonic()
         try:
-            with unwinding() as stack:
+            with unwinding() as stack, _farewell():
                 with board(settings.color) as steps:
                     if options.simulate:
                         running = stack.enter_context(simulated(folder, steps))
@@ -60,7 +60,7 @@ def run(options: Options, settings: Settings) -> None:
                     document = summarize(running, send_requests(running, steps), began)
                 show(document, settings)
                 if options.keep:
-                    _keep(running, steps)
+                    _keep(running)
         except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
             raise _failed(error, keep_files=options.keep_files) from error
     _judge(document)
@@ -78,7 +78,7 @@ def _check_installed(*, simulate: bool) -> None:
         )
 
 
-@contextmanager
+@contextlib.contextmanager
 def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, Path]]:
     """The folder of this run and the one for what outlasts it; the first is removed, and the second unless given."""
     with unwinding() as stack:
@@ -87,38 +87,56 @@ def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, 
             made.mkdir(parents=True, exist_ok=True)
             folder = made if given is None else Path(tempfile.mkdtemp(prefix="run-", dir=made))
             if keep_files:
-                stack.callback(sys.stderr.write, f"demo: its files are in {folder}\n")
+                stack.callback(_say, f"demo: its files are in {folder}")
             else:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder, made
 
 
-def _keep(running: Running, steps: Board) -> None:
+@contextlib.contextmanager
+def _farewell() -> Iterator[None]:
+    """Ending takes seconds: say on the way out that it goes on, and why where it is no ordinary end."""
+    why = ""
+    try:
+        yield
+    except KeyboardInterrupt:
+        why = "interrupted, "
+        raise
+    except Exception:
+        why = "failed, "
+        raise
+    finally:
+        _say(f"demo: {why}ending all that was started ...")
+
+
+def _keep(running: Running) -> None:
     """Say what can be tried, then wait for Ctrl-C."""
     here, there = (shlex.quote(str(host.directory)) for host in (running.decode_host, running.prefill_host))
-    steps.say("\nEverything still runs. Try in another terminal:")
-    for line in (
+    commands = (
         f"kvctl --runtime-dir {here} describe-topology -o wide",
         f"kvctl --runtime-dir {here} transfers -o wide",
         f"kvctl --runtime-dir {here} engines",
         f"kvctl --runtime-dir {there} workers",
         f"kvctl --runtime-dir {there} status",
         f"kvctl --runtime-dir {there} events",
-    ):
-        steps.say(f"  {line}")
-    steps.say("Ctrl-C ends it all.")
-    try:
+    )
+    _say("", "Everything still runs. Try in another terminal:", *(f"  {line}" for line in commands))
+    _say("Ctrl-C ends it all.")
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(3600)
-    except KeyboardInterrupt:
-        steps.say("\nEnding ...")
+
+
+def _say(*lines: str) -> None:
+    sys.stderr.write("".join(f"{line}\n" for line in lines))
+    sys.stderr.flush()
 
 
 def _failed(error: Exception, *, keep_files: bool) -> CheckFailed:
     """The error in one line; the log that came with it goes to stderr before."""
     first, _, log = str(error).partition("\n")
     if log:
-        sys.stderr.write(log + "\n")
+        _say(log)
     hint = "see the log above" if log else ""
     if not keep_files:
         hint += ("; " if hint else "") + "kvctl demo --keep-files leaves all logs behind"
@@ -129,7 +147,7 @@ def _judge(document: Demo) -> None:
     """Raise `CheckFailed` naming the requests that did not come out right."""
     bad = [request for request in document.requests if request.problem or not request.equal]
     if bad:
-        what = "; ".join(f"{request.request}: {request.problem.splitlines()[0]}" for request in bad)
+        what = f"{bad[0].request}: {bad[0].problem.splitlines()[0]}"
         raise CheckFailed(
             f"{len(bad)} of {len(document.requests)} requests did not come out right: {what}",
             "kvctl demo --keep-files leaves the logs behind",

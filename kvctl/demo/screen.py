@@ -53,10 +53,6 @@ class Board:
         outcome = note or ("done" if good else "failed")
         self._show(f"{step.text}: {outcome} ({span(step.took)})")
 
-    def say(self, line: str) -> None:
-        """A line of its own."""
-        self.console.print(line, soft_wrap=True)
-
     def _show(self, line: str) -> None:
         if self.live is None:
             self.console.print(f"demo: {line}", soft_wrap=True)
@@ -113,3 +109,5 @@ def board(color: ColorMode) -> Iterator[Board]:
             yield made
         finally:
             made.live = None
+            live.refresh()
+    console.print()  # a gap between the talk and the data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -29,6 +30,7 @@ BLOCKS = 48
 PROMPTS = (600, 1300, 250, 1900, 640, 1000)
 """Lengths of the requests' prompts, in tokens."""
 START_SECONDS, ANSWER_SECONDS = 60.0, 60.0
+END_SECONDS = 5.0
 LOG_LINES_IN_ERRORS = 15
 
 
@@ -67,11 +69,14 @@ class WorkerProcess:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """End it: in order if it manages within ``timeout`` seconds, else by force."""
+    def dismiss(self) -> None:
+        """No more orders: it ends once it has seen that."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
+
+    def end(self, timeout: float) -> None:
+        """Wait for its end at most ``timeout`` seconds, then end it by force."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -117,19 +122,19 @@ def simulated(folder: Path, board: Board) -> Iterator[Running]:
         hosts = stack.enter_context(two_hosts(folder))
         board.end("kvd")
         board.begin("workers", f"starting {PREFILL_RANKS} prefilling workers and {DECODE_RANKS} decoding one")
+        workers: list[WorkerProcess] = []
+        stack.push(functools.partial(_end, workers))
         numbers = random.Random(7)  # noqa: S311 - reproducible on purpose
         engines = []
         for host, ranks in zip(hosts, (PREFILL_RANKS, DECODE_RANKS), strict=True):
-            workers = []
             for rank in range(ranks):
                 with held():
                     workers.append(_start(host, rank, ranks, folder))
-                    stack.callback(workers[-1].stop)
-            engines.append(Engine(workers, numbers.sample(range(1, BLOCKS), BLOCKS - 1)))
+            engines.append(Engine(workers[-ranks:], numbers.sample(range(1, BLOCKS), BLOCKS - 1)))
         prefill, decode = engines
-        for worker in (*prefill.workers, *decode.workers):
+        for worker in workers:
             worker.answer(START_SECONDS)
-        board.end("workers", "registered with NIXL and with kvd")
+        board.end("workers", "registered")
         filling = stack.enter_context(ThreadPoolExecutor(PREFILL_RANKS))
 
         def serve(number: int) -> Served:
@@ -143,6 +148,14 @@ def simulated(folder: Path, board: Board) -> Iterator[Running]:
             prompts=PROMPTS,
             serve=serve,
         )
+
+
+def _end(workers: list[WorkerProcess], kind: type[BaseException] | None, *_: object) -> None:
+    """End all workers: in order, or at once after an exception. What they hold is memory, which needs no farewell."""
+    for worker in workers:
+        worker.dismiss()
+    for worker in workers:
+        worker.end(END_SECONDS if kind is None else 0.0)
 
 
 def _start(host: Kvd, rank: int, ranks: int, folder: Path) -> WorkerProcess:

@@ -48,10 +48,9 @@ def _verdict(body: Demo) -> Text:
     count, good = len(body.requests), sum(request.equal and not request.problem for request in body.requests)
     came = sum(request.external_tokens for request in body.requests)
     asked = sum(request.prompt_tokens for request in body.requests)
-    what = "with every byte as it must be" if body.simulated else "answered as a single engine answers"
-    text = Text.assemble(
-        (f"{good} of {count} requests ", "bold"), (what, "green" if body.ok else "bold red"), ". "
-    )
+    right = "every byte is as it must be" if body.simulated else "every output is the single engine's"
+    text = Text.assemble((f"{good} of {count} requests came out right", "green" if body.ok else "bold red"))
+    text.append(f": {right}. " if body.ok else ". ")
     text.append(
         f"{size(body.bytes)} moved for {came} of {asked} prompt tokens, {body.leases_released} leases released,"
         f" {span(body.seconds)} in all."
