@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from kvctl.demo.deployment import Deployment
+from kvctl.demo.engine import Answer
 from kvctl.demo.models import MODELS
-from tests.support.deployments import prompt_of
+from tests.support.deployments import prompt_of, transfers_of
 
 pytestmark = pytest.mark.e2e
 
@@ -40,9 +41,12 @@ def kvctl(deployment: Deployment, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def last_transfer(deployment: Deployment) -> dict[str, Any]:
-    transfer: dict[str, Any] = kvctl(deployment, "transfers", "--limit", "1")["transfers"][0]
-    return transfer
+def transfer_of(deployment: Deployment, prefilled: Answer) -> dict[str, Any]:
+    """What ``kvctl transfers`` says of one hand-over."""
+    record = transfers_of(deployment, prefilled)[0]
+    rows = kvctl(deployment, "transfers")["transfers"]
+    row: dict[str, Any] = next(row for row in rows if row["transfer_id"] == record.transfer_id)
+    return row
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)
@@ -58,7 +62,7 @@ def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: 
     config = MODELS["llama"].config
     blocks = math.ceil(tokens / 128)
     page = 128 * 2 * config["num_key_value_heads"] * config["head_dim"] * 4
-    transfer = last_transfer(llama)
+    transfer = transfer_of(llama, asked.prefilled)
     assert transfer["state"] == "done"
     assert transfer["tokens"] == tokens
     assert transfer["bytes"] == blocks * page * config["num_hidden_layers"]
@@ -74,7 +78,7 @@ def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deplo
 
     assert asked.decoded.error == ""
     assert asked.decoded.token_ids == alone.token_ids[1:]
-    transfer = last_transfer(gdn)
+    transfer = transfer_of(gdn, asked.prefilled)
     config = MODELS["qwen3.5-gdn"].config
     key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     value = config["linear_num_value_heads"] * config["linear_value_head_dim"]

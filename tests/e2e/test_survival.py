@@ -14,7 +14,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, start_kvd
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.support.daemons import measured, wait_for
-from tests.support.deployments import prompt_of, running
+from tests.support.deployments import prompt_of, running, transfers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -61,7 +61,7 @@ def test_a_load_from_a_stopped_prefiller_misses_and_the_answer_is_right(over_tcp
     assert decoded.error == ""
     assert decoded.token_ids == _alone(over_tcp, prompt)
     assert right[0] == decoded.token_ids[0]
-    newest = transfers(over_tcp, 1)[0].record
+    newest = transfers_of(over_tcp, prefilled)[0]
     assert newest.state == "miss"
     assert "not complete within" in newest.cause
 
@@ -70,7 +70,7 @@ def test_a_load_from_a_stopped_prefiller_misses_and_the_answer_is_right(over_tcp
     assert again.token_ids == decoded.token_ids
     after = over_tcp.ask(prompt_of(250, seed=3), ANSWER)
     assert after.decoded.error == ""
-    assert transfers(over_tcp, 1)[0].record.state == "done"
+    assert transfers_of(over_tcp, after.prefilled)[0].state == "done"
 
 
 def _alone(deployment: Deployment, prompt: list[int]) -> tuple[int, ...]:

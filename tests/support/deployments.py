@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvctl.demo.deployment import Deployment, deploy
-from kvctl.demo.engine import EngineSpec
+from kvctl.demo.engine import Answer, EngineSpec
 from kvctl.demo.models import MODELS, write_model
+from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from tests.support.daemons import wait_for
 
 
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:
@@ -19,11 +21,28 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
     return [rng.randrange(10, 500) for _ in range(tokens)]
 
 
+def transfers_of(deployment: Deployment, prefilled: Answer, ranks: int = 1) -> list[TransferRecord]:
+    """What the decoder's ledger has on one hand-over, once all of its ``ranks`` workers have reported."""
+    request_id = (prefilled.kv_transfer_params or {})["remote_request_id"]
+
+    def look() -> list[TransferRecord] | None:
+        rows = cast("Transfers", deployment.decode_host.ask(ListTransfers(limit=100))).rows
+        found = [row.record for row in rows if row.record.remote_request_id == request_id]
+        return found if len(found) >= ranks else None
+
+    return wait_for(look, 20.0)
+
+
 @contextmanager
 def running(
-    model: str, folder: Path, *, extra: Mapping[str, Any] | None = None, **both: Any
+    model: str,
+    folder: Path,
+    *,
+    tp: tuple[int, int] = (1, 1),
+    extra: Mapping[str, Any] | None = None,
+    **both: Any,
 ) -> Iterator[Deployment]:
-    """A deployment of ``model``.
+    """A deployment of ``model``, with ``tp`` workers of the prefiller and of the decoder.
 
     ``extra`` are connector settings of both engines, further arguments go into both engines' specs.
     """
@@ -38,9 +57,10 @@ def running(
             enable_prefix_caching=MODELS[model].prefix_caching,
             forced_first_tokens=name == "decode",
             cache_dir=folder / "cache",
+            tensor_parallel_size=ranks,
             **both,
         )
-        for name in ("prefill", "decode")
+        for name, ranks in zip(("prefill", "decode"), tp, strict=True)
     ]
     with deploy(folder, specs[0], specs[1], extra=extra) as deployment:
         yield deployment

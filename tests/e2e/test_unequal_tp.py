@@ -1,0 +1,46 @@
+"""Different tensor-parallel sizes on the two sides: heads, channels and windows are resharded on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvctl.demo.deployment import Deployment
+from tests.support.deployments import prompt_of, running, transfers_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ANSWER = 12
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(model, sizes) for model in ("llama", "gemma3", "qwen3.5-gdn") for sizes in ((1, 2), (2, 1))],
+    ids=lambda p: f"{p[0]}-tp{p[1][0]}-to-tp{p[1][1]}",
+)
+def resharded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
+    model, (prefill, decode) = request.param
+    with running(model, tmp_path_factory.mktemp("tp"), tp=(prefill, decode)) as deployment:
+        yield deployment
+
+
+def test_output_equals_what_the_decoder_computes_alone(resharded: Deployment) -> None:
+    ranks = resharded.decode.spec.tensor_parallel_size
+    for tokens in (100, 700):
+        prompt = prompt_of(tokens, seed=ranks)
+        alone = resharded.decode.submit_alone(prompt, ANSWER).result(300)
+        assert resharded.decode.reset_prefix_cache()
+
+        asked = resharded.ask(prompt, ANSWER, timeout=300)
+
+        assert asked.decoded.error == ""
+        assert asked.decoded.token_ids == alone.token_ids[1:]
+        records = transfers_of(resharded, asked.prefilled, ranks)
+        assert [record.state for record in records] == ["done"] * ranks
+        assert len({record.local_rank for record in records}) == ranks
+        assert {rank for record in records for rank in record.remote_ranks} == {
+            f"tp{rank}" for rank in range(resharded.prefill.spec.tensor_parallel_size)
+        }
