@@ -4,15 +4,21 @@ The thread is the only one that touches the backend for this peer, so a slow, st
 nobody else. Its one rule: a load that did not complete is reported only after the lane was destroyed, because
 only then can none of its bytes land in memory that vLLM is about to use again. The other loads on that lane
 start over on a new one; reading again is harmless, the memory is still theirs.
+
+A call into the backend may hang, and nothing can end it from outside. What the thread was given but has not
+posted has no bytes on the way and is ended by the watcher when its time is up (`PeerLane.watch`). What was posted
+stays unreported, whatever that costs, until the call returns; the watcher says so in the log.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvd.backends.contract import Home, Lane, State
@@ -22,16 +28,18 @@ from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan, plan_worker
-from kvd.vllm.load import Load, apply_plan, look, post
+from kvd.vllm.load import Load, apply_plan, complain, look, post
 from kvd.wire.identity import EngineCard
 
 log = logging.getLogger(__name__)
 
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
-MAX_ATTEMPTS = 3
-CLOSE_AGAIN = 0.1
-"""Seconds before a lane that would not close is closed again; doubles up to 5."""
+MAX_FAILURES = 3
+DESTROY_AGAIN = 1.0
+"""Seconds before a lane that could not be destroyed is tried again."""
+STUCK_AFTER = 2.0
+"""Seconds past its deadline after which a posted load that is still not over is called stuck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +57,21 @@ class _Gone:
     reason: str
 
 
+@dataclass(slots=True)
+class _Undead:
+    """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
+
+    lane: Lane
+    loads: list[tuple[Load, str]]
+    again: float
+
+
 class PeerLane:
-    """The thread of one peer engine. Its methods only put something into a queue and return."""
+    """The thread of one peer engine.
+
+    `know`, `load`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for each
+    load, on this thread or the watcher's.
+    """
 
     def __init__(
         self,
@@ -58,7 +79,7 @@ class PeerLane:
         home: Home,
         local: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
-        ended: Callable[[Load, Plan | None], None],
+        ended: Callable[[Load], None],
     ) -> None:
         self.engine_id = engine_id
         self._home = home
@@ -66,9 +87,16 @@ class PeerLane:
         self._siblings = siblings
         self._ended = ended
         self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Load] = {}  # nothing of them is posted
+        self._stopped = False
         self._lane: Lane | None = None
         self._peer: Peer | None = None
-        self._active: list[Load] = []
+        self._absent = f"peer {engine_id} is not known here"
+        self._due: list[Load] = []  # of the waiting, those that the next turns post
+        self._active: list[Load] = []  # posted on the lane of now
+        self._undead: list[_Undead] = []
+        self._doing = ""
         self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
         self._thread.start()
 
@@ -78,16 +106,51 @@ class PeerLane:
 
     def load(self, load: Load) -> None:
         """Read one request's KV."""
-        self._inbox.put(load)
+        with self._lock:
+            stopped = self._stopped
+            if not stopped:
+                self._waiting[id(load)] = load
+                self._inbox.put(load)
+        if stopped:
+            self._end(load, "the engine is shutting down")
 
     def gone(self, generation: str, reason: str) -> None:
         """This generation of the peer ended: its loads are misses."""
         self._inbox.put(_Gone(generation, reason))
 
-    def close(self, timeout: float) -> None:
-        """Give up whatever is on the way, destroy the lane, end the thread."""
+    def stop(self) -> None:
+        """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
+        with self._lock:
+            self._stopped = True
         self._inbox.put(None)
-        self._thread.join(timeout)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end after `stop`. False where the backend may still touch memory."""
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive() and not self._undead
+
+    # --- the watcher's thread ---
+
+    def watch(self, now: float) -> float:
+        """End what was never posted and whose time is up; complain of what was posted and is stuck.
+
+        Gives the time.monotonic() at which to look again, infinity where nothing is held.
+        """
+        with self._lock:
+            posted = [*self._active, *(load for undead in list(self._undead) for load, _ in undead.loads)]
+            stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
+            late = [load for load in self._waiting.values() if stuck or now > load.deadline]
+            for load in late:
+                del self._waiting[id(load)]
+            waiting = list(self._waiting.values())
+        for load in stuck:
+            complain(load, now, self.engine_id, self._doing)
+        why = f"the thread of peer {self.engine_id} is busy {self._doing or 'with other loads'}"
+        for load in late:
+            self._end(load, f"not begun within its {load.deadline - load.received:.1f} s: {why}")
+        looks = [load.deadline for load in waiting]
+        looks += [max(load.deadline + STUCK_AFTER, load.complain_at) for load in posted]
+        return min(looks, default=math.inf)
 
     # --- the thread ---
 
@@ -98,146 +161,226 @@ class PeerLane:
                 open_ = self._turn()
             except Exception as error:  # the thread must outlive any single load
                 log.exception("lane to %s: unexpected error", self.engine_id)
-                self._give_up_all(f"unexpected error in the lane: {type(error).__name__}: {error}")
-        self._give_up_all("the engine is shutting down")
+                self._drop_lane(
+                    self._active, f"unexpected error in the lane: {type(error).__name__}: {error}"
+                )
+        self._drop_lane(self._active, "the engine is shutting down")
+        self._bury(math.inf)
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for load in waiting:
+            self._end(load, "the engine is shutting down")
 
     def _turn(self) -> bool:
         try:
             message = self._inbox.get(timeout=self._pause())
         except queue.Empty:
-            self._poll()
-            return True
-        if message is None:
-            return False
+            pass
+        else:
+            if message is None:
+                return False
+            self._take(message)
+        self._post_next()
+        self._poll()
+        self._bury(time.monotonic())
+        return True
+
+    def _pause(self) -> float | None:
+        if self._due:
+            return 0.0
+        if not self._active:
+            return DESTROY_AGAIN if self._undead else None
+        youngest = max(load.posted for load in self._active)
+        return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
+
+    def _take(self, message: EngineCard | Load | _Gone) -> None:
         if isinstance(message, EngineCard):
             self._learn(message)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
-                self._give_up_all(f"peer {self.engine_id} is gone: {message.reason}")
-                self._peer = None
-        elif isinstance(message, Load):
+                self._part(f"peer {self.engine_id} is gone: {message.reason}")
+        elif id(message) in self._waiting:
             self._start(message)
-        self._poll()
-        return True
-
-    def _pause(self) -> float | None:
-        if not self._active:
-            return None
-        youngest = max(load.posted for load in self._active)
-        return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
     def _learn(self, card: EngineCard) -> None:
         if self._peer is not None and self._peer.card.generation == card.generation:
             return
+        if self._peer is not None:
+            self._part(f"peer {self.engine_id} restarted as generation {card.generation}")
         try:
             geometry = engine_geometry(card)
             plan = plan_worker(self._local, self._siblings, geometry.workers)
         except (GeometryError, TopologyError) as error:
-            log.error("peer %s does not fit: %s", self.engine_id, error)  # noqa: TRY400 - the message says it all
+            self._absent = f"peer {self.engine_id} does not fit: {error}"
+            log.error("%s", self._absent)  # noqa: TRY400 - the message says it all
             return
-        self._give_up_all(f"peer {self.engine_id} restarted as generation {card.generation}")
         self._peer = Peer(card, plan, tuple(w.metadata for w in card.workers))
         try:
-            self._open_lane(self._peer)
+            self._open_lane()
         except BackendError as error:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
-            self._close_lane()
+
+    def _part(self, why: str) -> None:
+        """This generation of the peer is over: so are its loads, and the lane that its metadata went into."""
+        self._peer, self._absent = None, why
+        self._drop_lane(self._active, why)
+        due, self._due = self._due, []
+        for load in due:
+            self._refuse(load, why)
 
     def _start(self, load: Load) -> None:
-        peer = self._peer
+        peer, generation = self._peer, load.order.prefill.generation
         if peer is None:
-            self._end(
-                load, f"peer {self.engine_id} is not known here, or does not fit (see the log of this worker)"
+            self._refuse(load, self._absent)
+        elif generation != peer.card.generation:
+            self._refuse(
+                load,
+                f"peer {self.engine_id} is generation {peer.card.generation} now, the blocks are of generation"
+                f" {generation}",
             )
-            return
-        if load.order.prefill.generation and load.order.prefill.generation != peer.card.generation:
-            was, now = load.order.prefill.generation, peer.card.generation
-            self._end(
-                load, f"peer {self.engine_id} is generation {now} now, the blocks are of generation {was}"
-            )
-            return
-        try:
-            apply_plan(load, peer.plan)
-        except TopologyError as error:
-            self._end(load, str(error))
-            return
-        self._active.append(load)
-        self._post(load)
+        else:
+            try:
+                apply_plan(load, peer.plan)
+            except Exception as error:
+                if not isinstance(error, TopologyError):
+                    log.exception("plan for the load of %s", load.order.request_id)
+                self._refuse(load, str(error) or type(error).__name__)
+            else:
+                self._due.append(load)
 
-    def _post(self, load: Load) -> None:
-        """Put a load on the lane; what goes wrong is found by the next look at it."""
-        load.attempts += 1
-        load.failure = ""
-        peer = self._peer
-        if peer is None:
-            load.failure = f"peer {self.engine_id} is gone"
+    def _claim(self, load: Load, *, post: bool) -> bool:
+        """Whether a waiting load is still ours to post or to end: the watcher may have ended it."""
+        with self._lock:
+            mine = self._waiting.pop(id(load), None) is not None
+            if mine and post:
+                self._active.append(load)
+        return mine
+
+    def _refuse(self, load: Load, cause: str) -> None:
+        if self._claim(load, post=False):
+            self._end(load, cause)
+
+    def _post_next(self) -> None:
+        if not self._due or self._peer is None:
             return
+        load = self._due.pop(0)
+        if time.monotonic() > load.deadline:
+            self._refuse(load, f"not posted within its {load.deadline - load.received:.1f} s")
+            return
+        if not self._claim(load, post=True):
+            return
+        load.transfers = []
         try:
-            post(load, self._open_lane(peer), peer.plan)
+            lane = self._open_lane()
+            with self._busy("posting"):
+                post(load, lane, self._peer.plan)
         except BackendError as error:
-            load.failure = error.message
+            self._failed(load, error.message)
 
     def _poll(self) -> None:
-        """Look at every load once; end what is over, and start over what shared a lane with a failure."""
-        given_up: list[tuple[Load, str]] = []
-        failed = False
         for load in list(self._active):
-            state, reason = self._look(load)
-            now = time.monotonic()
-            if now > load.deadline:
-                given_up.append((load, f"not complete within its {load.deadline - load.received:.1f} s"))
-            elif state is State.DONE:
+            if load not in self._active or self._lane is None:
+                continue  # ended, or to be posted again, together with another load of this turn
+            with self._busy("polling"):
+                state, reason = look(load, self._lane)
+            late = time.monotonic() > load.deadline
+            cause = f"not complete within its {load.deadline - load.received:.1f} s" if late else ""
+            if state is State.DONE:
                 self._active.remove(load)
-                self._end(load, "")
+                self._end(
+                    load, cause
+                )  # what was read too late is nothing to rely on: its lease may have ended
+            elif late:
+                self._give_up(load, cause)
             elif state is State.FAILED:
-                failed = True
-                log.info("load of %s from %s failed: %s", load.order.request_id, self.engine_id, reason)
-                if load.attempts >= MAX_ATTEMPTS or self._peer is None:
-                    given_up.append((load, reason))
-        if given_up or failed:
-            self._give_up(given_up)
-            for load in self._active:
-                self._post(load)
+                self._failed(load, reason)
 
-    def _look(self, load: Load) -> tuple[State, str]:
-        if load.failure or self._lane is None:
-            return State.FAILED, load.failure or f"peer {self.engine_id} has no lane"
-        return look(load, self._lane)
+    def _failed(self, load: Load, reason: str) -> None:
+        """A load failed: again on a new lane while its time allows, else a miss."""
+        load.failures += 1
+        if load.failures < MAX_FAILURES and time.monotonic() < load.deadline:
+            request, peer = load.order.request_id, self.engine_id
+            log.info("load of %s from %s failed (%s); trying again on a new lane", request, peer, reason)
+            self._drop_lane()
+        else:
+            self._give_up(load, reason)
 
-    def _give_up(self, loads: list[tuple[Load, str]]) -> None:
-        """Close the lane, and only then end loads as misses; what else was on the lane has to be posted again."""
-        self._close_lane()
-        for load, cause in loads:
+    def _give_up(self, load: Load, cause: str) -> None:
+        """End a posted load as a miss; where bytes may be on the way, after the lane is gone."""
+        if load.transfers:
+            self._drop_lane([load], cause)
+        else:
             self._active.remove(load)
             self._end(load, cause)
+
+    def _drop_lane(self, ending: Sequence[Load] = (), cause: str = "") -> None:
+        """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
+        lane, self._lane = self._lane, None
+        rest = [load for load in self._active if load not in ending]
+        ends = [(load, cause) for load in ending]
+        error = self._destroy(lane) if lane is not None else ""
+        with self._lock:
+            if lane is not None and error:
+                # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
+                held = [*ends, *((load, error) for load in rest)]
+                self._undead.append(_Undead(lane, held, time.monotonic() + DESTROY_AGAIN))
+                ends, rest = [], []
+            self._active = []
+            self._waiting.update((id(load), load) for load in rest)
+        self._due = [*rest, *self._due]
+        for load, why in ends:
+            self._end(load, why)
+
+    def _destroy(self, lane: Lane) -> str:
+        """Why the lane still lives, or nothing."""
+        try:
+            with self._busy("destroying its lane"):
+                lane.close()
+        except Exception as error:
+            log.exception("lane to %s could not be destroyed; it will be tried again", self.engine_id)
+            return f"the lane to {self.engine_id} could not be destroyed: {error}"
+        return ""
+
+    def _bury(self, now: float) -> None:
+        """Try again to destroy what could not be destroyed, and end the loads that wait for it."""
+        for undead in [u for u in self._undead if now >= u.again]:
+            if self._destroy(undead.lane):
+                undead.again = time.monotonic() + DESTROY_AGAIN
+                continue
+            self._undead.remove(undead)
+            for load, cause in undead.loads:
+                self._end(load, cause)
 
     def _end(self, load: Load, cause: str) -> None:
         load.cause = cause
         load.ended = time.monotonic()
-        self._ended(load, self._peer.plan if self._peer else None)
+        try:
+            self._ended(load)
+        except Exception:
+            log.exception("end of the load of %s from %s", load.order.request_id, self.engine_id)
 
-    def _open_lane(self, peer: Peer) -> Lane:
+    def _open_lane(self) -> Lane:
         if self._lane is None:
-            lane = self._lane = self._home.lane(self.engine_id)
-            for index in peer.plan.sources:
-                lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
+            peer = self._peer
+            if peer is None:
+                raise BackendError(self._absent)
+            with self._busy("connecting"):
+                lane = self._home.lane(self.engine_id)
+                self._lane = lane
+                try:
+                    for index in peer.plan.sources:
+                        lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
+                except Exception:
+                    self._lane = None  # half a lane is none, and nothing was posted on it
+                    self._destroy(lane)
+                    raise
         return self._lane
 
-    def _give_up_all(self, cause: str) -> None:
-        self._give_up([(load, cause) for load in self._active])
-
-    def _close_lane(self) -> None:
-        """Return when nothing of the lane can land any more, however long that takes.
-
-        Until then none of its loads may be reported: their blocks would be used again.
-        """
-        lane, self._lane = self._lane, None
-        pause = CLOSE_AGAIN
-        while lane is not None:
-            try:
-                lane.close()
-                lane = None
-            except BackendError as error:
-                log.error("lane to %s is not closed, its loads wait: %s", self.engine_id, error)  # noqa: TRY400 - no new fact in a traceback
-                time.sleep(pause)
-                pause = min(2 * pause, 5.0)
+    @contextmanager
+    def _busy(self, doing: str) -> Iterator[None]:
+        """Say what the thread does in the backend, for the watcher."""
+        before, self._doing = self._doing, doing
+        try:
+            yield
+        finally:
+            self._doing = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,10 +14,16 @@ from kvd.topology.plan import BlockList, Plan, compile_plan
 from kvd.vllm.orders import LoadOrder
 from kvd.wire.transfer import GroupShare, TransferRecord
 
+log = logging.getLogger(__name__)
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Load:
-    """A load order with what became of it. Times are time.monotonic() seconds."""
+    """A load order with what became of it. Times are time.monotonic() seconds.
+
+    ``transfers`` are those on the lane of now, ``failures`` counts the lanes on which this load failed, and
+    ``complain_at`` is when the log next says that it is stuck.
+    """
 
     order: LoadOrder
     received: float
@@ -29,8 +36,9 @@ class Load:
     descriptors: dict[int, Descriptors] = field(default_factory=dict)
     raw_descriptors: int = 0
     transfers: list[Transfer] = field(default_factory=list)
-    attempts: int = 0
-    failure: str = ""
+    failures: int = 0
+    complain_at: float = 0.0
+    plan: Plan | None = None
     cause: str = ""
 
     @property
@@ -45,6 +53,7 @@ def apply_plan(load: Load, plan: Plan) -> None:
     began = time.monotonic()
     local, remote = order.block_lists(), order.prefill.block_lists()
     load.descriptors = compile_plan(plan, local, remote, tokens=order.tokens)
+    load.plan = plan
     load.raw_descriptors = _uncoalesced(plan, local)
     load.planned = time.monotonic() - began
 
@@ -52,7 +61,7 @@ def apply_plan(load: Load, plan: Plan) -> None:
 def post(load: Load, lane: Lane, plan: Plan) -> None:
     """Submit all transfers of the load on a lane.
 
-    Raises `BackendError`; what was posted before stays in ``transfers``.
+    Raises `BackendError`; what was posted before that stands in ``transfers``.
     """
     load.transfers = []
     load.posting = time.monotonic()
@@ -72,11 +81,27 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     return (State.PENDING if waiting else State.DONE), ""
 
 
+def complain(load: Load, now: float, peer: str, doing: str) -> None:
+    """Say that a posted load is past its deadline and cannot be ended; less and less often."""
+    if now < load.complain_at:
+        return
+    past = now - load.deadline
+    load.complain_at = now + past
+    log.error(
+        "load of %s from %s is %.0f s past its deadline and cannot be given up while its thread is busy %s: its bytes"
+        " may still land, so its blocks stay in use and the request waits",
+        load.order.request_id,
+        peer,
+        past,
+        doing or "with others",
+    )
+
+
 def record(
-    load: Load, *, engine_id: str, rank: str, backend: str, plan: Plan | None, geometry: WorkerGeometry
+    load: Load, *, engine_id: str, rank: str, backend: str, geometry: WorkerGeometry
 ) -> TransferRecord:
     """The load as the ledger keeps it."""
-    order, now = load.order, load.ended
+    order, plan, now = load.order, load.plan, load.ended
     sources = sorted(load.descriptors) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{rank}",

@@ -7,6 +7,7 @@ moves things between queues.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import socket
@@ -21,12 +22,12 @@ from kvd.backends.contract import Home
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import Plan
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
+from kvd.vllm.watch import Watch
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
@@ -34,6 +35,9 @@ from kvd.wire.registration import RegisterWorker
 from kvd.wire.transfer import ReportTransfers
 
 log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 5.0
+"""How long a closing worker waits for its lanes, all together."""
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class WorkerHalf:
         self._home = home
         self._lanes: dict[str, PeerLane] = {}
         self._known: dict[str, str] = {}
+        self._closed = False
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._results = Results()
@@ -85,6 +90,7 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=home.metadata(),
         )
+        self._watch = Watch(self._watch_lanes)
         self._session = open_session(lambda: RegisterWorker(self._card), self._pushed)
 
     # --- within a step: never waits ---
@@ -100,7 +106,7 @@ class WorkerHalf:
             elif order.seconds <= 0:
                 self._refuse(load, "the lease on its blocks ran out before the load began")
             elif self._knows(order):
-                self._lane(order.prefill.engine_id).load(load)
+                self._hand_over(load)
             else:
                 self._ask_for_peer(load)
 
@@ -125,13 +131,24 @@ class WorkerHalf:
         return outcomes
 
     def close(self) -> None:
-        """Give up loads, destroy lanes and the home, say goodbye to kvd."""
+        """Give up loads, destroy lanes and the home, say goodbye to kvd; in about `CLOSE_SECONDS`.
+
+        Where a lane's thread is stuck in the backend the home stays as it is: pulling memory from under a call
+        that is at work would crash the process, and its end is near anyway.
+        """
         with self._lock:
-            lanes, self._lanes = list(self._lanes.values()), {}
+            self._closed = True
+            lanes = list(self._lanes.values())
         for lane in lanes:
-            lane.close(timeout=5.0)
+            lane.stop()
+        until = time.monotonic() + CLOSE_SECONDS
+        stuck = [lane.engine_id for lane in lanes if not lane.join(until - time.monotonic())]
+        self._watch.close()
         self._session.close()
-        self._home.close()
+        if stuck:
+            log.error("shutting down with lanes at work (%s): the memory stays registered", ", ".join(stuck))
+        else:
+            self._home.close()
 
     # --- peers ---
 
@@ -139,14 +156,28 @@ class WorkerHalf:
         known = self._known.get(order.prefill.engine_id)
         return known is not None and order.prefill.generation in ("", known)
 
-    def _lane(self, engine_id: str) -> PeerLane:
+    def _lane(self, engine_id: str) -> PeerLane | None:
+        """The lane to a peer, made where it is the first; None once this worker closes."""
         with self._lock:
             lane = self._lanes.get(engine_id)
-            if lane is None:
+            if lane is None and not self._closed:
                 lane = self._lanes[engine_id] = PeerLane(
                     engine_id, self._home, self.geometry, self._siblings, self._load_ended
                 )
             return lane
+
+    def _hand_over(self, load: Load) -> None:
+        lane = self._lane(load.order.prefill.engine_id)
+        if lane is None:
+            self._refuse(load, "the engine is shutting down")
+        else:
+            lane.load(load)
+            self._watch.nudge()
+
+    def _watch_lanes(self, now: float) -> float:
+        with self._lock:
+            lanes = list(self._lanes.values())
+        return min((lane.watch(now) for lane in lanes), default=math.inf)
 
     def _ask_for_peer(self, load: Load) -> None:
         prefill = load.order.prefill
@@ -165,21 +196,28 @@ class WorkerHalf:
             load.handshake = time.monotonic() - asked
             try:
                 answer = done.result()
+                if isinstance(answer, PeerReady):
+                    self._learn(answer)
+                    self._hand_over(load)
+                else:
+                    self._refuse(load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}")
             except ClientError as error:
                 self._refuse(load, f"peer {prefill.engine_id}: {error.message}")
-                return
-            if not isinstance(answer, PeerReady):
-                self._refuse(load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}")
-                return
-            self._learn(answer)
-            self._lane(prefill.engine_id).load(load)
+            except (
+                Exception
+            ) as error:  # a future swallows what its callback raises, and the request would wait
+                log.exception("answer about peer %s", prefill.engine_id)
+                self._refuse(load, f"peer {prefill.engine_id}: {type(error).__name__}: {error}")
 
         future.add_done_callback(answered)
 
     def _learn(self, ready: PeerReady) -> None:
         engine_id = ready.peer.engine.engine_id
-        self._known[engine_id] = ready.peer.generation
-        self._lane(engine_id).know(ready.peer)
+        lane = self._lane(engine_id)
+        if lane is not None:
+            lane.know(ready.peer)
+            # After the lane: a step that finds the peer known puts its load behind the card.
+            self._known[engine_id] = ready.peer.generation
 
     def _pushed(self, message: Message) -> Message | None:
         """On the session's thread."""
@@ -187,7 +225,8 @@ class WorkerHalf:
             self._learn(message)
         elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
             self._known.pop(message.engine_id, None)
-            self._lane(message.engine_id).gone(message.generation, message.reason)
+            if lane := self._lane(message.engine_id):
+                lane.gone(message.generation, message.reason)
         return None
 
     # --- ends ---
@@ -195,19 +234,22 @@ class WorkerHalf:
     def _refuse(self, load: Load, cause: str) -> None:
         load.cause = cause
         load.ended = time.monotonic()
-        self._load_ended(load, None)
+        self._load_ended(load)
 
-    def _load_ended(self, load: Load, plan: Plan | None) -> None:
-        """On a lane's thread, or the session's: hand over to the step, and write it down."""
+    def _load_ended(self, load: Load) -> None:
+        """On a lane's thread, the watcher's or the session's: hand over to the step, and write it down."""
         self._ended.put(load)
-        entry = record(
-            load,
-            engine_id=self.engine.engine_id,
-            rank=str(self.geometry.rank),
-            backend=self.settings.backend,
-            plan=plan,
-            geometry=self.geometry,
-        )
+        try:
+            entry = record(
+                load,
+                engine_id=self.engine.engine_id,
+                rank=str(self.geometry.rank),
+                backend=self.settings.backend,
+                geometry=self.geometry,
+            )
+        except Exception:  # the load has ended all the same
+            log.exception("no record of the load of %s", load.order.request_id)
+            return
         self._session.deliver(
             f"transfer {entry.transfer_id} {load.ended}",
             ReportTransfers(incarnation=self.incarnation, records=(entry,)),

@@ -1,0 +1,46 @@
+"""The watcher of a worker's lanes: a thread that looks when something is due, and sleeps while nothing is held."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+SHORTEST, AFTER_ERROR = 0.01, 1.0
+"""Least seconds between two looks, and seconds after a look that failed."""
+
+
+class Watch:
+    """Calls ``look`` with time.monotonic(); it answers with the time of the next look, infinity for none."""
+
+    def __init__(self, look: Callable[[float], float]) -> None:
+        self._look = look
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kvd-watch", daemon=True)
+        self._thread.start()
+
+    def nudge(self) -> None:
+        """There is something new to look at."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Look no more. Returns when the thread has ended."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            try:
+                due = self._look(time.monotonic())
+            except Exception:
+                log.exception("the watcher of the lanes failed to look; it goes on")
+                due = time.monotonic() + AFTER_ERROR
+            left = None if due == math.inf else max(SHORTEST, due - time.monotonic())
+            self._wake.wait(left)
