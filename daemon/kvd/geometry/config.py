@@ -13,7 +13,7 @@ from typing import Any
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
-from kvd.geometry.live import StateShape, state_fields
+from kvd.geometry.live import Blocks, LiveTensor, Packing, StateShape, cpu_attention_layer, state_fields
 from kvd.geometry.model import (
     EngineGeometry,
     Field,
@@ -55,7 +55,8 @@ class CacheOptions:
 
     ``block_size`` and ``kernel_block`` (the least that the attention kernel takes) are in local tokens, ``layout`` is
     vLLM's name, ``align`` tells that states are kept at block boundaries (prefix caching), ``channels_first`` is
-    ``VLLM_SSM_CONV_STATE_LAYOUT=DS``.
+    ``VLLM_SSM_CONV_STATE_LAYOUT=DS``, ``packing`` how vLLM's CPU attention arranges a block (None on a GPU; a CPU's
+    block size is 128, its kernel block 32 and its layout LBHNC).
     """
 
     block_size: int = 16
@@ -70,6 +71,7 @@ class CacheOptions:
     align: bool = False
     channels_first: bool = False
     one_group: bool = False
+    packing: Packing | None = None
 
 
 def engine_from_config(
@@ -177,6 +179,10 @@ class _Paging:
         heads = share("state heads", shape.heads, tp, ranks).extent
         if shape.family != "mamba1" and shape.heads % ranks:
             raise UnevenShard(f"{shape.heads} state heads cannot be split over {ranks} ranks")
+        if shape.family == "gdn" and shape.groups % ranks:
+            raise UnevenShard(
+                f"{shape.groups} key heads of Gated DeltaNet cannot be split over {ranks} ranks"
+            )
         part = share("state groups", shape.groups, tp, ranks).extent * shape.state_size
         channels = heads * shape.head_size + (0 if shape.family == "mamba1" else 2 * part)
         taps = shape.kernel - 1 + self.options.speculative_tokens
@@ -284,6 +290,25 @@ def _page(plan: _Paging, group: PagedGroup, rank: Rank) -> Page:
         raise UnknownShape(f"a layer of {shape!r}")
     heads = share("KV heads", shape.heads, rank.tp, plan.parallel.tp)
     row = (shape.key_size + shape.value_size) * item
+    if plan.options.packing is not None:
+        strides = (row * group.block_size * heads.extent, row * group.block_size, row, item)
+        tensor = LiveTensor(
+            layer=group.layers[0],
+            address=0,
+            shape=(1, heads.extent, group.block_size, shape.key_size + shape.value_size),
+            strides=strides,
+            dtype=plan.cache_type,
+            itemsize=item,
+        )
+        return cpu_attention_layer(
+            tensor,
+            (Region(0, strides[0]),),
+            blocks=Blocks(1, covers, context),
+            heads=heads,
+            key_size=shape.key_size,
+            value_size=shape.value_size,
+            packing=plan.options.packing,
+        ).page
     by_head = plan.layout.endswith("HNC")
     head_step, token_step = (row * group.block_size, row) if by_head else (row, row * heads.extent)
     fields = kv_fields(

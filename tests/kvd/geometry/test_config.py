@@ -132,6 +132,16 @@ def test_layouts_differ_in_strides_only(layout: str) -> None:
     assert (head.stride > token.stride) == layout.endswith("HNC")
 
 
+def test_a_cpu_keeps_keys_transposed() -> None:
+    # 8 heads of 128 tokens: keys of a head are 128 x 128 x 2 bytes, its values follow.
+    options: dict[str, Any] = {"block_size": 128, "kernel_block": 32, "layout": "HND", "num_blocks": 4}
+    engine = build("llama-3.1-8b", packing="vec", **options)
+    keys, values = engine.workers[0].groups[0].layers[0].page.fields
+    assert (keys.axes_of("token")[0].stride, keys.axes_of("dim")[0].stride) == (2, 256)
+    assert (values.offset, values.axes_of("token")[0].stride) == (32_768, 256)
+    assert summary(engine) == summary(build("llama-3.1-8b", **options))
+
+
 def test_speculative_tokens_lengthen_the_convolution() -> None:
     plain, longer = (
         engine_from_config(gdn(), Parallel(), CacheOptions(speculative_tokens=n), engine_id="e")
