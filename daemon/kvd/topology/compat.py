@@ -6,10 +6,10 @@ the other side. Every other difference is shown with its cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
+from kvd.geometry.model import EngineGeometry, Group, Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan, plan_worker
 
@@ -22,6 +22,8 @@ class Factor:
 
     ``ok`` is false only where the difference cannot be handled. ``fatal`` says whether a difference in this factor
     could ever stop transfers; ``note`` is the reason or the cost of the difference, empty where there is none.
+    ``alike`` says of two unequal values that they are no difference: two names of one thing, one side that does not
+    tell, or figures that follow from others.
     """
 
     name: str
@@ -30,11 +32,17 @@ class Factor:
     ok: bool
     note: str = ""
     fatal: bool = False
+    alike: bool = False
 
     @property
     def same(self) -> bool:
         """Whether both sides have one value."""
         return self.local == self.remote
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two engines differ in this, fatally or not."""
+        return not self.ok or not (self.same or self.alike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +91,10 @@ CACHE_DTYPE_NAMES = {
 """Names of one type that mean the same, from vLLM's ``cache_dtype`` and torch."""
 
 
-def compare(local: EngineGeometry, remote: EngineGeometry) -> tuple[Factor, ...]:
+def compare(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan] = ()) -> tuple[Factor, ...]:
     """Every factor that decides whether ``local`` can read from ``remote``, facts first and the plan last.
+
+    ``plans`` are those of all local workers where the caller has made them; else one of each pipeline stage is made.
 
     Never raises `TopologyError`: what cannot be planned is a factor that failed. A fact that only one side tells is
     shown with "unknown" on the other and does not fail.
@@ -100,7 +110,7 @@ def compare(local: EngineGeometry, remote: EngineGeometry) -> tuple[Factor, ...]
         _layer_names(local, remote),
         _groups(local, remote),
         _block_sizes(local, remote),
-        _plan(local, remote),
+        _plan(local, remote, {plan.local_rank: plan for plan in plans}),
     )
 
 
@@ -121,11 +131,13 @@ def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
     mine, theirs = _shown(here.get(name), name in here), _shown(there.get(name), name in there)
     rule = FACT_RULES.get(name, FactRule(fatal=False, note=""))
     if name not in here or name not in there:
-        return Factor(name, mine, theirs, ok=True, note="only one side tells", fatal=rule.fatal)
+        return Factor(name, mine, theirs, ok=True, note="only one side tells", fatal=rule.fatal, alike=True)
     if mine == theirs:
         return Factor(name, mine, theirs, ok=True, fatal=rule.fatal)
     if _means(name, here) == _means(name, there):
-        return Factor(name, mine, theirs, ok=True, note="two names of one thing", fatal=rule.fatal)
+        return Factor(
+            name, mine, theirs, ok=True, note="two names of one thing", fatal=rule.fatal, alike=True
+        )
     return Factor(name, mine, theirs, ok=not rule.fatal, note=rule.note, fatal=rule.fatal)
 
 
@@ -158,7 +170,8 @@ def _numbers(name: str, mine: int, theirs: int, note: str) -> Factor:
 def _complete(local: EngineGeometry, remote: EngineGeometry) -> Factor:
     here, there = (f"{len(e.workers)} of {e.world_size}" for e in (local, remote))
     ok = len(remote.workers) >= remote.world_size
-    return Factor("workers", here, there, ok, "" if ok else "the remote engine is not complete", fatal=True)
+    note = "" if ok else "the remote engine is not complete"
+    return Factor("workers", here, there, ok, note, fatal=True, alike=len(local.workers) >= local.world_size)
 
 
 def _layer_names(local: EngineGeometry, remote: EngineGeometry) -> Factor:
@@ -205,15 +218,15 @@ def _block_sizes(local: EngineGeometry, remote: EngineGeometry) -> Factor:
     return Factor("block sizes", here, there, ok=True, note=note)
 
 
-def _plan(local: EngineGeometry, remote: EngineGeometry) -> Factor:
-    """Plan one worker of each pipeline stage of the local engine."""
+def _plan(local: EngineGeometry, remote: EngineGeometry, made: Mapping[Rank, Plan]) -> Factor:
+    """Plan one worker of each pipeline stage of the local engine, unless it is among those ``made``."""
     stages: dict[int, WorkerGeometry] = {}
     for worker in local.workers:
         stages.setdefault(worker.rank.pp, worker)
     plans: list[Plan] = []
     for worker in stages.values():
         try:
-            plans.append(plan_worker(worker, local.workers, remote.workers))
+            plans.append(made.get(worker.rank) or plan_worker(worker, local.workers, remote.workers))
         except TopologyError as error:
             return Factor(
                 "plan",
@@ -225,4 +238,4 @@ def _plan(local: EngineGeometry, remote: EngineGeometry) -> Factor:
             )
     ranks = ", ".join(str(plan.local_rank) for plan in plans)
     sources = sorted({plan.remote_ranks[i] for plan in plans for i in plan.sources})
-    return Factor("plan", ranks, ", ".join(map(str, sources)), ok=True, fatal=True)
+    return Factor("plan", ranks, ", ".join(map(str, sources)), ok=True, fatal=True, alike=True)

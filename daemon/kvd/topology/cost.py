@@ -19,7 +19,8 @@ class RequestCost:
 
     ``bytes`` are whole blocks, so a little more than the tokens fill. ``descriptors`` are the copies of one page of one
     layer each, ``coalesced_descriptors`` what is left where a request's blocks stand in a row on both sides, which is
-    the best case. ``bytes_by_rank`` is what each remote rank sends, ``bytes_by_local_rank`` what each local one takes.
+    the best case. ``bytes_by_rank`` is what each remote rank sends, ``bytes_by_local_rank`` what each local one takes,
+    ``bytes_by_link`` what goes from one to the other, by (local rank, remote rank).
     """
 
     tokens: int
@@ -28,6 +29,7 @@ class RequestCost:
     coalesced_descriptors: int
     bytes_by_rank: Mapping[str, int]
     bytes_by_local_rank: Mapping[str, int]
+    bytes_by_link: Mapping[tuple[str, str], int]
 
     def seconds(self, bandwidth: float) -> float:
         """Least time at ``bandwidth`` bytes a second of every rank's link: that of the busiest rank of either side."""
@@ -47,12 +49,14 @@ def request_cost(
     descriptors = coalesced = 0
     sent = {str(worker.rank): 0 for worker in sorted(remote.workers, key=lambda w: w.rank)}
     taken: dict[str, int] = {}
+    links: dict[tuple[str, str], int] = {}
     for plan in plans:
         roomy = replace(plan, local_blocks=room, remote_blocks=(room,) * len(plan.remote_blocks))
         for position, rows in compile_plan(roomy, mine, theirs, tokens=tokens).items():
-            rank = str(plan.remote_ranks[position])
-            sent[rank] += rows.nbytes
-            taken[str(plan.local_rank)] = taken.get(str(plan.local_rank), 0) + rows.nbytes
+            here, there, count = str(plan.local_rank), str(plan.remote_ranks[position]), rows.nbytes
+            sent[there] += count
+            taken[here] = taken.get(here, 0) + count
+            links[here, there] = count
             coalesced += len(rows)
         for read in plan.reads:
             blocks = block_pairs(plan, read, mine[read.group], theirs[read.remote_group], tokens)[0]
@@ -64,6 +68,7 @@ def request_cost(
         coalesced_descriptors=coalesced,
         bytes_by_rank=sent,
         bytes_by_local_rank=taken,
+        bytes_by_link=links,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvd.geometry.model import EngineGeometry, GroupKind
 from kvd.topology.compat import Factor, compare, compatible, groups_of
+from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
 from kvd.topology.findings import Finding, find
 from kvd.topology.plan import Plan, Read, plan_worker
@@ -60,7 +61,11 @@ class ReadSummary:
 
 @dataclass(frozen=True, slots=True)
 class PairDescription:
-    """Everything to know about ``local`` reading from ``remote``; ``reads`` are empty where no plan can be made."""
+    """Everything to know about ``local`` reading from ``remote``.
+
+    ``reads`` are empty where no plan can be made. ``request`` is what one request costs, None where it was not asked
+    for or there is no plan.
+    """
 
     local: EngineSummary
     remote: EngineSummary
@@ -69,12 +74,17 @@ class PairDescription:
     groups: tuple[GroupSummary, ...]
     reads: tuple[ReadSummary, ...]
     findings: tuple[Finding, ...]
+    request: RequestCost | None = None
 
 
-def describe(local: EngineGeometry, remote: EngineGeometry) -> PairDescription:
-    """Describe the pair. Never raises `TopologyError`: what cannot be planned is a factor and a finding."""
-    factors = compare(local, remote)
-    plans = plan_engine(local, remote) if all(f.ok for f in factors if f.name == "plan") else ()
+def describe(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | None = None) -> PairDescription:
+    """Describe the pair, with the cost of a request of ``tokens`` tokens if given.
+
+    Never raises `TopologyError`: what cannot be planned is a factor and a finding.
+    """
+    plans = plan_engine(local, remote)
+    factors = compare(local, remote, plans)
+    request = request_cost(local, remote, plans, tokens=tokens) if plans and tokens else None
     return PairDescription(
         local=summarize_engine(local),
         remote=summarize_engine(remote),
@@ -82,7 +92,8 @@ def describe(local: EngineGeometry, remote: EngineGeometry) -> PairDescription:
         factors=factors,
         groups=summarize_groups(local),
         reads=tuple(read for plan in plans for read in summarize_reads(plan)),
-        findings=find(local, remote, factors, plans),
+        findings=find(local, remote, factors, plans, request),
+        request=request,
     )
 
 

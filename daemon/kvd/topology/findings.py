@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kvd.geometry.model import EngineGeometry
+from kvd.geometry.model import EngineGeometry, Page
 from kvd.topology.compat import Factor, groups_of
+from kvd.topology.cost import RequestCost
 from kvd.topology.plan import Plan
 
 Severity = Literal["error", "warning", "info"]
@@ -17,6 +19,9 @@ SMALL_COPY = 8192
 
 MANY_SEGMENTS = 8
 """Copies out of one page of one layer from which layouts, not sharding, are to blame."""
+
+UNEVEN = 1.25
+"""A rank that carries this many times the average decides alone how long a request takes."""
 
 FAILED: dict[str, tuple[str, str]] = {
     "workers": ("RANK_NOT_REGISTERED", "wait for the missing ranks, or look why they did not start"),
@@ -46,12 +51,23 @@ class Finding:
 
 
 def find(
-    local: EngineGeometry, remote: EngineGeometry, factors: Sequence[Factor], plans: Sequence[Plan]
+    local: EngineGeometry,
+    remote: EngineGeometry,
+    factors: Sequence[Factor],
+    plans: Sequence[Plan],
+    request: RequestCost | None = None,
 ) -> tuple[Finding, ...]:
-    """All findings of a pair, errors first; ``plans`` are those of all local workers, none where there is no plan."""
+    """All findings of a pair, errors first.
+
+    ``plans`` are those of all local workers, none where there is no plan; ``request`` tells how even the load is.
+    """
     found = [
         *_failures(factors),
         *_small_copies(local, remote, plans),
+        *_uneven(request),
+        *_layouts(factors, plans),
+        *_block_sizes(local, remote, plans),
+        *_repeated(local, plans),
         *_partial_windows(local, remote),
         *_idle_ranks(remote, plans),
         *_policy(local),
@@ -71,22 +87,33 @@ def _failures(factors: Sequence[Factor]) -> Iterator[Finding]:
 
 def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
     """One finding a group whose pages fall apart into many small copies."""
+    groups = groups_of(local)
     worst: dict[int, tuple[int, int, int]] = {}
     for plan in plans:
         for read in plan.reads:
-            fields = len(local.by_rank[plan.local_rank].layers[read.layers[0]][1].page.fields)
-            seen = (read.layer_segments, read.layer_bytes // max(1, read.layer_segments), fields)
+            page = local.by_rank[plan.local_rank].layers[read.layers[0]][1].page
+            least = _least_copies(page, state=read.kind == "mamba")
+            seen = (read.layer_segments, read.layer_bytes // max(1, read.layer_segments), least)
             worst[read.group] = max(worst.get(read.group, seen), seen)
-    for group, (segments, size, fields) in sorted(worst.items()):
+    for group, (segments, size, least) in sorted(worst.items()):
         if segments >= MANY_SEGMENTS and size < SMALL_COPY:
-            state = groups_of(local)[group].kind == "mamba"
+            state = groups[group].kind == "mamba"
+            best = "of a state that is split channel by channel" if state else "of HND"
             yield Finding(
                 "DESCRIPTOR_STORM",
                 "warning",
                 f"group {group}: a page of one layer is read in {segments} copies of {size} bytes on average,"
-                f" {segments // fields} times the {fields} of pages in which every shard is one piece",
+                f" {segments // least}x the descriptors {best}",
                 _layout_hint(local, remote, state=state),
             )
+
+
+def _least_copies(page: Page, *, state: bool) -> int:
+    """In how few copies a shard of a page can move: one a field, but keys and values that stand mixed go together."""
+    if state:
+        return len(page.fields)
+    fields = sorted(page.fields, key=lambda f: f.offset)
+    return 1 + sum(later.offset >= first.end for first, later in itertools.pairwise(fields))
 
 
 def _layout_hint(local: EngineGeometry, remote: EngineGeometry, *, state: bool) -> str:
@@ -95,6 +122,77 @@ def _layout_hint(local: EngineGeometry, remote: EngineGeometry, *, state: bool) 
     if local.tp != remote.tp:
         return "set VLLM_KV_CACHE_LAYOUT=HND on both sides: heads stand together, so a shard is one piece"
     return "give both sides the same attention backend and VLLM_KV_CACHE_LAYOUT"
+
+
+def _uneven(request: RequestCost | None) -> Iterator[Finding]:
+    """A rank of either side that carries much more than the average of its side."""
+    if request is None:
+        return
+    for load, side, verb in (
+        (request.bytes_by_rank, "remote", "sends"),
+        (request.bytes_by_local_rank, "local", "takes"),
+    ):
+        rank, most = max(load.items(), key=lambda item: item[1], default=("", 0))
+        ratio = most * len(load) / (sum(load.values()) or 1)
+        if ratio >= UNEVEN:
+            yield Finding(
+                "UNEVEN_LOAD",
+                "warning",
+                f"{side} rank {rank} {verb} {ratio:.1f} times the average of its {len(load)} ranks:"
+                " a request takes as long as its link",
+                "choose parallel sizes that divide each other, or pipeline stages with an even share of the layers",
+            )
+
+
+def _layouts(factors: Sequence[Factor], plans: Sequence[Plan]) -> Iterator[Finding]:
+    for factor in factors:
+        if factor.name == "layout" and factor.differs and plans:
+            yield Finding(
+                "LAYOUT_MISMATCH",
+                "info",
+                f"pages are laid out {factor.local} here and {factor.remote} there; the plan rearranges them, while"
+                " connectors that copy whole pages would deliver wrong values",
+                "set one VLLM_KV_CACHE_LAYOUT on both sides: pages then move in fewer copies",
+            )
+
+
+def _block_sizes(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+    """Groups whose blocks cover other numbers of tokens on the two sides; states have no blocks of tokens."""
+    if not plans:
+        return
+    theirs = {layer.name: g for w in remote.workers for g in w.groups for layer in g.layers}
+    for group in groups_of(local).values():
+        other = theirs.get(group.layers[0].name) if group.layers else None
+        if group.kind == "mamba" or other is None or group.block_size == other.block_size:
+            continue
+        yield Finding(
+            "BLOCK_GEOMETRY",
+            "info",
+            f"group {group.index}: blocks of {group.block_size} tokens here and of {other.block_size} there; the plan"
+            " cuts and joins them, at the price of more copies, where connectors that match blocks one to one fail",
+            "set one --block-size on both sides; of hybrid models it follows from the tensor parallel size",
+        )
+
+
+def _repeated(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+    """Groups of which several local ranks need the same bytes: more ranks than KV heads, or latents."""
+    if not plans:
+        return
+    for group in groups_of(local).values():
+        if not group.layers or group.kind == "mamba":
+            continue
+        name = group.layers[0].name
+        pages = [w.layers[name][1].page for w in local.workers if name in w.layers]
+        copies = max(pages.count(page) for page in dict.fromkeys(pages))
+        what = "latents" if group.kind == "mla" else "heads"
+        if copies > 1:
+            yield Finding(
+                "REPEATED_READS",
+                "info",
+                f"group {group.index}: {copies} local ranks hold the same {what},"
+                f" so their bytes are moved {copies} times",
+                "set --decode-context-parallel-size on the local side, or give it fewer tensor parallel ranks",
+            )
 
 
 def _partial_windows(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Finding]:

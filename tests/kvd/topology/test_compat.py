@@ -117,3 +117,20 @@ def test_every_fact_that_the_connector_sends_has_a_rule() -> None:
         "vllm_version", "connector_version", "backend", "backend_version", "transfer_mode", "speculative_tokens",
         "prefix_caching", "mamba_cache_mode", "load_failure_policy", "hybrid_group_kinds",
     }  # fmt: skip
+
+
+def test_what_counts_as_a_difference() -> None:
+    local, remote = pair(layout="NHD")
+    assert {f.name for f in compare(local, remote) if f.differs} == {"layout"}
+    assert not any(f.differs for f in compare(*pair()))
+
+
+def test_figures_that_follow_from_others_are_no_difference_of_their_own() -> None:
+    factors = compare(engine("d", FULL, tp=2), engine("p", FULL, tp=4))  # type: ignore[arg-type]
+    assert {f.name for f in factors if not f.same} == {"tp", "workers", "plan"}
+    assert {f.name for f in factors if f.differs} == {"tp"}
+
+
+def test_a_fact_that_one_side_leaves_out_is_no_difference() -> None:
+    found = factor(compare(engine("d", FULL), engine("p", FULL, backend="nixl")), "backend")  # type: ignore[arg-type]
+    assert (found.local, found.remote, found.differs) == ("unknown", "nixl", False)

@@ -52,3 +52,14 @@ def test_requests_may_be_larger_than_the_cache() -> None:
     local, remote = (engine(name, ("full", 16, None, llama(LAYERS))) for name in "dp")
     cost = request_cost(local, remote, plan_engine(local, remote), tokens=1 << 20)
     assert cost.bytes == (1 << 20) * 4 * 8 * 512
+
+
+def test_links_tell_who_sends_how_much_to_whom() -> None:
+    local = engine("d", ("full", 16, None, llama(LAYERS)), tp=2)
+    remote = engine("p", ("full", 16, None, llama(LAYERS)), tp=4)
+    cost = request_cost(local, remote, plan_engine(local, remote), tokens=16)
+    # Two heads of one block of 4 layers.
+    assert cost.bytes_by_link == {
+        (f"tp{reader}", f"tp{source}"): 4 * 2 * 16 * 512
+        for reader, source in ((0, 0), (0, 1), (1, 2), (1, 3))
+    }

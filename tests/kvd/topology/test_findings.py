@@ -1,0 +1,68 @@
+"""What an operator is told of a pair, and in which words; each case is one that field notes tell of."""
+
+from __future__ import annotations
+
+from kvd.topology.compat import compare
+from kvd.topology.cost import RequestCost
+from kvd.topology.describe import PairDescription, describe
+from kvd.topology.findings import Finding, find
+from tests.kvd.topology.samples import engine, gated_delta_net, latent, llama
+
+TWO = ("layers.0", "layers.1")
+
+
+def found(pair: PairDescription, code: str) -> list[Finding]:
+    return [finding for finding in pair.findings if finding.code == code]
+
+
+def test_token_major_pages_cost_as_many_copies_as_a_block_has_tokens() -> None:
+    shape = llama(TWO, layout="NHD", block=64)
+    pair = describe(
+        engine("d", ("full", 64, None, shape), tp=4), engine("p", ("full", 64, None, shape), tp=8)
+    )
+    [storm] = found(pair, "DESCRIPTOR_STORM")
+    assert "64 copies of 512 bytes on average, 64x the descriptors of HND" in storm.message
+
+
+def test_unequal_blocks_are_told_with_both_sizes() -> None:
+    pair = describe(
+        engine("d", ("full", 16, None, llama(TWO))), engine("p", ("full", 64, None, llama(TWO, block=64)))
+    )
+    [blocks] = found(pair, "BLOCK_GEOMETRY")
+    assert blocks.severity == "info"
+    assert "blocks of 16 tokens here and of 64 there" in blocks.message
+
+
+def test_states_have_no_blocks_to_compare() -> None:
+    shape = gated_delta_net(TWO)
+    pair = describe(engine("d", ("mamba", 640, None, shape)), engine("p", ("mamba", 128, None, shape)))
+    assert found(pair, "BLOCK_GEOMETRY") == []
+
+
+def test_another_layout_is_told_though_the_plan_handles_it() -> None:
+    local = engine("d", ("full", 16, None, llama(TWO)), layout="HND")
+    remote = engine("p", ("full", 16, None, llama(TWO, layout="NHD")), layout="NHD")
+    [layout] = found(describe(local, remote), "LAYOUT_MISMATCH")
+    assert "HND here and NHD there" in layout.message
+
+
+def test_more_ranks_than_heads_read_the_same_bytes_again() -> None:
+    local = engine("d", ("full", 16, None, llama(TWO, heads=2)), tp=8)
+    [again] = found(describe(local, engine("p", ("full", 16, None, llama(TWO, heads=2)))), "REPEATED_READS")
+    assert "4 local ranks hold the same heads, so their bytes are moved 4 times" in again.message
+    local = engine("d", ("mla", 64, None, latent(TWO)), tp=8)
+    [again] = found(describe(local, engine("p", ("mla", 64, None, latent(TWO)))), "REPEATED_READS")
+    assert "8 local ranks hold the same latents" in again.message
+
+
+def test_a_rank_that_carries_more_than_its_share_is_named() -> None:
+    local = engine("d", ("full", 16, None, llama(TWO)))
+    cost = RequestCost(64, 400, 4, 4, {"tp0": 300, "tp1": 100}, {"tp0": 400}, {})
+    [uneven] = find(local, local, compare(local, local), (), cost)
+    assert (uneven.code, uneven.severity) == ("UNEVEN_LOAD", "warning")
+    assert "remote rank tp0 sends 1.5 times the average of its 2 ranks" in uneven.message
+
+
+def test_equal_engines_give_no_reason_to_speak() -> None:
+    one = engine("d", ("full", 16, None, llama(TWO)), tp=2, layout="HND")
+    assert describe(one, one, tokens=100).findings == ()
