@@ -1,1 +1,0 @@
-"""Read-only clients of the handshakes that stock vLLM connectors speak."""
