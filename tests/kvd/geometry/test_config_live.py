@@ -20,7 +20,7 @@ from kvd.geometry.model import Region, WorkerGeometry
 from kvd.geometry.shards import share
 from tests.kvd.topology.oracle import elements
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
 BLOCKS = 6
 

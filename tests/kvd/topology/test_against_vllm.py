@@ -22,7 +22,7 @@ from kvd.geometry.paging import Paged, hybrid_block_size, page_groups, stages
 from kvd.geometry.shards import Placement, Share, kv_fields, share, token_axes
 from kvd.topology.plan import plan_worker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 96, 128)
