@@ -6,7 +6,7 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -65,17 +65,21 @@ def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
     return got
 
 
-def follow(operator: Operator, kinds: tuple[str, ...], timeout: float | None) -> Iterator[Event]:
-    """Events as they come; ends when none came for ``timeout`` seconds. Raises `kvd.client.errors.ClientError`."""
-    return operator.events(kinds, timeout)
+def follow(
+    operator: Operator, kinds: tuple[str, ...], timeout: float | None, connected: Callable[[bool], None]
+) -> Iterator[Event]:
+    """Events as they come; ends when none came for ``timeout`` seconds.
+
+    ``connected`` is told when kvd goes away and when it is there (again). Raises `kvd.client.errors.ClientError`.
+    """
+    return operator.events(kinds, timeout, connected)
 
 
 def _translated(error: client.ClientError, place: Path) -> KvctlError:
     if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
         return RefusedError(error.message, error.hint, error.code)
-    # The client tells of a socket that cannot be opened in one way; the cause underneath says whether it is locked.
-    if isinstance(error.__context__, PermissionError):
-        return NotPermitted(f"not permitted to use {place / SOCKET_NAME}", _who_may(place), error.code)
+    if isinstance(error, client.NotPermitted):
+        return NotPermitted(error.message, _who_may(place), error.code)
     return DaemonUnreachable(error.message, error.hint, error.code)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.documents.event import event_document
-from kvctl.errors import PeerUnreachable
+from kvctl.errors import DaemonUnreachable, PeerUnreachable
 from kvctl.parsing import count
 from kvctl.render.output import show
 from kvctl.settings import Settings
@@ -31,12 +31,16 @@ def events(
 ) -> None:
     """Follow what happens, one event a line.
 
-    Ends with Ctrl-C or after --count. With --timeout it also ends, with exit code 4, when nothing happened for that
-    long. A gap in the sequence is told on stderr.
+    Ends with Ctrl-C or after --count. With --timeout it also ends when nothing came for that long: with exit code 4,
+    or 3 where kvd itself is gone. A gap in the sequence is told on stderr, and when kvd goes away and comes back.
     """
+    presence = _Presence()
     with daemon.connected(settings) as operator:
         stream = daemon.follow(
-            operator, tuple(kinds or ()), settings.timeout if settings.timeout_given else None
+            operator,
+            tuple(kinds or ()),
+            settings.timeout if settings.timeout_given else None,
+            presence.connected,
         )
         # Only a kvd that answers is worth waiting for: a socket alone says nothing of the process behind it.
         daemon.put(operator, query.GetStatus(), query.Status)
@@ -49,11 +53,28 @@ def events(
             shown += 1
             if shown == number:
                 return
+    if presence.gone:
+        raise DaemonUnreachable(
+            f"kvd went away and did not come back; {shown} events came before", "see `systemctl status kvd`"
+        )
     wanted = f" of the {number} asked for" if number else ""
     raise PeerUnreachable(
         f"nothing happened for {settings.timeout:g} s; {shown} events{wanted} came",
         "give more --timeout, or none",
     )
+
+
+class _Presence:
+    """Whether kvd is there; tells on stderr when that changes."""
+
+    def __init__(self) -> None:
+        self.gone = False
+
+    def connected(self, now: bool) -> None:
+        """The connection was made, or lost."""
+        if now == self.gone:
+            sys.stderr.write(f"kvctl: kvd {'is back' if now else 'went away; waiting for it to come back'}\n")
+            self.gone = not now
 
 
 def _gap(last: int, now: int) -> str:

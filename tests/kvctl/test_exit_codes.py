@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from kvctl.errors import EXIT_CODES
 from kvd.wire.query import GetStatus, ListEngines
+from tests.support.daemons import daemons, facts, session, worker
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -153,3 +155,22 @@ def test_a_reader_that_went_away_is_no_error(daemon: FakeDaemon) -> None:
             command, stdout=broken, stderr=subprocess.PIPE, text=True, check=False, timeout=60
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_following_events_says_that_kvd_went_away_and_is_3_when_it_stays_away() -> None:
+    with daemons() as (kvd,):
+        command = [sys.executable, "-m", "kvctl", "events", "--timeout", "3", "--runtime-dir"]
+        with subprocess.Popen(
+            [*command, str(kvd.directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as following:
+            assert following.stdout is not None
+            for number in range(100):  # until the subscription has arrived
+                with session(kvd, worker(facts(f"e{number}"))):
+                    pass
+                if select.select([following.stdout], [], [], 0.1)[0]:
+                    break
+            kvd.kill()
+            _, err = following.communicate(timeout=30)
+    assert following.returncode == 3
+    assert err.splitlines()[0] == "kvctl: kvd went away; waiting for it to come back"
+    assert "kvd went away and did not come back" in err.splitlines()[1]

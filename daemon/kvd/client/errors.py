@@ -2,6 +2,7 @@
 
 ClientError             message, hint
 ├── Unreachable         no kvd behind the socket: the message names the socket tried
+│   └── NotPermitted    this user may not use the socket
 ├── TimedOut            kvd is there, but no answer came within the time given
 ├── RefusedByDaemon     kvd said no: code, message, hint and factors as it sent them
 └── ProtocolError       what came back is not an answer to what was asked
@@ -27,6 +28,12 @@ class Unreachable(ClientError):
     """No kvd answers behind the socket."""
 
     code = "KVD-UNREACHABLE"
+
+
+class NotPermitted(Unreachable):
+    """The operating system does not let this user near the socket, whoever may listen there."""
+
+    code = "KVD-NOT-PERMITTED"
 
 
 class TimedOut(ClientError):

@@ -6,15 +6,16 @@ import itertools
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
-from kvd.client.errors import ProtocolError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.errors import NotPermitted, ProtocolError, RefusedByDaemon, TimedOut, Unreachable
 from kvd.wire.errors import WireError
 from kvd.wire.event import Event
 from kvd.wire.frame import Message, decode, encode
@@ -37,7 +38,8 @@ class Operator:
         self.directory = directory
         self.timeout = timeout
         self._context = zmq.Context()
-        self._socket = _open(self._context, zmq.DEALER, f"ipc://{directory / SOCKET_NAME}")
+        self._socket = _socket(self._context, zmq.DEALER)
+        self._socket.connect(f"ipc://{directory / SOCKET_NAME}")
         self._ids = itertools.count(1)
 
     def ask(self, message: Message, timeout: float | None = None) -> Message:
@@ -63,18 +65,28 @@ class Operator:
             hint="it may be stopped or overloaded: see `systemctl status kvd`, or give more --timeout",
         )
 
-    def events(self, kinds: tuple[str, ...] = (), timeout: float | None = None) -> Iterator[Event]:
+    def events(
+        self,
+        kinds: tuple[str, ...] = (),
+        timeout: float | None = None,
+        connected: Callable[[bool], None] | None = None,
+    ) -> Iterator[Event]:
         """Events as kvd publishes them, of the given kinds (prefixes such as ``lease.``), or all.
 
         Ends when no event came for ``timeout`` seconds; None waits for ever. The subscription stands when this
-        returns an iterator; the first events of a connection may be missed while it is being made. Raises
-        `Unreachable` at once where nobody listens, `ProtocolError` for what is no event.
+        returns an iterator; the first events of a connection may be missed while it is being made. A kvd that goes
+        away does not end it, since another may take its place: ``connected`` is called with False when the connection
+        is lost and with True when there is one (again). Raises `Unreachable` at once where nobody listens,
+        `ProtocolError` for what is no event.
         """
         check_listening(self.directory / EVENTS_NAME)
-        subscriber = _open(self._context, zmq.SUB, f"ipc://{self.directory / EVENTS_NAME}")
+        subscriber = _socket(self._context, zmq.SUB)
+        monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # After the monitor, which must see this connection made.
+        subscriber.connect(f"ipc://{self.directory / EVENTS_NAME}")
         for kind in kinds or ("",):
             subscriber.subscribe(kind)
-        return _events(subscriber, timeout)
+        return _events(subscriber, monitor, timeout, connected or (lambda _: None))
 
     def close(self) -> None:
         """Close all sockets. Idempotent; loses nothing but answers that nobody waits for."""
@@ -117,7 +129,7 @@ def check_listening(path: Path) -> None:
             f"no kvd behind {path}: its socket was left behind by one that died", hint=START_HINT
         ) from None
     except PermissionError:
-        raise Unreachable(
+        raise NotPermitted(
             f"not permitted to use {path}",
             hint="be root, or a member of the group that owns the runtime directory",
         ) from None
@@ -125,13 +137,12 @@ def check_listening(path: Path) -> None:
         raise Unreachable(f"cannot connect to {path}: {error.strerror or error}", hint=START_HINT) from None
 
 
-def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> zmq.Socket[bytes]:
+def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     opened = context.socket(kind)
     opened.setsockopt(zmq.LINGER, 0)
     opened.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     opened.setsockopt(zmq.RECONNECT_IVL, 50)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
-    opened.connect(address)
     return opened
 
 
@@ -144,12 +155,33 @@ def _decode(frame: bytes) -> tuple[Message, int]:
         ) from None
 
 
-def _events(subscriber: zmq.Socket[bytes], timeout: float | None) -> Iterator[Event]:
-    with subscriber:
-        while subscriber.poll(None if timeout is None else int(timeout * 1000)):
-            frames = subscriber.recv_multipart()
-            try:
-                event = _EVENT.decode(frames[-1])
-            except msgspec.MsgspecError as error:
-                raise ProtocolError(f"what kvd published is no event: {error}") from None
-            yield event
+def _events(
+    subscriber: zmq.Socket[bytes],
+    monitor: zmq.Socket[bytes],
+    timeout: float | None,
+    connected: Callable[[bool], None],
+) -> Iterator[Event]:
+    poller = zmq.Poller()
+    poller.register(subscriber, zmq.POLLIN)
+    poller.register(monitor, zmq.POLLIN)
+    heard = time.monotonic()
+    with subscriber, monitor:
+        while True:
+            left = None if timeout is None else heard + timeout - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            ready = dict(poller.poll(None if left is None else max(1, int(left * 1000))))
+            # Events that came before the connection was lost are still there and come first.
+            if subscriber in ready:
+                heard = time.monotonic()
+                yield _event(subscriber.recv_multipart()[-1])
+            elif monitor in ready:
+                change = parse_monitor_message(monitor.recv_multipart())["event"]
+                connected(change == zmq.EVENT_HANDSHAKE_SUCCEEDED)
+
+
+def _event(frame: bytes) -> Event:
+    try:
+        return _EVENT.decode(frame)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"what kvd published is no event: {error}") from None

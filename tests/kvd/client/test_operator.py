@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.errors import NotPermitted, RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.operator import connect
 from kvd.wire.handshake import DescribeEngine
 from kvd.wire.query import GetStatus, Status
@@ -26,6 +27,16 @@ def test_a_socket_that_was_left_behind_is_told_apart(tmp_path: Path) -> None:
         left.bind(str(tmp_path / "kvd.sock"))
     with pytest.raises(Unreachable, match="left behind"):
         connect(f"ipc://{tmp_path}/kvd.sock")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may use every socket")
+def test_a_locked_socket_is_told_apart_by_type(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as locked:
+        locked.bind(str(tmp_path / "kvd.sock"))
+        locked.listen()
+        (tmp_path / "kvd.sock").chmod(0)
+        with pytest.raises(NotPermitted):
+            connect(tmp_path)
 
 
 def test_asks_are_answered_refused_or_time_out() -> None:
@@ -63,3 +74,16 @@ def test_events_come_in_order_without_gaps() -> None:
         assert [e.seq for e in seen] == list(range(seen[0].seq, seen[0].seq + len(seen)))
         of_e = [e.kind for e in seen if e.subject in ("e", "e/tp0")]
         assert of_e == ["worker.registered", "engine.ready", "worker.gone", "engine.gone"]
+
+
+def test_who_follows_events_is_told_when_kvd_goes_away() -> None:
+    changes: list[bool] = []
+    with daemons() as (kvd,), connect(kvd.directory) as operator:
+
+        def connected(now: bool) -> None:
+            changes.append(now)
+            if now:
+                kvd.kill()
+
+        assert next(operator.events(timeout=2.0, connected=connected), None) is None
+    assert changes == [True, False]
