@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kvd.client.errors import ClientError
+from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.vllm.errors import BadParams
 from kvd.vllm.params import RemotePrefill, read_remote_prefill
 from kvd.vllm.settings import Settings
@@ -34,6 +34,8 @@ UNKNOWN_LEASE_RETRIES = 4
 An unknown lease is asked for again a few times.
 """
 UNKNOWN_LEASE_PAUSE = 0.05
+PEER_AWAY = "KVD-PEER-UNREACHABLE"
+"""kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
 
 _NOBODY = RemotePrefill(
     engine_id="",
@@ -53,7 +55,8 @@ _NOBODY = RemotePrefill(
 class Claim:
     """One request's claim.
 
-    ``valid_until`` is time.monotonic() seconds until which the blocks are certainly kept.
+    ``valid_until`` is time.monotonic() seconds until which the blocks are certainly kept. ``used``: a load was
+    ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the request has finished.
     """
 
     request_id: str
@@ -69,6 +72,8 @@ class Claim:
     handshake_seconds: float = 0.0
     peer_known: bool = False
     used: bool = False
+    ended: bool = False
+    over: bool = False
     computed: int = 0
     cause: str = ""
 
@@ -78,15 +83,40 @@ class Claim:
         return not self.cause and not (self.peer_known and self.valid_until)
 
 
-class Claims:
-    """All claims of one scheduler. Touched by the scheduler's step only, but for `pushed`."""
+class KnownPeers:
+    """Generations of the peer engines that kvd found to fit.
 
-    def __init__(self, settings: Settings, engine_id: str, session: Talk) -> None:
+    Touched by the scheduler's step and the session's thread, each time for one operation on a dictionary.
+    """
+
+    def __init__(self) -> None:
+        self._generations: dict[str, str] = {}
+
+    def learn(self, engine_id: str, generation: str) -> None:
+        """This generation was found to fit."""
+        self._generations[engine_id] = generation
+
+    def pushed(self, message: Message) -> None:
+        """On the session's thread: a peer became known, or its generation ended."""
+        if isinstance(message, PeerReady):
+            self.learn(message.peer.engine.engine_id, message.peer.generation)
+        elif isinstance(message, PeerGone) and self._generations.get(message.engine_id) == message.generation:
+            self._generations.pop(message.engine_id, None)
+
+    def fits(self, prefill: RemotePrefill) -> bool:
+        """Whether a prefill comes from a generation that is known to fit."""
+        return self._generations.get(prefill.engine_id) == prefill.generation
+
+
+class Claims:
+    """All claims of one scheduler. Touched by the scheduler's step only."""
+
+    def __init__(self, settings: Settings, engine_id: str, session: Talk, known: KnownPeers) -> None:
         self._settings = settings
         self._engine_id = engine_id
         self._session = session
         self._claims: dict[str, Claim] = {}
-        self._known: dict[str, str] = {}
+        self._known = known
 
     def get(self, request_id: str) -> Claim | None:
         """The claim of a request, if it has one."""
@@ -94,12 +124,14 @@ class Claims:
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
         """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
-        now = time.monotonic()
+        now, prefill = time.monotonic(), _NOBODY
         try:
             prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
             tokens = _usable_tokens(prefill, prompt_tokens, state=state)
         except BadParams as error:
-            self._claims[request_id] = Claim(request_id, _NOBODY, 0, now, cause=str(error))
+            # Policy `fail` needs a load that can fail, so tokens are claimed here too.
+            tokens = max(1, prompt_tokens - 1)
+            self._claims[request_id] = Claim(request_id, prefill, tokens, now, cause=str(error))
             return
         claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now)
         claim.peer = self._session.call(
@@ -114,8 +146,11 @@ class Claims:
         self._ask_lease(claim, now, 0.0)
 
     def advance(self, claim: Claim, now: float) -> None:
-        """Look at what has come in for a pending claim; never waits."""
+        """Look at what has come in for a claim; never waits."""
         if not claim.pending:
+            if not claim.cause and not claim.used and claim.valid_until <= now:
+                name = claim.prefill.request_id
+                claim.cause = f"the lease of request {name} ran out while this one waited for its turn"
             return
         if not claim.peer_known:
             self._look_at_peer(claim)
@@ -144,7 +179,7 @@ class Claims:
 
         The claim stays, used, until the request is forgotten.
         """
-        claim.used = True
+        claim.used = claim.ended = True
         if claim.prefill.request_id:
             key = self._key(claim.prefill)
             self._session.deliver(
@@ -153,16 +188,16 @@ class Claims:
                 self._settings.lease_seconds * 2,
             )
 
-    def forget(self, request_id: str) -> None:
-        """The request is over."""
-        self._claims.pop(request_id, None)
+        if claim.over:
+            self._claims.pop(claim.request_id, None)
 
-    def pushed(self, message: Message) -> None:
-        """On the session's thread: a peer became known, or its generation ended."""
-        if isinstance(message, PeerReady):
-            self._known[message.peer.engine.engine_id] = message.peer.generation
-        elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
-            self._known.pop(message.engine_id, None)
+    def request_over(self, claim: Claim) -> None:
+        """The request has finished or was aborted. While its load is on the way the claim stays, to be released."""
+        claim.over = True
+        if not claim.used:
+            self.end(claim, "aborted")  # never scheduled: nobody will read those blocks
+        elif claim.ended:
+            self._claims.pop(claim.request_id, None)
 
     def _look_at_peer(self, claim: Claim) -> None:
         prefill = claim.prefill
@@ -170,21 +205,18 @@ class Claims:
             try:
                 answer = claim.peer.result()
             except ClientError as error:
-                if not self._knows(prefill):
+                if not (_away(error) and self._known.fits(prefill)):
                     claim.cause = f"prefiller {prefill.engine_id}: {error.message}"
                     return
             else:
-                if isinstance(answer, PeerReady):
-                    self._known[prefill.engine_id] = answer.peer.generation
-                    claim.handshake_seconds = answer.seconds
+                if not isinstance(answer, PeerReady):
+                    claim.cause = f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}"
+                    return
+                self._known.learn(prefill.engine_id, answer.peer.generation)
+                claim.handshake_seconds = answer.seconds
             claim.peer_known = True
-        elif not self._session.state.connected and self._knows(prefill):
+        elif not self._session.state.connected and self._known.fits(prefill):
             claim.peer_known = True  # kvd is away; what it told us still holds
-
-    def _knows(self, prefill: RemotePrefill) -> bool:
-        return prefill.engine_id in self._known and (
-            not prefill.generation or self._known[prefill.engine_id] == prefill.generation
-        )
 
     def _look_at_lease(self, claim: Claim, now: float) -> None:
         if claim.lease is not None and claim.lease.done():
@@ -195,9 +227,9 @@ class Claims:
             not claim.valid_until
             and not claim.cause
             and not self._session.state.connected
-            and self._knows(claim.prefill)
+            and self._known.fits(claim.prefill)
         ):
-            self._lease_by_clock(claim, now)
+            self._lease_by_clock(claim, now, "kvd is away")
 
     def _take_lease(self, claim: Claim) -> None:
         future, claim.lease = claim.lease, None
@@ -205,12 +237,16 @@ class Claims:
             answer = future.result() if future is not None else None
         except ClientError as error:
             log.info("claim of request %s: %s", claim.request_id, error.message)
-            if not claim.valid_until:
-                self._lease_by_clock(claim, time.monotonic())
+            if claim.valid_until:
+                return  # an extension: what was certain before still is
+            if _away(error):
+                self._lease_by_clock(claim, time.monotonic(), error.message)
+            else:
+                claim.cause = f"lease of request {claim.prefill.request_id}: {error.message}"
             return
         if not isinstance(answer, LeaseClaimed):
-            return
-        if answer.seconds > 0:
+            claim.cause = f"lease of request {claim.prefill.request_id}: kvd answered {type(answer).__name__}"
+        elif answer.seconds > 0:
             claim.valid_until = claim.lease_asked + answer.seconds - self._settings.lease_margin
         elif claim.lease_retries < UNKNOWN_LEASE_RETRIES and not claim.valid_until:
             claim.lease_retries += 1
@@ -221,7 +257,7 @@ class Claims:
                 f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}"
             )
 
-    def _lease_by_clock(self, claim: Claim, now: float) -> None:
+    def _lease_by_clock(self, claim: Claim, now: float, why: str) -> None:
         """While kvd is away the prefiller's statement counts, less what two clocks may differ by."""
         prefill = claim.prefill
         margin = self._settings.clock_skew + self._settings.lease_margin
@@ -229,7 +265,7 @@ class Claims:
         if left > 0:
             claim.valid_until = now + left
         else:
-            claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and kvd is away"
+            claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and {why}"
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
         claim.lease_asked = now
@@ -244,6 +280,11 @@ class Claims:
             request_id=prefill.request_id,
             endpoint=Endpoint(prefill.host, prefill.port),
         )
+
+
+def _away(error: ClientError) -> bool:
+    """Whether nobody answered, ours or the peer's kvd; else the answer was no."""
+    return not isinstance(error, RefusedByDaemon) or error.code == PEER_AWAY
 
 
 def _usable_tokens(prefill: RemotePrefill, prompt_tokens: int, *, state: bool) -> int:

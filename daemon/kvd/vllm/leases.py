@@ -33,18 +33,21 @@ class Leases:
         self._open: dict[str, Lease] = {}
         self._ended: set[str] = set()
 
-    def open(self, request_id: str, seconds: float, blocks: int, now: float) -> Lease:
+    def open(self, request_id: str, seconds: float, blocks: int, now: float) -> None:
         """Keep a request's blocks for ``seconds`` from ``now``."""
-        lease = Lease(request_id, now + seconds, blocks)
         with self._lock:
-            self._open[request_id] = lease
-        return lease
+            self._open[request_id] = Lease(request_id, now + seconds, blocks)
 
     def held(self, now: float) -> tuple[OpenLease, ...]:
-        """All open leases with what remains of them, for a kvd that has to learn them again."""
+        """All open leases with what remains of them, for a kvd that has to learn them again.
+
+        Not those that ended and wait for the next step: they would be claimed again, and freed while they are read.
+        """
         with self._lock:
             return tuple(
-                OpenLease(x.request_id, max(0.0, x.expires - now), x.blocks) for x in self._open.values()
+                OpenLease(x.request_id, max(0.0, x.expires - now), x.blocks)
+                for x in self._open.values()
+                if x.request_id not in self._ended
             )
 
     def pushed(self, message: Message, now: float) -> Message | None:
@@ -87,13 +90,10 @@ class Leases:
             closed(request_id)
         return freed
 
-    @staticmethod
-    def opened_message(engine_id: str, lease: Lease, now: float) -> LeaseOpened:
-        """The announcement of a lease, with what remains of it at the time of sending."""
-        return LeaseOpened(
-            engine_id=engine_id,
-            leases=(OpenLease(lease.request_id, max(0.0, lease.expires - now), lease.blocks),),
-        )
+    def opened_message(self, engine_id: str, request_id: str, now: float) -> LeaseOpened:
+        """The announcement of a lease, with what remains of it at the time of sending; empty once it has ended."""
+        held = [lease for lease in self.held(now) if lease.request_id == request_id]
+        return LeaseOpened(engine_id=engine_id, leases=tuple(held))
 
     @staticmethod
     def closed_message(engine_id: str, request_id: str) -> LeaseClosed:

@@ -8,7 +8,10 @@ starts with ``kvd_``. Params come from outside: everything is checked, and what 
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -18,6 +21,8 @@ from kvd.topology.plan import BlockList
 from kvd.vllm.errors import BadParams
 
 CONTRACT = 1
+MOST_BLOCKS = 1 << 31
+"""Block ids and numbers are below this: vLLM's tables hold 32 bits."""
 
 
 class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,15 +115,36 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
     try:
         read = msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, RemotePrefill)
     except msgspec.ValidationError as error:
-        raise BadParams(f"kv_transfer_params: {error}") from None
-    if len(read.blocks) != len(read.first_blocks) or read.tokens < 0:
+        what, _, where = str(error).partition(" - at `$.")
+        entry = where.rstrip("`")
+        ours = re.split(r"[\[.]", entry)[0]
         raise BadParams(
-            f"kv_transfer_params: blocks of {len(read.blocks)} groups, first blocks of {len(read.first_blocks)},"
-            f" {read.tokens} tokens"
-        )
+            f"kv_transfer_params: {what}, at {names.get(ours, ours)}{entry[len(ours) :]}"
+        ) from None
+    _check(read)
     if read.engine_id == own_engine_id:
         raise BadParams(
             f"kv_transfer_params name this very engine ({own_engine_id}) as the prefiller: two engines share one id,"
             " or the router sent the request back to where it came from"
         )
     return read
+
+
+def _check(read: RemotePrefill) -> None:
+    """Raise `BadParams` for values of the right type that mean nothing."""
+    lease = (read.lease_seconds, read.lease_opened)
+    wrong = ""
+    if not read.generation:
+        wrong = "kvd_generation is empty, so whose blocks these are is unknown"
+    elif len(read.blocks) != len(read.first_blocks):
+        wrong = f"remote_block_ids are of {len(read.blocks)} groups and kvd_first_blocks of {len(read.first_blocks)}"
+    elif read.tokens < 0:
+        wrong = f"remote_num_tokens is {read.tokens}"
+    elif not 0 <= read.port < 1 << 16:
+        wrong = f"remote_port is {read.port}"
+    elif bad := [n for n in (*read.first_blocks, *chain(*read.blocks)) if not 0 <= n < MOST_BLOCKS]:
+        wrong = f"{bad[0]} is no block"
+    elif not all(math.isfinite(seconds) and seconds >= 0 for seconds in lease):
+        wrong = f"kvd_lease_seconds is {lease[0]}, kvd_lease_opened is {lease[1]}"
+    if wrong:
+        raise BadParams(f"kv_transfer_params: {wrong}")

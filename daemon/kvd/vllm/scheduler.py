@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvd.topology.blocks import offered, wanted
-from kvd.vllm.claims import Claims
+from kvd.vllm.claims import Claims, KnownPeers
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
@@ -63,8 +63,10 @@ class SchedulerHalf:
         self.incarnation = uuid.uuid4().hex
         self._leases = Leases(settings.lease_grace)
         self._orders: list[LoadOrder] = []
+        self._known = KnownPeers()
+        self._generation = ""
         self._session = open_session(self._card, self._pushed)
-        self._claims = Claims(settings, engine.engine_id, self._session)
+        self._claims = Claims(settings, engine.engine_id, self._session, self._known)
 
     @property
     def has_state(self) -> bool:
@@ -181,33 +183,38 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         if claim := self._claims.get(request.request_id):
-            if not claim.used:  # ended before it was ever scheduled: nobody will read those blocks
-                self._claims.end(claim, "aborted")
-            self._claims.forget(request.request_id)
+            self._claims.request_over(claim)
             return False, None
         if not wants_prefill_here(request.kv_transfer_params) or not completed:
             return False, None
         state = self._session.state
-        if not state.kvd_generation:
-            log.warning("request %s is not offered to a decoder: no kvd has answered yet", request.request_id)
+        # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
+        self._generation = state.engine_generation or self._generation
+        if not self._generation:
+            log.warning(
+                "request %s is not offered to a decoder: %s",
+                request.request_id,
+                "kvd still misses workers of this engine"
+                if state.kvd_generation
+                else "no kvd has answered yet",
+            )
             return False, None
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
         if not any(len(b.ids) for b in blocks):
             return False, None
         seconds = self.settings.lease_seconds
-        lease = self._leases.open(
-            request.request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic()
-        )
+        request_id = request.request_id
+        self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic())
         self._session.deliver(
-            f"lease {request.request_id}",
-            lambda: self._leases.opened_message(self.engine.engine_id, lease, time.monotonic()),
+            f"lease {request_id}",
+            lambda: self._leases.opened_message(self.engine.engine_id, request_id, time.monotonic()),
             seconds,
         )
         prefill = RemotePrefill(
             engine_id=self.engine.engine_id,
-            request_id=request.request_id,
-            generation=state.engine_generation,
+            request_id=request_id,
+            generation=self._generation,
             host=state.host,
             port=state.port,
             tokens=tokens,
@@ -237,7 +244,7 @@ class SchedulerHalf:
     def _pushed(self, message: Message) -> Message | None:
         answer = self._leases.pushed(message, time.monotonic())
         if answer is None:
-            self._claims.pushed(message)
+            self._known.pushed(message)
         return answer
 
 

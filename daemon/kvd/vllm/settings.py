@@ -5,12 +5,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from kvd.vllm.errors import BadSettings
+
+_DAY = 86400.0
+_RANGES = {
+    "lease_seconds": (0.1, _DAY),
+    "load_timeout": (0.01, _DAY),
+    "handshake_timeout": (0.01, _DAY),
+    "lease_margin": (0.0, _DAY),
+    "clock_skew": (0.0, _DAY),
+    "lease_grace": (0.0, _DAY),
+}
+"""Least and most seconds."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -38,15 +50,37 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
-    """The settings in an extra config. Raises `BadSettings` naming the entry and what it may be."""
-    try:
+    """The settings in an extra config. Raises `BadSettings` naming every bad entry and what it may be."""
+    hints = get_type_hints(Settings)
+    wrong = []
+    for name, value in extra.items():
+        if name not in hints:
+            wrong.append(f"{name} is no setting; there are {', '.join(hints)}")
+            continue
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError:
+            wrong.append(f"{name} is {value!r}; it must be {_name(hints[name])}")
+            continue
+        least, most = _RANGES.get(name, (-math.inf, math.inf))
+        if isinstance(value, (int, float)) and not least <= value <= most:
+            wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} seconds")
+    if not wrong:
         settings = msgspec.convert(dict(extra), Settings)
-    except msgspec.ValidationError as error:
-        names = ", ".join(Settings.__struct_fields__)
-        raise BadSettings(f"kv_connector_extra_config: {error}; known entries are {names}") from None
-    for name in ("lease_seconds", "load_timeout", "handshake_timeout"):
-        if not 0 < getattr(settings, name) <= 86400:
-            raise BadSettings(
-                f"kv_connector_extra_config: {name} is {getattr(settings, name)}; it must be in (0, 86400] seconds"
-            )
-    return settings
+        if settings.lease_margin < settings.lease_seconds:
+            return settings
+        wrong.append(
+            f"lease_margin is {settings.lease_margin:g} and lease_seconds {settings.lease_seconds:g}; the margin must"
+            " be smaller, or nothing is left of any lease"
+        )
+    raise BadSettings("kv_connector_extra_config: " + "; ".join(wrong))
+
+
+def _name(kind: Any) -> str:
+    """A type for people: ``a number or null``, ``one of "pull"``."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    if get_origin(kind) is dict:
+        return "an object"
+    words = {str: "a string", float: "a number", type(None): "null"}
+    return " or ".join(words[part] for part in (get_args(kind) or (kind,)))

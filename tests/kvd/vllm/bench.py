@@ -172,6 +172,7 @@ def prefill(
     first: tuple[int, ...] | None = None,
     generation: str = GENERATION,
     engine_id: str = "p",
+    lease_opened: float | None = None,
 ) -> RemotePrefill:
     return RemotePrefill(
         engine_id=engine_id,
@@ -183,7 +184,7 @@ def prefill(
         blocks=blocks,
         first_blocks=first or tuple(0 for _ in blocks),
         lease_seconds=30.0,
-        lease_opened=time.time(),
+        lease_opened=time.time() if lease_opened is None else lease_opened,
     )
 
 
