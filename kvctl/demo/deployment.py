@@ -13,7 +13,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from kvd.wire.names import socket_address
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a router sends along with the prompt to the prefiller."""
+
+Start = Callable[[EngineSpec], EngineProcess]
 
 LONGEST_FOLDER = 80
 """Bytes of a path below which a host's sockets may stand; the path of a Unix socket may have 107."""
@@ -154,21 +157,46 @@ def transfer_config(
 
 
 @contextlib.contextmanager
+def engines() -> Iterator[Start]:
+    """A function that begins to start an engine; all that it started are ended on the way out, at the same time.
+
+    After an exception there is no point in waiting long for an orderly end.
+    """
+    started: list[EngineProcess] = []
+
+    def start(spec: EngineSpec) -> EngineProcess:
+        with held():
+            started.append(EngineProcess.start(spec))
+        return started[-1]
+
+    def end(kind: type[BaseException] | None, *_: object) -> None:
+        if started:
+            with ThreadPoolExecutor(len(started)) as threads:
+                for engine in started:
+                    threads.submit(engine.stop, 20.0 if kind is None else 1.0)
+
+    with unwinding() as stack:
+        stack.push(end)
+        yield start
+
+
 def launch(
-    hosts: tuple[Kvd, Kvd], prefill: EngineSpec, decode: EngineSpec, *, extra: Mapping[str, Any] | None = None
-) -> Iterator[Deployment]:
-    """Begin to start an engine on each host; `EngineProcess.wait_ready` tells when they are. Ends them on the way out.
+    start: Start,
+    hosts: tuple[Kvd, Kvd],
+    prefill: EngineSpec,
+    decode: EngineSpec,
+    *,
+    extra: Mapping[str, Any] | None = None,
+) -> Deployment:
+    """Begin to start an engine on each host; `EngineProcess.wait_ready` tells when they are.
 
     ``extra`` are further connector settings for both engines. Specs come without a kv_transfer_config.
     """
-    with unwinding() as stack:
-        engines = []
-        for host, spec, role in zip(hosts, (prefill, decode), ("kv_producer", "kv_consumer"), strict=True):
-            config = transfer_config(host, f"{host.name}-engine", role, extra=extra)
-            with held():
-                engine = EngineProcess.start(dataclasses.replace(spec, kv_transfer_config=config))
-                engines.append(stack.enter_context(engine))
-        yield Deployment(*hosts, *engines)
+    begun = []
+    for host, spec, role in zip(hosts, (prefill, decode), ("kv_producer", "kv_consumer"), strict=True):
+        config = transfer_config(host, f"{host.name}-engine", role, extra=extra)
+        begun.append(start(dataclasses.replace(spec, kv_transfer_config=config)))
+    return Deployment(*hosts, *begun)
 
 
 @contextlib.contextmanager
@@ -184,7 +212,8 @@ def deploy(
 
     Arguments as for `launch`; ``ready_timeout`` is in seconds for each engine.
     """
-    with two_hosts(work_dir) as hosts, launch(hosts, prefill, decode, extra=extra) as deployment:
+    with two_hosts(work_dir) as hosts, engines() as start:
+        deployment = launch(start, hosts, prefill, decode, extra=extra)
         for engine in (deployment.prefill, deployment.decode):
             engine.wait_ready(ready_timeout)
         yield deployment

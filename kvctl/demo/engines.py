@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from kvctl.demo.deployment import Deployment, launch, two_hosts
+from kvctl.demo.deployment import Deployment, engines, launch, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineStartFailed
 from kvctl.demo.interruption import held, unwinding
@@ -51,9 +51,9 @@ def real(folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
         for name in names:
             board.begin(name, f"starting the {name} engine")
         prefill, decode, alone = (_spec(name, model, folder, lasting) for name in names)
-        with held():
-            single = stack.enter_context(EngineProcess.start(alone))
-        deployment = stack.enter_context(launch(hosts, prefill, decode))
+        start = stack.enter_context(engines())
+        deployment = launch(start, hosts, prefill, decode)
+        single = start(alone)
         _wait_ready(dict(zip(names, (deployment.prefill, deployment.decode, single), strict=True)), board)
         yield Running(
             prefill_host=hosts[0],

@@ -6,6 +6,7 @@ two, or in the middle of ending things, would leave something behind; so signals
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,18 +23,21 @@ class _Signals:
     holding: int = 0
     waiting: bool = False
     raised: bool = False
+    notice: str = ""
 
 
 _signals = _Signals()
 
 
 @contextmanager
-def one_interruption() -> Iterator[None]:
+def one_interruption(notice: str) -> Iterator[None]:
     """Within: the first of `SIGNALS` raises KeyboardInterrupt as soon as none is held, later ones do nothing.
 
-    A signal that the parent ignores (nohup) stays ignored. For the main thread only.
+    ``notice`` is a line for stderr at that moment, since ending things may take seconds. A signal that the parent
+    ignores (nohup) stays ignored. For the main thread only.
     """
     _signals.waiting = _signals.raised = False
+    _signals.notice = notice
     wanted = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _interrupt) for number in wanted}
     try:
@@ -70,8 +74,10 @@ def unwinding() -> Iterator[ExitStack]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     del number, frame
-    if _signals.raised:
+    if _signals.raised or _signals.waiting:
         return
+    # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
+    os.write(2, f"{_signals.notice}\n".encode())
     if _signals.holding:
         _signals.waiting = True
         return

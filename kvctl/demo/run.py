@@ -25,6 +25,8 @@ from kvctl.render.output import show
 from kvctl.settings import Settings
 from kvd.client.errors import ClientError
 
+ENDING = "demo: ending all that was started ..."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
@@ -46,12 +48,12 @@ def run(options: Options, settings: Settings) -> None:
     """
     _check_installed(simulate=options.simulate)
     with (
-        one_interruption(),
+        one_interruption(ENDING),
         _workplace(options.directory, keep_files=options.keep_files) as (folder, lasting),
     ):
         began = time.monotonic()
         try:
-            with unwinding() as stack, _farewell():
+            with unwinding() as stack:
                 with board(settings.color) as steps:
                     if options.simulate:
                         running = stack.enter_context(simulated(folder, steps))
@@ -61,6 +63,8 @@ def run(options: Options, settings: Settings) -> None:
                 show(document, settings)
                 if options.keep:
                     _keep(running)
+                else:
+                    _say(ENDING)
         except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
             raise _failed(error, keep_files=options.keep_files) from error
     _judge(document)
@@ -91,22 +95,6 @@ def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, 
             else:
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder, made
-
-
-@contextlib.contextmanager
-def _farewell() -> Iterator[None]:
-    """Ending takes seconds: say on the way out that it goes on, and why where it is no ordinary end."""
-    why = ""
-    try:
-        yield
-    except KeyboardInterrupt:
-        why = "interrupted, "
-        raise
-    except Exception:
-        why = "failed, "
-        raise
-    finally:
-        _say(f"demo: {why}ending all that was started ...")
 
 
 def _keep(running: Running) -> None:
