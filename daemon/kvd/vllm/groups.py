@@ -68,7 +68,8 @@ def has_state(groups: Iterable[GroupFacts]) -> bool:
 
 
 def _facts(index: int, group: Any, dcp: int) -> GroupFacts:
-    spec = layer_spec(group, group.layer_names[0])
+    # With pipeline parallelism a group may have no layers on this stage; its spec still says what it is.
+    spec = layer_spec(group, group.layer_names[0]) if group.layer_names else group.kv_cache_spec
     if refused := next((name for name in _REFUSED if is_spec(spec, name)), None):
         raise UnsupportedBuild(
             f"KV cache group {index} has a {refused}, which KvdConnector does not transfer"

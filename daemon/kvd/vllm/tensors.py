@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,11 @@ from kvd.geometry.errors import UnknownShape
 from kvd.geometry.live import (
     Blocks,
     LiveTensor,
+    Packing,
     StateFamily,
     StateShape,
     attention_layer,
+    cpu_attention_layer,
     latent_layer,
     state_layer,
 )
@@ -30,7 +32,8 @@ class Place:
 
     ``kv_heads`` is the model's number of KV heads, ``state_groups`` its B/C groups (None where it has none),
     ``interleave`` the run of consecutive tokens on one context-parallel rank, ``channels_first`` vLLM's
-    layout of convolution states.
+    layout of convolution states. ``packing`` tells how vLLM's CPU attention packs blocks, given a spec and the tokens
+    of a kernel block; None where tensors hold what their shapes say.
     """
 
     rank: Rank
@@ -40,6 +43,7 @@ class Place:
     state_groups: int | None = None
     interleave: int = 1
     channels_first: bool = False
+    packing: Callable[[Any, int], Packing] | None = None
 
 
 def worker_geometry(
@@ -158,6 +162,16 @@ def _layer(
         )
     # With context parallelism, ranks of one context group hold the same heads of different tokens.
     heads = share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, place.tp // place.dcp)
+    if place.packing is not None:
+        return cpu_attention_layer(
+            tensor,
+            regions,
+            blocks=blocks,
+            heads=heads,
+            key_size=spec.head_size,
+            value_size=spec.head_size_v,
+            packing=place.packing(spec, tensor.shape[2]),
+        )
     return attention_layer(
         tensor,
         regions,

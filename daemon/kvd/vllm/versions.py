@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from kvd.geometry.live import Packing
 from kvd.geometry.model import Rank
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.settings import Settings
@@ -94,7 +95,16 @@ def place(vllm_config: Any) -> Place:
         state_groups=next((int(v) for n in _GROUP_COUNT_NAMES if (v := getattr(text, n, None))), None),
         interleave=getattr(parallel, "cp_kv_cache_interleave_size", 1) or 1,
         channels_first=_conv_channels_first(),
+        packing=_cpu_packing if vllm_config.device_config.device_type == "cpu" else None,
     )
+
+
+def _cpu_packing(spec: Any, kernel_tokens: int) -> Packing:
+    """How vLLM's CPU attention packs this spec's blocks: which of its kernels runs decides, not the tensor's shape."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    kernel = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size)
+    return "vec" if kernel in ("vec", "vec16") else "opaque"
 
 
 def _conv_channels_first() -> bool:
