@@ -147,20 +147,18 @@ class Claims:
 
     def advance(self, claim: Claim, now: float) -> None:
         """Look at what has come in for a claim; never waits."""
-        if not claim.pending:
-            if not claim.cause and not claim.used and claim.valid_until <= now:
-                name = claim.prefill.request_id
-                claim.cause = f"the lease of request {name} ran out while this one waited for its turn"
-            return
-        if not claim.peer_known:
+        if claim.pending and not claim.peer_known:
             self._look_at_peer(claim)
-        if not claim.cause and not claim.valid_until:
+        if claim.pending and not claim.valid_until:
             self._look_at_lease(claim, now)
-        if now - claim.began > self._settings.handshake_timeout and claim.pending:
+        if claim.pending and now - claim.began > self._settings.handshake_timeout:
             claim.cause = (
                 f"prefiller {claim.prefill.engine_id} at {claim.prefill.host}:{claim.prefill.port} was not known within"
                 f" {self._settings.handshake_timeout:g} s (see `kvctl engines`, `kvctl status`)"
             )
+        if not claim.pending and not claim.cause and not claim.used and claim.valid_until <= now:
+            name = claim.prefill.request_id
+            claim.cause = f"the lease of request {name} ran out while this one waited for its turn"
 
     def renew(self, now: float) -> None:
         """Extend the leases of claims that wait for their turn while they run low."""
