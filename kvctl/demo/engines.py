@@ -118,8 +118,10 @@ def _wait_ready(engines: dict[str, EngineProcess], board: Board) -> None:
         while left:
             done, left = wait(left, return_when=FIRST_COMPLETED)
             for future in done:
-                board.end(starting[future], good=future.exception() is None)
-                future.result()
+                name, error = starting[future], future.exception()
+                board.end(name, good=error is None)
+                if error is not None:
+                    raise EngineStartFailed(f"the {name} engine did not start: {error}") from error
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

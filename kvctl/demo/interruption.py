@@ -33,8 +33,8 @@ _signals = _Signals()
 def one_interruption(notice: str) -> Iterator[None]:
     """Within: the first of `SIGNALS` raises KeyboardInterrupt as soon as none is held, later ones do nothing.
 
-    ``notice`` is a line for stderr at that moment, since ending things may take seconds. A signal that the parent
-    ignores (nohup) stays ignored. For the main thread only.
+    ``notice`` is a line for stderr at that moment, since ending things may take seconds; empty for none. A signal that
+    the parent ignores (nohup) stays ignored. For the main thread only.
     """
     _signals.waiting = _signals.raised = False
     _signals.notice = notice
@@ -47,6 +47,11 @@ def one_interruption(notice: str) -> Iterator[None]:
         # way out, and a second Ctrl-C would then make that end look like a crash.
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if _signals.raised else handler)
+
+
+def interrupted() -> bool:
+    """Whether a signal came, held or not."""
+    return _signals.raised or _signals.waiting
 
 
 @contextmanager
@@ -74,10 +79,11 @@ def unwinding() -> Iterator[ExitStack]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     del number, frame
-    if _signals.raised or _signals.waiting:
+    if interrupted():
         return
-    # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
-    os.write(2, f"{_signals.notice}\n".encode())
+    if _signals.notice:
+        # Not by way of sys.stderr: the signal may have come in the middle of a write to it.
+        os.write(2, f"{_signals.notice}\n".encode())
     if _signals.holding:
         _signals.waiting = True
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kvctl.demo.engines import real
 from kvctl.demo.errors import DaemonStartFailed, EngineError, WorkerFailed
-from kvctl.demo.interruption import held, one_interruption, unwinding
+from kvctl.demo.interruption import held, interrupted, one_interruption, unwinding
 from kvctl.demo.running import Running, send_requests, summarize
 from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
@@ -48,7 +48,7 @@ def run(options: Options, settings: Settings) -> None:
     """
     _check_installed(simulate=options.simulate)
     with (
-        one_interruption(ENDING),
+        one_interruption("" if sys.stderr.isatty() else ENDING),
         _workplace(options.directory, keep_files=options.keep_files) as (folder, lasting),
     ):
         began = time.monotonic()
@@ -63,7 +63,7 @@ def run(options: Options, settings: Settings) -> None:
                 show(document, settings)
                 if options.keep:
                     _keep(running)
-                else:
+                if not interrupted() or sys.stderr.isatty():
                     _say(ENDING)
         except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
             raise _failed(error, keep_files=options.keep_files) from error

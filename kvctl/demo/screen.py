@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvctl.demo.interruption import interrupted
 from kvctl.render.numbers import span
 from kvctl.settings import ColorMode
 
@@ -78,6 +79,10 @@ class Board:
                 mark = Text("+", "green") if step.good else Text("!", "bold red")
                 text = f"{step.text}: {step.note}" if step.note else step.text
                 grid.add_row(mark, Text(text, "" if step.good else "red"), Text(span(step.took), "dim"))
+        if interrupted():
+            grid.add_row(
+                Spinner("line", style="yellow"), Text("interrupted: ending all that was started", "yellow")
+            )
         return grid
 
 

@@ -58,5 +58,6 @@ def test_an_engine_that_does_not_start(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
     assert "ImportError: vllm is broken here" in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("kvctl: ImportError: vllm is broken here; see the log above")
+    assert last.startswith("kvctl: the ")
+    assert "engine did not start: ImportError: vllm is broken here; see the log above" in last
     assert sorted(path.name for path in models.parent.iterdir()) == ["models"]
