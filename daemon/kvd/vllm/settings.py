@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -25,28 +25,41 @@ _RANGES = {
 """Least and most seconds."""
 
 
+def _says(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How this engine transfers KV. All times are in seconds.
+    """How this engine transfers KV. All times are in seconds. docs/connector.md is made from what stands here."""
 
-    ``runtime_dir``: kvd's, default as kvd's own (``KVD_RUNTIME_DIR``, /run/kvd). ``backend``: nixl (or
-    memory, for tests). ``backend_options`` go to the backend as they are. ``lease_seconds``: how long a
-    prefiller keeps a finished request's blocks for a decoder. ``load_timeout``: a load that is not complete
-    after this is a miss. ``handshake_timeout``: how long a request waits for a peer to become known before it
-    is computed here. ``lease_margin``: what a decoder takes off the lease for messages on their way.
-    ``clock_skew``: bound on the difference of two hosts' clocks, used only while kvd is away.
-    ``lease_grace``: how long beyond the lease a prefiller waits for kvd's word before it frees by itself.
-    """
-
-    runtime_dir: str | None = None
-    backend: str = "nixl"
-    backend_options: dict[str, Any] = {}
-    mode: Literal["pull"] = "pull"
-    lease_seconds: float = 30.0
-    load_timeout: float = 20.0
-    handshake_timeout: float = 10.0
-    lease_margin: float = 0.5
-    clock_skew: float = 2.0
-    lease_grace: float = 5.0
+    runtime_dir: Annotated[
+        str | None,
+        _says("Directory of kvd's sockets; as kvd's own default: `$KVD_RUNTIME_DIR`, else `/run/kvd`."),
+    ] = None
+    backend: Annotated[
+        str, _says("What moves the bytes: `nixl`, or `memory` within one process, for tests.")
+    ] = "nixl"
+    backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}
+    mode: Annotated[
+        Literal["pull"], _says("Who moves the bytes: the decoder reads once the prefill is done.")
+    ] = "pull"
+    lease_seconds: Annotated[
+        float, _says("Prefiller: how long a finished request's blocks are kept for a decoder.")
+    ] = 30.0
+    load_timeout: Annotated[float, _says("Decoder: a load that is not complete after this is a miss.")] = 20.0
+    handshake_timeout: Annotated[
+        float, _says("Decoder: how long a request waits for its prefiller to become known.")
+    ] = 10.0
+    lease_margin: Annotated[
+        float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
+    ] = 0.5
+    clock_skew: Annotated[
+        float, _says("Decoder: most that the two hosts' clocks differ; used only while a kvd is away.")
+    ] = 2.0
+    lease_grace: Annotated[
+        float,
+        _says("Prefiller: how long beyond a lease kvd's word is awaited before blocks are freed without it."),
+    ] = 5.0
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
