@@ -222,11 +222,14 @@ def _granite(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:
     heads, size = _heads(text)
     state = _mamba2(text, inner=_int(text, "mamba_expand") * _int(text, "hidden_size"))
     for depth, kind in enumerate(text.get("layer_types") or text.get("layers_block_type") or ()):
-        if kind == "mamba":
+        # The names changed: IBM's configurations say mamba and attention, transformers 5 writes the others.
+        if kind in ("mamba", "linear_attention"):
             yield LayerShape(f"{prefix}.layers.{depth}.mixer", depth, state)
-        else:
+        elif kind in ("attention", "full_attention"):
             shape = AttentionShape("full", heads, size, size)
             yield LayerShape(f"{prefix}.layers.{depth}.self_attn.attn", depth, shape)
+        else:
+            raise UnknownShape(f"layer {depth} is of type {kind!r}; known are mamba and attention")
 
 
 def _falcon_h1(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:

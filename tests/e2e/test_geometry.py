@@ -1,0 +1,72 @@
+"""What a model's config.json says of the KV cache is what a running engine registers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from kvctl.demo.deployment import start_kvd, transfer_config
+from kvctl.demo.engine import EngineProcess, EngineSpec
+from kvctl.demo.models import MODELS, write_model
+from kvd.client.cards import engine_geometry
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.wire.query import Engines, ListEngines
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
+    """The geometry that a real engine of ``model`` registers with a kvd."""
+    kvd = start_kvd("host", folder / "h")
+    try:
+        spec = EngineSpec(
+            model=path,
+            work_dir=folder / "engine",
+            log_path=folder / "engine.log",
+            dtype=MODELS[model].dtype,
+            max_model_len=2048,
+            enable_prefix_caching=MODELS[model].prefix_caching,
+            kv_transfer_config=transfer_config(kvd, "the-engine", "kv_both"),
+        )
+        with EngineProcess.start(spec) as engine:
+            engine.wait_ready()
+            (row,) = cast("Engines", kvd.ask(ListEngines(cards=True))).rows
+            assert row.card is not None
+            return engine_geometry(row.card)
+    finally:
+        kvd.stop()
+
+
+def comparable(worker: WorkerGeometry) -> list[tuple[object, ...]]:
+    """All of a worker but where its memory happens to stand."""
+    return [
+        (g.kind, g.block_size, g.window, g.scratch_blocks, [(x.name, x.page, x.stride) for x in g.layers])
+        for g in worker.groups
+    ]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> None:
+    path = write_model(model, tmp_path / "models")
+    live = running_geometry(model, path, tmp_path)
+    fields = [f for g in live.workers[0].groups for x in g.layers for f in x.page.fields]
+    opaque = any(f.axes_of("packed") for f in fields)
+
+    options = CacheOptions(
+        block_size=16 if live.workers[0].groups[0].kind == "mla" else 128,  # vLLM's defaults on a CPU
+        kernel_block=32,
+        layout="LBHNC",
+        dtype=MODELS[model].dtype,
+        num_blocks=live.workers[0].num_blocks,
+        max_tokens=2048,
+        align=MODELS[model].prefix_caching,
+        packing="opaque" if opaque else "vec",
+    )
+    config = json.loads((path / "config.json").read_text())
+    derived = engine_from_config(config, Parallel(), options, engine_id="the-engine")
+
+    assert [comparable(w) for w in derived.workers] == [comparable(w) for w in live.workers]
