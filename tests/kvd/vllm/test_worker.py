@@ -263,6 +263,24 @@ def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: Rig) -> None:
     assert rig.untouched(9), "what was ended is not posted afterwards"
 
 
+def test_what_starts_over_behind_a_stuck_call_is_ended_in_time_and_not_posted_afterwards(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="first"))
+    eventually(lambda: rig.decoder._lanes["p"]._active)
+    go_on, reached = rig.gates.stop("close")
+    rig.faults.fail_after = {1: 0}
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=0.3))
+    assert reached.wait(10), "the second failed, so the lane goes and both start over"
+    stuck, reached = rig.gates.stop("submit")
+    go_on.set()
+    assert reached.wait(10)
+    assert rig.results().received == {"second"}
+    stuck.set()
+    assert rig.results().received == {"first"}
+    assert rig.same((2,), (5,))
+    assert rig.untouched(9)
+
+
 def test_a_stuck_load_is_never_reported_before_its_call_returns(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
