@@ -97,7 +97,7 @@ class Handshakes:
                 f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
             )
-        self._refuse_incompatible(engine, peer.card)
+        await self._refuse_incompatible(engine, peer.card)
         seconds = 0.0 if cached else time.monotonic() - began
         ready = PeerReady(
             local_engine=ask.local_engine, peer=peer.card, endpoint=key[0], seconds=seconds, cached=cached
@@ -236,10 +236,12 @@ class Handshakes:
         self.peers[key] = PeerEngine(card)
         return self.peers[key]
 
-    def _refuse_incompatible(self, engine: Engine, peer: EngineCard) -> None:
+    async def _refuse_incompatible(self, engine: Engine, peer: EngineCard) -> None:
         pair = (engine.generation, peer.generation)
         if pair not in self._verdicts:
-            self._verdicts[pair] = tuple(f for f in self._compare(engine.card(), peer) if not f.ok)
+            # Planning a large pair takes tens of milliseconds, which heartbeats must not wait for.
+            factors = await asyncio.to_thread(self._compare, engine.card(), peer)
+            self._verdicts[pair] = tuple(f for f in factors if not f.ok)
             if bad := self._verdicts[pair]:
                 self._events.emit(
                     "handshake.refused", peer.engine.engine_id, local=engine.facts.engine_id,
@@ -262,9 +264,8 @@ class Handshakes:
 
 def compare_cards(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
     """Factor by factor, whether ``local`` can read from ``peer``; a card that cannot be read is a factor that fails."""
-    from kvd.client.cards import (
-        engine_geometry,
-    )  # numpy comes with it: not before the first handshake needs it
+    # numpy comes with them: kvd serves first and imports them then (`serve`), off the loop.
+    from kvd.client.cards import engine_geometry
     from kvd.topology import compat
 
     try:

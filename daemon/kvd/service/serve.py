@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib
 import logging
 import os
 import signal
@@ -152,7 +153,7 @@ async def _running(
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             parts.local.serve(), parts.liveness.run(), parts.links.prune(), _forget(parts),
-            _hold_open(ledger),
+            _hold_open(ledger), _prepare(),
         ]  # fmt: skip
         work += [parts.peer.serve()] if parts.peer else []
         work += [connections.count(m, name, parts.events.counters) for name, m in bound.monitors.items()]
@@ -162,6 +163,12 @@ async def _running(
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)
         yield parts, tasks
+
+
+async def _prepare() -> None:
+    """Import what the first comparison of two engines needs, before somebody waits for it."""
+    await asyncio.to_thread(importlib.import_module, "kvd.topology.compat")
+    await asyncio.Event().wait()  # a part that returns counts as one that died
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
