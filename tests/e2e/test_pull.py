@@ -77,6 +77,7 @@ def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deplo
     asked = gdn.ask(prompt, ANSWER)
 
     assert asked.decoded.error == ""
+    assert asked.decoded.num_cached_tokens == tokens - 1
     assert asked.decoded.token_ids == alone.token_ids[1:]
     transfer = transfer_of(gdn, asked.prefilled)
     config = MODELS["qwen3.5-gdn"].config
