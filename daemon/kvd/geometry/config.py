@@ -216,8 +216,12 @@ def _worker(plan: _Paging, groups: tuple[PagedGroup, ...], rank: Rank, stage: ra
     page = groups[0].page
     attention_block = max(group.block_size for group in groups)
     made = []
+    pages: dict[object, Page] = {}
     for index, (group, names) in enumerate(zip(groups, here, strict=True)):
-        inside = _page(plan, group, rank)
+        # One object for all groups of a kind: planning compares pages layer by layer, which costs nothing for the same.
+        if group.kind not in pages:
+            pages[group.kind] = _page(plan, group, rank)
+        inside = pages[group.kind]
         together = plan.layout.startswith("B")
         layer_step, block_step = (page, page * widest) if together else (page * blocks, page)
         made.append(

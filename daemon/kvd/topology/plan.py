@@ -7,16 +7,21 @@ are multiplied by layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
+from kvd.topology.grid import Grid
 from kvd.topology.intersect import Table, join
 from kvd.topology.sources import Holder, Phase, Piece, pieces
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,26 @@ class Plan:
     def sources(self) -> tuple[int, ...]:
         """Positions of the remote workers that are read from, in order."""
         return tuple(sorted({read.remote for read in self.reads}))
+
+    @cached_property
+    def grids(self) -> dict[int, tuple[Grid, dict[int, int]]]:
+        """By position of the remote worker: its reads as one grid, and at which row each read (its id) begins."""
+        return {position: self._grid(position) for position in self.sources}
+
+    def _grid(self, position: int) -> tuple[Grid, dict[int, int]]:
+        reads = [read for read in self.reads if read.remote == position]
+        counts = [len(read.rows) for read in reads]
+        grid = Grid(
+            np.concatenate([read.rows.local for read in reads]),
+            np.concatenate([read.rows.remote for read in reads]),
+            np.concatenate([read.rows.length for read in reads]),
+            np.repeat(np.array([read.local_stride for read in reads], np.int64), counts),
+            np.repeat(np.array([read.remote_stride for read in reads], np.int64), counts),
+            self.local_blocks,
+            self.remote_blocks[position],
+        )
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        return grid, {id(read): start for read, start in zip(reads, starts, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +148,30 @@ def compile_plan(
     Of a windowed group the remote blocks before the window may be missing. Raises `BlockMismatch` where a needed remote
     block is not given, an id is out of range or a local id is given twice.
     """
-    for index, blocks in local.items():
-        _distinct(index, blocks)
     parts: dict[int, list[Descriptors]] = {}
     split: dict[int, list[Descriptors]] = {}
+    for met in meetings(plan, local, remote, tokens):
+        (split if phased(met.read) else parts).setdefault(met.read.remote, []).append(coalesced(met))
+    for position, found in split.items():
+        parts.setdefault(position, []).append(coalesce(concatenate(found)))
+    return {position: concatenate(found) for position, found in parts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length."""
+
+    read: Read
+    mine: Int64
+    theirs: Int64
+
+
+def meetings(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
+) -> Iterator[Met]:
+    """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
+    for index, blocks in local.items():
+        _distinct(index, blocks)
     for read in plan.reads:
         if read.group not in local:
             continue
@@ -139,12 +184,12 @@ def compile_plan(
             continue
         _in_range(mine, plan.local_blocks, f"local group {read.group}")
         _in_range(theirs, plan.remote_blocks[read.remote], f"remote group {read.remote_group}")
-        # Blocks of different sizes are read in several phases, and what one phase reads may continue in the next.
-        phased = read.phase.local_period > 1 or read.phase.remote_period > 1
-        (split if phased else parts).setdefault(read.remote, []).append(_descriptors(read, mine, theirs))
-    for position, found in split.items():
-        parts.setdefault(position, []).append(coalesce(concatenate(found)))
-    return {position: concatenate(found) for position, found in parts.items()}
+        yield Met(read, mine, theirs)
+
+
+def phased(read: Read) -> bool:
+    """Whether blocks of different sizes meet: what one phase reads may then continue in the next."""
+    return read.phase.local_period > 1 or read.phase.remote_period > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +257,13 @@ def _sources(
     sharers: tuple[Page, ...] = tuple(w.layers[layer.name][1].page for w in sharing)
     me = next((i for i, w in enumerate(sharing) if w.rank == local.rank), 0)
     key = (group.kind, group.block_size, layer.page, holders, sharers, me)
-    if key not in memory or turn % memory[key][0] not in memory[key][1]:
+    # One look-up a layer: comparing keys of many pages is a good part of the time that planning takes.
+    known = memory.get(key)
+    if known is None or turn % known[0] not in known[1]:
         period, made = pieces(group, layer.page, holders, sharers or (layer.page,), me, turn)
-        memory.setdefault(key, (period, {}))[1][turn % period] = made
-    period, by_turn = memory[key]
+        known = memory.setdefault(key, (period, {}))
+        known[1][turn % period] = made
+    period, by_turn = known
     by_remote = {i: (remote_group, remote_layer) for i, remote_group, remote_layer in having}
     return [(piece, *by_remote[piece.remote]) for piece in by_turn[turn % period]]
 
@@ -326,20 +374,31 @@ def _in_range(ids: Int64, blocks: int, what: str) -> None:
         raise BlockMismatch(f"{what}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks")
 
 
-def _descriptors(read: Read, mine: Int64, theirs: Int64) -> Descriptors:
+def coalesced(met: Met) -> Descriptors:
     """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
-    rows = read.rows
-    whole = (rows.length == read.local_stride) & (rows.length == read.remote_stride)
+    read, mine, theirs = met.read, met.mine, met.theirs
+    whole = _whole(read)
     parts = []
     if whole.any():
-        first, first_remote, run = _runs(mine, theirs)
-        parts.append(_outer(read, rows, whole, first, first_remote, run))
+        first, first_remote, run = runs(mine, theirs)
+        parts.append(_outer(read, whole, first, first_remote, run))
     if not whole.all():
-        parts.append(_outer(read, rows, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
+        parts.append(_outer(read, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
     return concatenate(parts)
 
 
-def _runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
+def left_over(met: Met) -> int:
+    """How many descriptors `coalesced` gives."""
+    whole = int(np.count_nonzero(_whole(met.read)))
+    return whole * len(runs(met.mine, met.theirs)[0]) + (len(met.read.rows) - whole) * len(met.mine)
+
+
+def _whole(read: Read) -> Mask:
+    rows = read.rows
+    return (rows.length == read.local_stride) & (rows.length == read.remote_stride)
+
+
+def runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
     """Runs of blocks that count up together on both sides: first local id, first remote id, blocks in the run."""
     if np.any(mine[1:] < mine[:-1]):
         order = np.argsort(mine, kind="stable")
@@ -351,12 +410,12 @@ def _runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
 
 def _outer(
     read: Read,
-    rows: Table,
-    which: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    which: Mask,
     mine: Int64,
     theirs: Int64,
     blocks: Int64,
 ) -> Descriptors:
+    rows = read.rows
     return Descriptors(
         (rows.local[which][:, None] + mine * read.local_stride).ravel(),
         (rows.remote[which][:, None] + theirs * read.remote_stride).ravel(),
