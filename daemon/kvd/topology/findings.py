@@ -20,6 +20,9 @@ SMALL_COPY = 8192
 MANY_SEGMENTS = 8
 """Copies out of one page of one layer from which layouts, not sharding, are to blame."""
 
+MANY_COPIES = 100_000
+"""Copies of one request from which their number alone is worth a word."""
+
 UNEVEN = 1.25
 """A rank that carries this many times the average decides alone how long a request takes."""
 
@@ -61,9 +64,11 @@ def find(
 
     ``plans`` are those of all local workers, none where there is no plan; ``request`` tells how even the load is.
     """
+    storms = tuple(_small_copies(local, remote, plans))
     found = [
         *_failures(factors),
-        *_small_copies(local, remote, plans),
+        *storms,
+        *(() if storms else _many_copies(request)),
         *_uneven(request),
         *_layouts(factors, plans),
         *_block_sizes(local, remote, plans),
@@ -78,8 +83,10 @@ def find(
 
 
 def _failures(factors: Sequence[Factor]) -> Iterator[Finding]:
-    for factor in factors:
-        if not factor.ok:
+    failed = [factor for factor in factors if not factor.ok]
+    for factor in failed:
+        # That no plan can be made follows from every other failure; by itself it is about sizes.
+        if factor.name != "plan" or len(failed) == 1:
             code, hint = FAILED.get(factor.name, ("COMPAT_MISMATCH", "make both sides agree"))
             message = f"{factor.name}: {factor.local} here, {factor.remote} there: {factor.note}"
             yield Finding(code, "error", message, hint)
@@ -122,6 +129,22 @@ def _layout_hint(local: EngineGeometry, remote: EngineGeometry, *, state: bool) 
     if local.tp != remote.tp:
         return "set VLLM_KV_CACHE_LAYOUT=HND on both sides: heads stand together, so a shard is one piece"
     return "give both sides the same attention backend and VLLM_KV_CACHE_LAYOUT"
+
+
+def _many_copies(request: RequestCost | None) -> Iterator[Finding]:
+    """A request that falls apart into very many small copies although none of its pages does."""
+    if request is None or request.descriptors < MANY_COPIES:
+        return
+    mean = request.bytes // request.descriptors
+    if mean < SMALL_COPY:
+        yield Finding(
+            "MANY_SMALL_COPIES",
+            "warning",
+            f"a request of {request.tokens} tokens is {request.descriptors} copies of {mean} bytes on average:"
+            " posting them takes longer than moving the bytes",
+            "set larger blocks (--block-size), the same on both sides; with decode context parallelism also"
+            " --cp-kv-cache-interleave-size",
+        )
 
 
 def _uneven(request: RequestCost | None) -> Iterator[Finding]:

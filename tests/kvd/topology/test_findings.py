@@ -66,3 +66,21 @@ def test_a_rank_that_carries_more_than_its_share_is_named() -> None:
 def test_equal_engines_give_no_reason_to_speak() -> None:
     one = engine("d", ("full", 16, None, llama(TWO)), tp=2, layout="HND")
     assert describe(one, one, tokens=100).findings == ()
+
+
+def test_many_small_copies_are_told_where_no_page_is_to_blame() -> None:
+    one = engine("d", ("full", 16, None, llama(TWO)))
+    cost = RequestCost(8192, 200_000 * 1000, 200_000, 200_000, {"tp0": 1}, {"tp0": 1}, {})
+    [many] = find(one, one, compare(one, one), (), cost)
+    assert (many.code, many.severity) == ("MANY_SMALL_COPIES", "warning")
+    assert "200000 copies of 1000 bytes" in many.message
+
+
+def test_a_plan_that_fails_for_a_reason_that_is_told_already_is_not_told_again() -> None:
+    local = engine("d", ("full", 16, None, llama(TWO)), kv_heads=8)
+    remote = engine("p", ("full", 16, None, llama(TWO, heads=4)), kv_heads=4)
+    assert [f.code for f in describe(local, remote).findings] == ["COMPAT_MISMATCH"]
+    local = engine("d", ("full", 16, None, llama(TWO)))
+    assert [
+        f.code for f in describe(local, engine("p", ("full", 16, None, llama(TWO, heads=4)))).findings
+    ] == ["TP_UNSUPPORTED"]
