@@ -23,7 +23,13 @@ _kvctl() {
         transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
         events:--count|events:-n) COMPREPLY=(); return ;;
+        describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
+        describe-topology:--local) COMPREPLY=(); return ;;
+        describe-topology:--remote) COMPREPLY=(); return ;;
+        describe-topology:--tokens) COMPREPLY=(); return ;;
+        describe-topology:--bandwidth) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
+        describe-topology:--output|describe-topology:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml dot mermaid svg" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
@@ -36,7 +42,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers events describe-topology demo schema completion version' ;;
+            words='status engines workers transfers events describe-topology diff export-geometry demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -53,14 +59,20 @@ _kvctl() {
             options='--count --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         describe-topology)
-            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --remote --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        diff)
+            options='--output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        export-geometry)
+            options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
             options='--simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Demo DemoRequest Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Diff Geometry Demo DemoRequest Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

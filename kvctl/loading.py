@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -58,8 +60,55 @@ def load(row: Row) -> Any:
             "install kvctl with all of its packages",
         ) from error
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(with_settings(function))
-    return typer.main.get_command(app)
+    unfolded = with_settings(function)
+    app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(unfolded)
+    return quick(typer.main.get_command(app), unfolded)
+
+
+def quick(command: Any, function: Callable[..., Any]) -> Any:
+    """``command``, made of ``function``, with parameters that take their values as they are or from their ``parser``.
+
+    typer itself asks pydantic about every parameter, given or not, which takes longer than all else at the start.
+    """
+    wanted = inspect.signature(function, eval_str=True).parameters
+    for parameter in command.params:
+        kind, info = get_args(wanted[parameter.name].annotation) or (None, None)
+        parser = getattr(info, "parser", None)
+        if parser is not None or kind in TEXTS:
+            parameter.process_value = _value_of(parameter, parser)
+    made = command.get_help_option
+
+    def help_option(context: Any) -> Any:
+        option = made(context)
+        if option is not None:
+            option.process_value = _unless_asked(option.process_value)
+        return option
+
+    command.get_help_option = help_option
+    return command
+
+
+def _unless_asked(thorough: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """For a flag whose only effect is that of being given."""
+    return lambda context, value: thorough(context, value) if value else value
+
+
+TEXTS = (str, str | None, list[str] | None)
+"""Annotations whose values are what the operator typed."""
+
+
+def _value_of(parameter: Any, parser: Callable[[Any], Any] | None) -> Callable[[Any, Any], Any]:
+    thorough = parameter.process_value
+
+    def process(context: Any, value: Any) -> Any:
+        if value is None or value == ():
+            # Of a value that is missing typer knows better what to say.
+            return thorough(context, value) if parameter.required else value
+        if parser is None:
+            return value
+        return [parser(one) for one in value] if isinstance(value, list | tuple) else parser(value)
+
+    return process
 
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvctl import errors
-from kvctl.loading import CONTEXT_SETTINGS, LazyGroup
+from kvctl.loading import CONTEXT_SETTINGS, LazyGroup, quick
 from kvctl.options import with_given
 from kvctl.settings import Given, resolve
 
@@ -49,10 +49,9 @@ def group() -> Any:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    app.callback(invoke_without_command=True, epilog=EPILOG, context_settings=CONTEXT_SETTINGS)(
-        with_given(root)
-    )
-    return typer.main.get_command(app)
+    unfolded = with_given(root)
+    app.callback(invoke_without_command=True, epilog=EPILOG, context_settings=CONTEXT_SETTINGS)(unfolded)
+    return quick(typer.main.get_command(app), unfolded)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:

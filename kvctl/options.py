@@ -5,16 +5,17 @@ They may stand before or after the command's name: ``kvctl -o json engines`` and
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import os
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
 from kvctl import parsing
-from kvctl.settings import COLOR_MODES, OUTPUT_FORMATS, Given, Settings, resolve
+from kvctl.settings import COLOR_MODES, DRAWINGS, OUTPUT_FORMATS, Given, Settings, resolve
 
 Watch = Annotated[
     float | None,
@@ -26,6 +27,10 @@ Watch = Annotated[
         help="Ask again every so many seconds until Ctrl-C.",
     ),
 ]
+
+
+DrawnSettings = Annotated[Settings, DRAWINGS]
+"""The settings of a command whose answer can also be had as a drawing."""
 
 
 def common(
@@ -84,11 +89,13 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 
     A function without a ``settings`` parameter is returned as it is.
     """
+    drawings = _drawings(function)
 
     def settle(context: typer.Context, given: Given) -> Settings:
-        return resolve((given, context.obj if isinstance(context.obj, Given) else Given()), os.environ)
+        before = context.obj if isinstance(context.obj, Given) else Given()
+        return resolve((given, before), os.environ, drawings)
 
-    return _unfolded(function, "settings", settle)
+    return _unfolded(function, "settings", settle, drawings)
 
 
 def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,8 +103,25 @@ def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
     return _unfolded(function, "given", lambda _, given: given)
 
 
+def _drawings(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The drawings that a command can answer with, from the annotation of its ``settings``."""
+    own = inspect.signature(function, eval_str=True).parameters.get("settings")
+    return getattr(own.annotation, "__metadata__", ((),))[0] if own else ()
+
+
+def _output(drawings: tuple[str, ...]) -> inspect.Parameter:
+    """The parameter ``output``, with the drawings among its values."""
+    kind, option = get_args(COMMON["output"].annotation)
+    option = copy.copy(option)
+    option.metavar = "|".join((*OUTPUT_FORMATS, *drawings))
+    return COMMON["output"].replace(annotation=Annotated[kind, option])
+
+
 def _unfolded(
-    function: Callable[..., Any], folded: str, fold: Callable[[typer.Context, Given], object]
+    function: Callable[..., Any],
+    folded: str,
+    fold: Callable[[typer.Context, Given], object],
+    drawings: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
     """``function`` with the common options in place of its parameter ``folded``, which ``fold`` makes of them."""
     own = inspect.signature(function, eval_str=True).parameters
@@ -113,7 +137,8 @@ def _unfolded(
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in (folded, "context")]
-    parameters = [context, *kept, *COMMON.values()]
+    shared = {**COMMON, "output": _output(drawings)}
+    parameters = [context, *kept, *shared.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

@@ -1,12 +1,25 @@
-"""Turns what an operator typed into values: durations, counts, choices; a wrong one is named, with its near misses."""
+"""Turns what an operator typed into values: durations, rates, counts, choices; names wrong ones and near misses."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
 import typer
 
+_PREFIXES = {
+    "": 1.0,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
+_BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *(?:([KMGT]i?)?(B|bit|b)?(?:/s|ps)?)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -34,6 +47,21 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_bandwidth(text: str) -> float:
+    """A bandwidth in bytes per second, above zero: ``50GB/s``, ``400Gbit/s``, ``12.5GiB/s``, ``1e9``.
+
+    Raises `ValueError` that names the text.
+    """
+    found = _BANDWIDTH.fullmatch(text.strip())
+    value = 0.0
+    if found:
+        number, prefix, unit = found.groups()
+        value = float(number) * _PREFIXES[prefix or ""] * (0.125 if unit in ("b", "bit") else 1.0)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r} is not a bandwidth above zero; write 50GB/s, 400Gbit/s or 12.5GiB/s")
+    return value
+
+
 def parse_choice(text: str, known: tuple[str, ...]) -> str:
     """``text`` if it is one of ``known``. Raises `ValueError` with the near misses."""
     if text in known:
@@ -45,6 +73,14 @@ def seconds(text: str) -> float:
     """An option's parser for durations."""
     try:
         return parse_seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def bandwidth(text: str) -> float:
+    """An option's parser for bandwidths."""
+    try:
+        return parse_bandwidth(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -10,10 +10,12 @@ from typing import Any, Literal, cast
 from kvctl.errors import UsageError
 from kvctl.parsing import near_misses, parse_choice, parse_seconds
 
-OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml"]
+OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg"]
 ColorMode = Literal["auto", "always", "never"]
 
 OUTPUT_FORMATS = ("table", "wide", "json", "jsonl", "yaml")
+DRAWINGS = ("dot", "mermaid", "svg")
+"""Forms in which only some documents can be had."""
 COLOR_MODES = ("auto", "always", "never")
 DEFAULT_TIMEOUT = 5.0
 """Seconds that a command waits for an answer."""
@@ -63,8 +65,8 @@ KEYS = tuple(f.name for f in fields(Given) if f.name not in ("config", "origin")
 """The names that a config file may hold."""
 
 
-def resolve(flags: Iterable[Given], environ: Mapping[str, str]) -> Settings:
-    """Settle every value. ``flags`` go from the strongest to the weakest.
+def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[str, ...] = ()) -> Settings:
+    """Settle every value. ``flags`` go from the strongest to the weakest, ``drawings`` are allowed as output as well.
 
     Raises `UsageError` that names the wrong value and where it stood.
     """
@@ -76,7 +78,7 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str]) -> Settings:
     if color == "auto" and environ.get("NO_COLOR"):
         color = "never"
     return Settings(
-        output=cast("OutputFormat", _choice(levels, "output", OUTPUT_FORMATS) or "table"),
+        output=cast("OutputFormat", _choice(levels, "output", (*OUTPUT_FORMATS, *drawings)) or "table"),
         color=color,
         timeout=_seconds(*timeout) if timeout else DEFAULT_TIMEOUT,
         timeout_given=timeout is not None,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
 from kvctl.render import output
 from kvctl.settings import Settings
 
+Body = TypeVar("Body", bound=msgspec.Struct)
 
-def show_repeatedly(fetch: Callable[[], msgspec.Struct], settings: Settings, every: float | None) -> None:
-    """Show what ``fetch`` returns; with ``every`` (seconds), again until interrupted.
+
+def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float | None) -> Body:
+    """Show what ``fetch`` returns, and return it; with ``every`` (seconds), again until interrupted.
 
     A terminal's screen is cleared each time; anywhere else the answers follow each other, tables with an empty line
     between. The answer is fetched before the old one is cleared away, so that a daemon that is gone leaves the last one
@@ -31,7 +34,7 @@ def show_repeatedly(fetch: Callable[[], msgspec.Struct], settings: Settings, eve
             sys.stdout.write("\n")
         output.show(body, settings)
         if every is None:
-            return
+            return body
         first = False
         time.sleep(every)
         body = fetch()

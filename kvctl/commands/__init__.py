@@ -28,6 +28,12 @@ COMMANDS = (
         "kvctl.commands.describe_topology:describe_topology",
         "Who reads which bytes of KV cache from whom.",
     ),
+    Row("diff", "kvctl.commands.diff:diff", "Two engines compared factor by factor."),
+    Row(
+        "export-geometry",
+        "kvctl.commands.export_geometry:export_geometry",
+        "An engine's geometry as a file for describe-topology and diff.",
+    ),
     Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),

@@ -3,96 +3,133 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from kvctl.documents.topology import Topology, pair_document
+from kvctl.errors import UsageError
+from kvctl.options import DrawnSettings, Watch
+from kvctl.parsing import bandwidth, count
+from kvctl.sources import EngineId, from_model_text, load, ready_row, source
+from kvctl.watch import show_repeatedly
+from kvd.geometry.model import EngineGeometry
 from kvd.topology.describe import describe
 
-from kvctl import daemon
-from kvctl.documents.topology import Topology, pair_document
-from kvctl.engine_cards import engine_geometry
-from kvctl.errors import PeerUnreachable, UsageError
-from kvctl.options import Watch
-from kvctl.parsing import near_misses
-from kvctl.settings import Settings
-from kvctl.watch import show_repeatedly
-from kvd.wire import query
-from kvd.wire.query import EngineRow
+if TYPE_CHECKING:
+    from kvctl.settings import Settings
+    from kvd.wire.query import EngineRow
+
+Pairs = list[tuple[EngineGeometry, EngineGeometry]]
 
 
 def describe_topology(
-    settings: Settings,
+    settings: DrawnSettings,
     *,
+    engines: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[ENGINE [FROM]]",
+            help="One: only pairs that it is part of. Two: ENGINE reads from FROM, whatever their roles.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", metavar="MODEL", help="A preset's name, or a path of a config.json."),
+    ] = None,
     local: Annotated[
-        str | None, typer.Argument(metavar="[ENGINE]", help="Only pairs that this engine is part of.")
+        str | None,
+        typer.Option("--local", metavar="OPTIONS", help="The reading engine of --model: tp=4,block_size=64."),
     ] = None,
     remote: Annotated[
         str | None,
-        typer.Argument(metavar="[FROM]", help="Only: ENGINE reads from FROM, whatever their roles."),
+        typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option("--tokens", metavar="N", parser=count, help="Tokens of the request. [8192]")
+    ] = 8192,
+    link: Annotated[
+        float | None,
+        typer.Option(
+            "--bandwidth", metavar="RATE", parser=bandwidth, help="Of each rank's link, say 50GB/s: how long?"
+        ),
     ] = None,
     watch: Watch = None,
 ) -> None:
     """Who reads which bytes of KV cache from whom.
 
-    For every pair of engines that kvd knows: which rank reads from which, heads, bytes and separate copies a block. A
-    pair is a decoding engine and a prefilling one of the same model; two named engines are compared whatever they are.
-    With -o wide also each single read and the factors that agree.
+    For every pair of engines that kvd knows: which rank reads from which, heads, bytes and separate copies a block,
+    what one request costs, and what to know of it. A pair is a decoding engine and a prefilling one of the same model;
+    two named ones are compared whatever they are. A name may also be a geometry file or a model with its options
+    (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd. With -o
+    wide also each single read and the factors that agree. Exit code 1 when a pair shown does not fit.
     """
+    chosen = _chosen(settings, engines or [], (model, local, remote))
 
     def fetch() -> Topology:
-        rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
-        pairs = list(_chosen(rows, local, remote))
-        if not pairs:
-            sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")
-        return Topology(
-            pairs=tuple(pair_document(describe(engine_geometry(a), engine_geometry(b))) for a, b in pairs)
-        )
+        return Topology(pairs=tuple(pair_document(describe(a, b, tokens=tokens), link) for a, b in chosen()))
 
-    show_repeatedly(fetch, settings, watch)
+    if not all(pair.compatible for pair in show_repeatedly(fetch, settings, watch).pairs):
+        raise typer.Exit(1)
 
 
 def _chosen(
-    rows: Sequence[EngineRow], local: str | None, remote: str | None
-) -> Iterator[tuple[EngineRow, EngineRow]]:
-    """The pairs (reader, source), as named or as roles and models suggest."""
-    if local and remote:
-        yield _ready(rows, local), _ready(rows, remote)
-        return
-    named = _ready(rows, local) if local else None
+    settings: Settings, named: list[str], options: tuple[str | None, str | None, str | None]
+) -> Callable[[], Pairs]:
+    """How to get the pairs (reader, source) that were asked for. Raises `UsageError` for what does not go together."""
+    model, local, remote = options
+    if model is not None:
+        if named:
+            raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
+        pair = from_model_text(model, local or ""), from_model_text(model, remote or "")
+        return lambda: [pair]
+    if local is not None or remote is not None:
+        raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
+    if len(named) > 2:
+        raise UsageError(f"a pair has two engines, and {named[2]!r} is a third")
+    if len(named) == 2:
+        return lambda: [_both(load(named, settings))]
+    if named and not isinstance(source(named[0]), EngineId):
+        raise UsageError(f"{named[0]!r} is no engine of kvd, so it takes a second one to read from")
+    return lambda: _from_kvd(settings, named[0] if named else None)
+
+
+def _both(engines: tuple[EngineGeometry, ...]) -> tuple[EngineGeometry, EngineGeometry]:
+    here, there = engines
+    return here, there
+
+
+def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
+    """The pairs that roles and models suggest, of all engines or of one; why there are none is told on stderr."""
+    from kvctl import daemon
+    from kvctl.engine_cards import engine_geometry
+    from kvd.wire import query
+
+    rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
+    pairs = list(_suggested(rows, engine_id))
+    if not pairs:
+        sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")
+    return [(engine_geometry(a), engine_geometry(b)) for a, b in pairs]
+
+
+def _suggested(rows: Sequence[EngineRow], engine_id: str | None) -> Iterator[tuple[EngineRow, EngineRow]]:
+    named = ready_row(rows, engine_id) if engine_id else None
     for reader in rows:
-        for source in rows:
-            if _makes_sense(reader, source) and (named is None or named in (reader, source)):
-                yield reader, source
+        for other in rows:
+            if _makes_sense(reader, other) and (named is None or named in (reader, other)):
+                yield reader, other
 
 
-def _makes_sense(reader: EngineRow, source: EngineRow) -> bool:
+def _makes_sense(reader: EngineRow, other: EngineRow) -> bool:
     return (
-        reader is not source
+        reader is not other
         and reader.card is not None
-        and source.card is not None
+        and other.card is not None
         and reader.engine.role in ("decode", "both")
-        and source.engine.role in ("prefill", "both")
-        and reader.engine.model == source.engine.model
+        and other.engine.role in ("prefill", "both")
+        and reader.engine.model == other.engine.model
     )
-
-
-def _ready(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
-    """The engine of that id. Raises `UsageError` when kvd knows none, `PeerUnreachable` when it is not complete."""
-    row = next((row for row in rows if row.engine.engine_id == engine_id), None)
-    if row is None:
-        known = [row.engine.engine_id for row in rows]
-        raise UsageError(
-            f"kvd knows no engine {engine_id!r}; {near_misses(engine_id, known) or 'it knows none at all'}",
-            "kvctl engines lists them",
-        )
-    if row.card is None:
-        raise PeerUnreachable(
-            f"engine {engine_id!r} is {row.state}, with {len(row.ranks)} of {row.engine.world_size} workers"
-            + (f": {row.reason}" if row.reason else ""),
-            f"see kvctl workers --engine {engine_id}",
-        )
-    return row
 
 
 def _why_none(rows: Sequence[EngineRow]) -> str:

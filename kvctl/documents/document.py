@@ -41,6 +41,8 @@ KINDS = (
     Kind("Event", "event:Event"),
     Kind("Topology", "topology:Topology", "pairs", "Pair"),
     Kind("Pair", "topology:Pair"),
+    Kind("Diff", "diff:Diff"),
+    Kind("Geometry", "geometry:Geometry"),
     Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
     Kind("DemoRequest", "demo:DemoRequest"),
     Kind("Version", "version:Version"),

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from kvctl.documents.fields import Bytes, Count, RankName
+from kvctl.documents.fields import Bytes, BytesPerSecond, Count, RankName, Seconds
 
 if TYPE_CHECKING:
+    from kvd.topology.compat import Factor as FactorFound
+    from kvd.topology.cost import RequestCost
     from kvd.topology.describe import EngineSummary, PairDescription
 
 HeadRange = Annotated[
@@ -66,6 +68,34 @@ class Read(Struct, frozen=True, kw_only=True):
     layers: Annotated[int, Meta(ge=0, description="layers read so")]
 
 
+class Link(Struct, frozen=True, kw_only=True):
+    """What one remote rank sends to one local rank for one request."""
+
+    local_rank: RankName
+    remote_rank: RankName
+    bytes: Bytes
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """What one request costs of which the local engine knows nothing yet; whole blocks are moved."""
+
+    tokens: Annotated[int, Meta(ge=1, description="length of the request")]
+    bytes: Bytes
+    descriptors: Annotated[int, Meta(ge=0, description="copies, page by page of each layer")]
+    coalesced_descriptors: Annotated[
+        int, Meta(ge=0, description="copies where the request's blocks stand in a row on both sides")
+    ]
+    bytes_by_rank: Annotated[dict[str, Bytes], Meta(description="what each remote rank sends, in bytes")]
+    bytes_by_local_rank: Annotated[dict[str, Bytes], Meta(description="what each local rank takes, in bytes")]
+    links: tuple[Link, ...]
+    bandwidth: Annotated[
+        BytesPerSecond | None, Meta(description="of each rank's link, in bytes per second, as it was given")
+    ]
+    seconds: Annotated[
+        Seconds | None, Meta(description="least time at that bandwidth: that of the busiest rank, in seconds")
+    ]
+
+
 class Finding(Struct, frozen=True, kw_only=True):
     """Something that an operator should know of a pair."""
 
@@ -85,6 +115,9 @@ class Pair(Struct, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     reads: tuple[Read, ...]
     findings: tuple[Finding, ...]
+    request: Annotated[
+        Request | None, Meta(description="null where the engines cannot be mapped, or it was not asked for")
+    ] = None
 
 
 class Topology(Struct, frozen=True, kw_only=True):
@@ -93,15 +126,13 @@ class Topology(Struct, frozen=True, kw_only=True):
     pairs: tuple[Pair, ...]
 
 
-def pair_document(pair: PairDescription) -> Pair:
-    """The document of one described pair."""
+def pair_document(pair: PairDescription, bandwidth: float | None = None) -> Pair:
+    """The document of one described pair; ``bandwidth`` of each rank's link is in bytes per second."""
     return Pair(
-        local=_end(pair.local),
-        remote=_end(pair.remote),
+        local=end_document(pair.local),
+        remote=end_document(pair.remote),
         compatible=pair.compatible,
-        factors=tuple(
-            Factor(name=f.name, local=f.local, remote=f.remote, ok=f.ok, note=f.note) for f in pair.factors
-        ),
+        factors=tuple(map(_factor, pair.factors)),
         groups=tuple(
             Group(
                 index=g.index,
@@ -127,10 +158,33 @@ def pair_document(pair: PairDescription) -> Pair:
         findings=tuple(
             Finding(code=f.code, severity=f.severity, message=f.message, hint=f.hint) for f in pair.findings
         ),
+        request=None if pair.request is None else _request(pair.request, bandwidth),
     )
 
 
-def _end(engine: EngineSummary) -> EngineEnd:
+def _factor(factor: FactorFound) -> Factor:
+    return Factor(name=factor.name, local=factor.local, remote=factor.remote, ok=factor.ok, note=factor.note)
+
+
+def _request(cost: RequestCost, bandwidth: float | None) -> Request:
+    return Request(
+        tokens=cost.tokens,
+        bytes=cost.bytes,
+        descriptors=cost.descriptors,
+        coalesced_descriptors=cost.coalesced_descriptors,
+        bytes_by_rank=dict(cost.bytes_by_rank),
+        bytes_by_local_rank=dict(cost.bytes_by_local_rank),
+        links=tuple(
+            Link(local_rank=here, remote_rank=there, bytes=count)
+            for (here, there), count in cost.bytes_by_link.items()
+        ),
+        bandwidth=bandwidth,
+        seconds=None if bandwidth is None else cost.seconds(bandwidth),
+    )
+
+
+def end_document(engine: EngineSummary) -> EngineEnd:
+    """The document of one engine of a pair."""
     return EngineEnd(
         engine_id=engine.engine_id,
         generation=engine.generation,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from kvctl.documents.document import kind_of, lines, wrapped
-from kvctl.settings import Settings
+from kvctl.settings import DRAWINGS, Settings
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -26,11 +26,19 @@ SCREENS = {
     "Status": "kvctl.render.status:status_screen",
     "Event": "kvctl.render.event:event_screen",
     "Topology": "kvctl.render.topology:topology_screen",
+    "Diff": "kvctl.render.diff:diff_screen",
     "Demo": "kvctl.render.demo:demo_screen",
     "Version": "kvctl.render.version:version_screen",
     "Kinds": "kvctl.render.kinds:kinds_screen",
 }
 """For each kind that a command prints, the function that draws it: ``screen(body, wide) -> renderable``."""
+
+PICTURES = {
+    ("Topology", "dot"): "kvctl.render.dot:topology_dot",
+    ("Topology", "mermaid"): "kvctl.render.mermaid:topology_mermaid",
+    ("Topology", "svg"): "kvctl.render.svg:topology_svg",
+}
+"""For each kind and drawing the function that makes the drawing's text of the document."""
 
 
 def show(body: msgspec.Struct, settings: Settings) -> None:
@@ -45,7 +53,11 @@ def text_of(body: msgspec.Struct, settings: Settings) -> str:
         return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines(body))
     if settings.output in ("json", "yaml"):
         return plain_text(wrapped(body), settings)
-    return _drawn(_screen(body)(body, settings.output == "wide"), settings)
+    if settings.output in DRAWINGS:
+        picture: str = _function(PICTURES[kind_of(body).name, settings.output])(body)
+        return picture
+    screen: RenderableType = _function(SCREENS[kind_of(body).name])(body, settings.output == "wide")
+    return _drawn(screen, settings)
 
 
 def plain_text(document: dict[str, Any], settings: Settings) -> str:
@@ -67,15 +79,15 @@ def clear(settings: Settings) -> bool:
     return True
 
 
-def _screen(body: msgspec.Struct) -> Callable[[Any, bool], RenderableType]:
-    module, name = SCREENS[kind_of(body).name].split(":")
-    found: Callable[[Any, bool], RenderableType] = getattr(importlib.import_module(module), name)
+def _function(target: str) -> Callable[..., Any]:
+    module, name = target.split(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 def _drawn(screen: RenderableType, settings: Settings) -> str:
     console = _console(settings)
-    console.print(screen, crop=False, overflow="ignore")
+    console.print(screen, crop=False, overflow="fold")
     # rich fills every line up to its column's width; blanks at a line's end help nobody.
     drawn = console.file.getvalue()  # type: ignore[attr-defined]
     return "".join(line.rstrip() + "\n" for line in drawn.splitlines())

@@ -1,20 +1,21 @@
-"""Draws the Topology document: for each pair a rank-by-rank matrix, the groups, what differs, what was found."""
+"""Draws the Topology document: for each pair a rank-by-rank matrix, groups, the cost of a request, what was found."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvctl.documents.topology import EngineEnd, Pair, Topology
-from kvctl.render.numbers import size
+from kvctl.documents.topology import Pair, Request, Topology
+from kvctl.render.flows import flows, partial_groups, rank_order, shape
+from kvctl.render.numbers import rate, size, span
 from kvctl.render.table import column_table
 
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
+SENDS, TAKES = "sends", "takes"
 SHARE_LEGEND = "  N%  part of the bytes that the row's rank, reading, takes from the column's rank\n"
 GROUP_LEGEND = "  gN  of these groups only\n"
 NOTHING_LEGEND = "  .   nothing"
@@ -36,6 +37,8 @@ def _pair(pair: Pair, wide: bool) -> RenderableType:
             SHARE_LEGEND + GROUP_LEGEND * any("g" in cell for cell in matrix.cells.values()) + NOTHING_LEGEND
         )
         parts += ["", matrix, "", Text(legend, style="dim"), "", _groups(pair)]
+    if pair.request:
+        parts += ["", _request(pair.request)]
     # A difference without a note costs nothing and is no news.
     factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
     if factors:
@@ -64,19 +67,13 @@ def _pair(pair: Pair, wide: bool) -> RenderableType:
 
 def _header(pair: Pair) -> Text:
     text = Text.assemble(
-        (pair.local.engine_id, "bold"), f" ({_shape(pair.local)}) reads from ",
-        (pair.remote.engine_id, "bold"), f" ({_shape(pair.remote)}): ",
+        (pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
+        (pair.remote.engine_id, "bold"), f" ({shape(pair.remote)}): ",
         ("compatible", "green") if pair.compatible else ("NOT compatible", "bold red"),
     )  # fmt: skip
     models = dict.fromkeys((pair.local.model, pair.remote.model))
     text.append(f"\n{' / '.join(models)}", style="dim")
     return text
-
-
-def _shape(engine: EngineEnd) -> str:
-    sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
-    blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes))
-    return " ".join(s for s in sizes if s) + (f", blocks of {blocks}" if blocks else "")
 
 
 def _groups(pair: Pair) -> RenderableType:
@@ -89,6 +86,24 @@ def _groups(pair: Pair) -> RenderableType:
         rows,
         right="LAYERS TOKENS/BLOCK BYTES/BLOCK",
     )
+
+
+def _request(request: Request) -> RenderableType:
+    """What a request costs, in one line; the mean copy is that before coalescing."""
+    busiest = max((*request.bytes_by_rank.values(), *request.bytes_by_local_rank.values()), default=0)
+    headers = ["REQUEST", "BYTES", "COPIES", "COALESCED", "MEAN COPY", "BUSIEST RANK"]
+    row = [
+        f"{request.tokens} tokens",
+        size(request.bytes),
+        str(request.descriptors),
+        str(request.coalesced_descriptors),
+        size(request.bytes / max(1, request.descriptors)),
+        size(busiest),
+    ]
+    if request.seconds is not None:
+        headers.append("TIME")
+        row.append(f"{span(request.seconds)} at {rate(request.bandwidth)} a rank")
+    return column_table(headers, [row], right="BYTES COPIES COALESCED")
 
 
 def _reads(pair: Pair) -> RenderableType:
@@ -109,12 +124,26 @@ def _reads(pair: Pair) -> RenderableType:
 
 
 class Matrix:
-    """Rows are local ranks, columns remote ranks. Columns that do not fit stand in further tables below."""
+    """Rows are local ranks, columns remote ranks. Columns that do not fit stand in further tables below.
+
+    Where a request's cost is known, the last column is what each local rank takes and the last row what each remote
+    one sends.
+    """
 
     def __init__(self, pair: Pair) -> None:
-        self.rows = sorted({read.local_rank for read in pair.reads}, key=_order)
-        self.columns = sorted({read.remote_rank for read in pair.reads}, key=_order)
-        self.cells = _cells(pair)
+        found = flows(pair)
+        self.rows = sorted({flow.local for flow in found}, key=rank_order)
+        self.columns = sorted({flow.remote for flow in found}, key=rank_order)
+        total: dict[str, int] = {}
+        for flow in found:
+            total[flow.local] = total.get(flow.local, 0) + flow.bytes
+        self.cells = {
+            (flow.local, flow.remote): f"{100 * flow.bytes / (total[flow.local] or 1):.0f}% "
+            f"{partial_groups(pair, flow)}".rstrip()
+            for flow in found
+        }
+        if pair.request:
+            self._add_sums(pair.request)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """The tables, as many as the width asks for."""
@@ -131,35 +160,11 @@ class Matrix:
             ]
             yield column_table(["", *columns], rows)
 
-
-def _order(name: str) -> tuple[int, ...]:
-    """Ranks in the order of their numbers: tp10 after tp9, all of one pp stage together."""
-    parts = dict.fromkeys(("pp", "dcp", "tp"), 0)
-    for part in name.split("."):
-        label = part.rstrip("0123456789")
-        parts[label] = int(part[len(label) :] or 0)
-    return tuple(parts.values())
-
-
-def _cells(pair: Pair) -> dict[tuple[str, str], str]:
-    """What stands in the matrix for each (local, remote): the share of bytes, and the groups unless it is all."""
-    every_group = {read.group for read in pair.reads}
-    taken: dict[tuple[str, str], float] = defaultdict(float)
-    total: dict[str, float] = defaultdict(float)
-    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for read in pair.reads:
-        key = read.local_rank, read.remote_rank
-        weight = float(read.bytes_per_block * read.layers)
-        taken[key] += weight
-        total[read.local_rank] += weight
-        if read.group not in groups[key]:
-            groups[key].append(read.group)
-    return {
-        key: f"{100 * share / (total[key[0]] or 1):.0f}%"
-        + (
-            ""
-            if len(groups[key]) == len(every_group)
-            else " " + "".join(f"g{g}" for g in sorted(groups[key]))
-        )
-        for key, share in taken.items()
-    }
+    def _add_sums(self, request: Request) -> None:
+        for row in self.rows:
+            self.cells[row, TAKES] = size(request.bytes_by_local_rank.get(row, 0))
+        for column in self.columns:
+            self.cells[SENDS, column] = size(request.bytes_by_rank.get(column, 0))
+        self.cells[SENDS, TAKES] = size(request.bytes)
+        self.rows.append(SENDS)
+        self.columns.append(TAKES)

@@ -1,0 +1,34 @@
+"""`kvctl diff`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl.documents.diff import diff_document
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvctl.sources import load
+from kvd.topology.compat import compare
+from kvd.topology.describe import summarize_engine
+
+
+def diff(
+    settings: Settings,
+    *,
+    local: Annotated[
+        str, typer.Argument(metavar="A", help="An engine, a model with options, or a geometry file.")
+    ],
+    remote: Annotated[str, typer.Argument(metavar="B", help="The same; A reads from B.")],
+) -> None:
+    """Two engines compared factor by factor.
+
+    Each is an engine that kvd knows, a model with its options (qwen3-32b:tp=4,layout=HND or path/config.json:tp=4) or a
+    geometry file. Exit code 0 when nothing differs, 1 when something does, handled or not.
+    """
+    here, there = load((local, remote), settings)
+    body = diff_document(summarize_engine(here), summarize_engine(there), compare(here, there))
+    show(body, settings)
+    if not body.same:
+        raise typer.Exit(1)

@@ -1,0 +1,32 @@
+"""`kvctl export-geometry`."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from kvctl.documents.document import wrapped
+from kvctl.documents.geometry import geometry_document
+from kvctl.render.output import plain_text
+from kvctl.settings import Settings
+from kvctl.sources import load
+
+
+def export_geometry(
+    settings: Settings,
+    *,
+    engine: Annotated[
+        str, typer.Argument(metavar="ENGINE", help="An engine that kvd knows, or a model with options.")
+    ],
+) -> None:
+    """An engine's geometry as a file for describe-topology and diff.
+
+    Redirect it: kvctl export-geometry decode-0 >decode-0.json. It is printed as JSON, or as YAML with -o yaml.
+    """
+    [found] = load((engine,), settings)
+    form = settings.output if settings.output == "yaml" else "json"
+    document = wrapped(geometry_document(found))
+    sys.stdout.write(plain_text(document, replace(settings, output=form)))
