@@ -12,10 +12,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Picks
 
 Operation = Literal["read", "write"]
 
@@ -36,7 +37,8 @@ class Traits:
     """What a backend is good at, and what the connector must know of it.
 
     ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
-    must be destroyed before the target memory is safe. ``max_descriptors``: what one post takes, None for no
+    must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `PickingLane`, and
+    numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
     limit (the adapter splits by itself; a caller may want to know).
     """
 
@@ -98,6 +100,21 @@ class Lane(Protocol):
         """End the lane.
 
         When this returns, no byte of any of its transfers can land any more. Idempotent.
+        """
+        ...
+
+
+@runtime_checkable
+class PickingLane(Lane, Protocol):
+    """A lane that prepares a plan's rows over all blocks once, and then takes the numbers of cells to copy.
+
+    Everything else is as with `Lane`: states, errors, and what `close` promises.
+    """
+
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        """Start copying cells of a grid; the lane keeps what it prepared for ``picks.grid`` until its end.
+
+        Raises `BackendError` subclasses where it could not be started; nothing moves then.
         """
         ...
 

@@ -29,6 +29,7 @@ from kvd.backends.errors import (
 )
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, Int64
+from kvd.topology.grid import Picks
 
 NAME = "memory"
 VERSION = "1"
@@ -79,7 +80,7 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> MemoryHome:
 class MemoryHome:
     """Memory of this process that peers of this process may read and write."""
 
-    traits = Traits(notifications=False, strided_lists=False, late_writes_stop_at="lane")
+    traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane")
 
     def __init__(self, name: str, faults: Faults) -> None:
         self.name = name
@@ -201,6 +202,17 @@ class MemoryLane:
             self._end(transfer, State.FAILED, f"submit {number} is to fail and to land late")
         return transfer
 
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        """As `submit`: nothing here is worth preparing.
+
+        Raises:
+            TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
+        """
+        _on_grid(picks)
+        transfer = self.submit(peer, picks.descriptors(), operation)
+        transfer.descriptors = picks.runs
+        return transfer
+
     def poll(self, transfer: Transfer) -> State:
         """Copy what is due and update ``transfer``."""
         if transfer.state is not State.PENDING:
@@ -258,6 +270,20 @@ def _copy(work: _Work, count: int) -> None:
     ):
         target, source = (local, remote) if work.operation == "read" else (remote, local)
         ctypes.memmove(target, source, length)
+
+
+def _on_grid(picks: Picks) -> None:
+    if len(picks.local) != len(picks.remote):
+        raise TransferRefused(
+            f"picks differ in length: {len(picks.local)} local, {len(picks.remote)} remote", backend=NAME
+        )
+    grid = picks.grid
+    for cells, blocks in ((picks.local, grid.local_blocks), (picks.remote, grid.remote_blocks)):
+        if len(cells) and not 0 <= int(cells.min()) <= int(cells.max()) < len(grid) * blocks:
+            raise TransferRefused(
+                f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(grid) * blocks}",
+                backend=NAME,
+            )
 
 
 def _inside(addresses: Int64, lengths: Int64, regions: Sequence[Region], side: str) -> None:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvd.backends.contract import Operation, State, Transfer
 from kvd.backends.envelope import Envelope, unpack
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
 from kvd.backends.nixl_agent import MEMORY, Agent
 from kvd.backends.nixl_library import NAME
+from kvd.backends.nixl_lists import PreparedLists
+from kvd.backends.nixl_rows import checked, parts
 from kvd.backends.spans import Spans, parse_device
 from kvd.geometry.model import Region
-from kvd.topology.descriptors import Descriptors, Int64
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Picks
 
 _OPERATIONS: Mapping[Operation, str] = {"read": "READ", "write": "WRITE"}
 _PAUSE_S = 5e-5  # polling without a pause starves UCX's own threads on a busy host
@@ -26,7 +26,7 @@ _PAUSE_S = 5e-5  # polling without a pause starves UCX's own threads on a busy h
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """An agent nobody will call again, with the handles of its unfinished transfers.
+    """An agent nobody will call again, with the handles of its unfinished transfers and of its prepared lists.
 
     Destroying an agent that has a read under way over tcp closes the connection under the peer's answer, and UCX in the
     *peer* may then abort the whole process ("ucp_request.inl: Fatal: unexpected error: Endpoint timeout"). Where every
@@ -36,6 +36,7 @@ class Parked:
 
     agent: Agent
     handles: list[Any] = field(default_factory=list)
+    lists: list[Any] = field(default_factory=list)
 
     def destroy(self) -> None:
         """Release and destroy after all.
@@ -44,6 +45,7 @@ class Parked:
             BackendError: the agent is still referred to.
         """
         self.agent.release(self.handles)
+        self.agent.release(self.lists)
         self.agent.destroy()
 
 
@@ -52,6 +54,7 @@ class _Peer:
     metadata: bytes
     agent: str
     spans: Spans
+    lists: PreparedLists = field(default_factory=PreparedLists)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +112,7 @@ class NixlLane:
                     )
             if known:
                 del self._peers[peer]
+                agent.release(known.lists.take())
                 agent.call(f"forget {peer}", "remove_remote_agent", known.agent)
             try:
                 loaded = agent.call(f"add {peer}", "add_remote_agent", envelope.blob)
@@ -133,40 +137,26 @@ class NixlLane:
             TransferRefused: unknown peer, closed lane, malformed columns, memory that is not registered.
         """
         with self._lock:
-            agent = self._opened()
-            known = self._peers.get(peer)
-            if known is None:
-                raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
-            rows = _checked(descriptors)
-            post = _Post()
-            transfer = Transfer(peer, rows.nbytes, len(rows), post)
-            try:
-                for part in _parts(rows, self._spans, known.spans):
-                    local = agent.call(
-                        "describe local memory", "get_xfer_descs", part.local, part.local_memory
-                    )
-                    remote = agent.call(
-                        "describe remote memory", "get_xfer_descs", part.remote, part.remote_memory
-                    )
-                    doing = f"{operation} {len(part.local)} descriptors, peer {peer}"
-                    post.handles.append(
-                        agent.call(
-                            doing, "initialize_xfer", _OPERATIONS[operation], local, remote, known.agent
-                        )
-                    )
-            except BackendError:
-                agent.release(post.handles)
-                raise
-            transfer.posted = time.monotonic()
-            self._live[post] = transfer
-            for handle in post.handles:
-                self._advance(agent, transfer, "transfer", handle)
-                if transfer.state is State.FAILED:
-                    break
+            agent, known = self._opened(), self._known(peer)
+            rows = checked(descriptors)
+            transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
+            return self._post(agent, transfer, self._by_address(agent, known, rows, operation))
+
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        """Post a transfer of cells of a grid, which is prepared with its first picks; otherwise as `submit`.
+
+        Raises:
+            TransferRefused: as `submit`, or a cell that the grid does not have.
+        """
+        with self._lock:
+            agent, known = self._opened(), self._known(peer)
+            transfer = Transfer(peer, picks.nbytes, picks.runs, _Post())
+            lists = known.lists.of(agent, known.agent, picks.grid, self._spans, known.spans)
+            if lists is None:
+                making = self._by_address(agent, known, checked(picks.descriptors()), operation)
             else:
-                self._look(agent, transfer)
-            transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
-            return transfer
+                making = self._by_number(agent, lists, picks, operation, peer)
+            return self._post(agent, transfer, making)
 
     def poll(self, transfer: Transfer) -> State:
         """Look once and update ``transfer``. Over tcp this is also what moves the bytes, with the GIL released."""
@@ -201,10 +191,13 @@ class NixlLane:
                 agent.release(transfer.handle.handles)
                 self._end(transfer, State.FAILED, f"lane {self.name!r} was closed before the transfer ended")
             self._live.clear()
+            lists = [handle for peer in self._peers.values() for handle in peer.lists.take()]
             self._peers.clear()
             if parked and self._park:
+                parked.lists = lists
                 self._park(parked)
             else:
+                agent.release(lists)
                 agent.destroy()
             self._agent = None
         self._closed(self)
@@ -221,6 +214,58 @@ class NixlLane:
         if self._agent is None or not self._open:
             raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
         return self._agent
+
+    def _known(self, peer: str) -> _Peer:
+        known = self._peers.get(peer)
+        if known is None:
+            raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
+        return known
+
+    def _by_address(
+        self, agent: Agent, known: _Peer, rows: Descriptors, operation: Operation
+    ) -> Iterator[Any]:
+        """NIXL's handles of a transfer made anew, one for each pair of memory kinds."""
+        for part in parts(rows, self._spans, known.spans):
+            local = agent.call("describe local memory", "get_xfer_descs", part.local, part.local_memory)
+            remote = agent.call("describe remote memory", "get_xfer_descs", part.remote, part.remote_memory)
+            doing = f"{operation} {len(part.local)} descriptors, agent {known.agent}"
+            yield agent.call(doing, "initialize_xfer", _OPERATIONS[operation], local, remote, known.agent)
+
+    @staticmethod
+    def _by_number(
+        agent: Agent, lists: list[Any], picks: Picks, operation: Operation, peer: str
+    ) -> Iterator[Any]:
+        """NIXL's handle of a transfer between two prepared lists."""
+        if len(picks) or len(picks.remote):
+            yield agent.call(
+                f"{operation} {len(picks)} prepared descriptors, peer {peer}",
+                "make_prepped_xfer",
+                _OPERATIONS[operation],
+                lists[0],
+                picks.local,
+                lists[1],
+                picks.remote,
+            )
+
+    def _post(self, agent: Agent, transfer: Transfer, making: Iterator[Any]) -> Transfer:
+        """Make all handles, then post them: what fails before the first post has moved nothing."""
+        handles: list[Any] = transfer.handle.handles
+        try:
+            # No variable for a single handle: the traceback of a refusal would hold it, and with it the agent.
+            handles.extend(making)
+        except BackendError:
+            agent.release(handles)
+            raise
+        transfer.posted = time.monotonic()
+        self._live[transfer.handle] = transfer
+        for handle in handles:
+            self._advance(agent, transfer, "transfer", handle)
+            if transfer.state is State.FAILED:
+                break
+        else:
+            self._look(agent, transfer)
+        transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
+        return transfer
 
     def _look(self, agent: Agent, transfer: Transfer) -> None:
         """Advance all handles; DONE when all are."""
@@ -259,65 +304,6 @@ class NixlLane:
     @staticmethod
     def _end(transfer: Transfer, state: State, reason: str) -> None:
         transfer.state, transfer.reason, transfer.ended = state, reason, time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows (address, bytes, device ordinal) of both sides of a post, each side in one kind of memory."""
-
-    local: NDArray[np.uint64]
-    remote: NDArray[np.uint64]
-    local_memory: str
-    remote_memory: str
-
-
-def _checked(descriptors: Descriptors) -> Descriptors:
-    """The descriptors with rows of no bytes left out."""
-    lengths = {len(descriptors.local), len(descriptors.remote), len(descriptors.length)}
-    if len(lengths) > 1:
-        raise TransferRefused(
-            f"descriptor columns differ in length: {len(descriptors.local)} local, {len(descriptors.remote)} remote, "
-            f"{len(descriptors.length)} lengths",
-            backend=NAME,
-        )
-    if not len(descriptors):
-        return descriptors
-    least = min(int(c.min()) for c in (descriptors.local, descriptors.remote, descriptors.length))
-    if least < 0:
-        raise TransferRefused(
-            f"a descriptor holds {least}; addresses and lengths are not negative", backend=NAME
-        )
-    keep = descriptors.length > 0
-    if keep.all():
-        return descriptors
-    return Descriptors(descriptors.local[keep], descriptors.remote[keep], descriptors.length[keep])
-
-
-def _parts(rows: Descriptors, local: Spans, remote: Spans) -> Iterator[_Part]:
-    """Split by kind of memory: one list of NIXL's is all DRAM or all VRAM, on whatever devices."""
-    if not len(rows):
-        return
-    here, here_memory = _side(rows.local, rows.length, local)
-    there, there_memory = _side(rows.remote, rows.length, remote)
-    pairs = [(a, b) for a in _memories(local) for b in _memories(remote)]
-    for a, b in pairs:
-        if len(pairs) == 1:
-            yield _Part(here, there, a, b)
-        elif (chosen := (here_memory == a) & (there_memory == b)).any():
-            yield _Part(here[chosen], there[chosen], a, b)
-
-
-def _side(addresses: Int64, lengths: Int64, spans: Spans) -> tuple[NDArray[np.uint64], NDArray[np.str_]]:
-    """One side's rows (address, bytes, device ordinal), shape (n, 3), and the kind of memory of each."""
-    where = spans.locate(addresses)
-    devices = [parse_device(device) for device in spans.devices]
-    ordinals = np.array([ordinal for _, ordinal in devices], np.int64)
-    memories = np.array([MEMORY[kind] for kind, _ in devices])
-    return np.stack([addresses, lengths, ordinals[where]], axis=1).astype(np.uint64), memories[where]
-
-
-def _memories(spans: Spans) -> list[str]:
-    return list(dict.fromkeys(MEMORY[parse_device(device)[0]] for device in spans.devices))
 
 
 def _same_release(here: str, there: str) -> None:

@@ -395,7 +395,8 @@ def left_over(met: Met) -> int:
 
 def _whole(read: Read) -> Mask:
     rows = read.rows
-    return (rows.length == read.local_stride) & (rows.length == read.remote_stride)
+    whole: Mask = (rows.length == read.local_stride) & (rows.length == read.remote_stride)
+    return whole
 
 
 def runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:

@@ -240,7 +240,7 @@ class PeerLane:
             )
         else:
             try:
-                apply_plan(load, peer.plan)
+                apply_plan(load, peer.plan, picks=self._home.traits.strided_lists)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", load.order.request_id)

@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import BlockList, Plan, compile_plan
+from kvd.topology.request import Copies, compile_request
 from kvd.vllm.orders import LoadOrder
 from kvd.wire.transfer import GroupShare, TransferRecord
 
@@ -33,7 +33,7 @@ class Load:
     posting: float = 0.0
     posted: float = 0.0
     ended: float = 0.0
-    descriptors: dict[int, Descriptors] = field(default_factory=dict)
+    copies: dict[int, Copies] = field(default_factory=dict)
     raw_descriptors: int = 0
     transfers: list[Transfer] = field(default_factory=list)
     failures: int = 0
@@ -43,16 +43,23 @@ class Load:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all descriptors."""
-        return sum(d.nbytes for d in self.descriptors.values())
+        """Bytes of all copies."""
+        return sum(c.nbytes for c in self.copies.values())
 
 
-def apply_plan(load: Load, plan: Plan) -> None:
-    """Compile the plan for the load's blocks. Raises `TopologyError` where they do not fit."""
+def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
+    """Compile the plan for the load's blocks, with ``picks`` for lanes that take them (`PickingLane`).
+
+    Raises `TopologyError` where the blocks do not fit.
+    """
     order = load.order
     began = time.monotonic()
     local, remote = order.block_lists(), order.prefill.block_lists()
-    load.descriptors = compile_plan(plan, local, remote, tokens=order.tokens)
+    if picks:
+        load.copies = compile_request(plan, local, remote, tokens=order.tokens)
+    else:
+        found = compile_plan(plan, local, remote, tokens=order.tokens)
+        load.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
     load.plan = plan
     load.raw_descriptors = _uncoalesced(plan, local)
     load.planned = time.monotonic() - began
@@ -65,8 +72,16 @@ def post(load: Load, lane: Lane, plan: Plan) -> None:
     """
     load.transfers = []
     load.posting = time.monotonic()
-    for index, descriptors in load.descriptors.items():
-        load.transfers.append(lane.submit(str(plan.remote_ranks[index]), descriptors, "read"))
+    for index, copies in load.copies.items():
+        peer = str(plan.remote_ranks[index])
+        if len(copies.descriptors):
+            load.transfers.append(lane.submit(peer, copies.descriptors, "read"))
+        if copies.picks is None:
+            continue
+        if isinstance(lane, PickingLane):
+            load.transfers.append(lane.submit_picks(peer, copies.picks, "read"))
+        else:
+            load.transfers.append(lane.submit(peer, copies.picks.descriptors(), "read"))
     load.posted = time.monotonic()
 
 
@@ -102,7 +117,7 @@ def record(
 ) -> TransferRecord:
     """The load as the ledger keeps it."""
     order, plan, now = load.order, load.plan, load.ended
-    sources = sorted(load.descriptors) if plan else []
+    sources = sorted(load.copies) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{rank}",
         request_id=order.request_id,
@@ -119,7 +134,7 @@ def record(
         tokens=order.tokens,
         bytes=load.nbytes,
         descriptors=load.raw_descriptors,
-        coalesced_descriptors=sum(len(d) for d in load.descriptors.values()),
+        coalesced_descriptors=sum(c.runs for c in load.copies.values()),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
         groups=_shares(order.block_lists(), plan, geometry),
         stages={

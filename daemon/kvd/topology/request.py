@@ -1,0 +1,105 @@
+"""What one request copies: coalesced descriptors where its blocks lie together, picks of a grid where they do not.
+
+Coalesced descriptors are fewest, but a backend must check each one's address and prepare it for the post. Cells of a
+grid were checked when the grid was prepared; a pick costs a third of a descriptor's time and less, but there is one
+for each block. `LEAST_RUN` is where the two meet (docs/geometry.md has the measurement).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
+from kvd.topology.grid import Grid, Int32, Picks
+from kvd.topology.plan import BlockList, Met, Plan, coalesced, left_over, meetings, phased, runs
+
+LEAST_RUN = 8
+"""Blocks that a descriptor must join on average to be worth more than picks."""
+FEW = 256
+"""Descriptors that are too few for the choice to matter; a plan's first picks also prepare its grid."""
+
+
+@dataclass(slots=True)
+class Copies:
+    """What is to be copied from (or to) one remote worker."""
+
+    descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
+    picks: Picks | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return self.descriptors.nbytes + (self.picks.nbytes if self.picks else 0)
+
+    @property
+    def runs(self) -> int:
+        """Descriptors after coalescing, whether they were made or not."""
+        return len(self.descriptors) + (self.picks.runs if self.picks else 0)
+
+
+def compile_request(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
+) -> dict[int, Copies]:
+    """The copies of one request by position of the remote worker; arguments and errors as of `compile_plan`."""
+    found: dict[int, tuple[list[Met], list[Met]]] = {}
+    for met in meetings(plan, local, remote, tokens):
+        found.setdefault(met.read.remote, ([], []))[phased(met.read)].append(met)
+    return {
+        position: _copies(plan.grids[position], straight, split)
+        for position, (straight, split) in found.items()
+    }
+
+
+def _copies(grid: tuple[Grid, dict[int, int]], straight: list[Met], split: list[Met]) -> Copies:
+    """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
+    rows, picked, left = [], [], 0
+    for met in straight:
+        count = left_over(met)
+        if _scattered(grid[0], count, len(met.read.rows) * len(met.mine)):
+            picked.append(met)
+            left += count
+        else:
+            rows.append(coalesced(met))
+    if split:
+        joined = coalesce(concatenate([coalesced(met) for met in split]))
+        if _scattered(grid[0], len(joined), sum(len(met.read.rows) * len(met.mine) for met in split)):
+            picked += split
+            left += len(joined)
+        else:
+            rows.append(joined)
+    return Copies(concatenate(rows), _picks(grid, picked, left) if picked else None)
+
+
+def _scattered(grid: Grid, descriptors: int, cells: int) -> bool:
+    return grid.numbered and descriptors >= FEW and descriptors * LEAST_RUN > cells
+
+
+def _picks(grid: tuple[Grid, dict[int, int]], picked: list[Met], left: int) -> Picks:
+    cells, first = grid
+    here: list[Int32] = []
+    there: list[Int32] = []
+    for met in picked:
+        mine, theirs = _ordered(met)
+        row = np.arange(len(met.read.rows), dtype=np.int32)[:, None] + np.int32(first[id(met.read)])
+        here.append((row * np.int32(cells.local_blocks) + mine.astype(np.int32)).ravel())
+        there.append((row * np.int32(cells.remote_blocks) + theirs.astype(np.int32)).ravel())
+    return Picks(
+        cells,
+        here[0] if len(here) == 1 else np.concatenate(here),
+        there[0] if len(there) == 1 else np.concatenate(there),
+        sum(met.read.rows.nbytes * len(met.mine) for met in picked),
+        left,
+    )
+
+
+def _ordered(met: Met) -> tuple[Int64, Int64]:
+    """The blocks by local id if that puts neighbours side by side, for a backend that joins them; else as they came."""
+    mine, theirs = met.mine, met.theirs
+    joins = int(np.count_nonzero((mine[1:] == mine[:-1] + 1) & (theirs[1:] == theirs[:-1] + 1)))
+    if len(mine) - len(runs(mine, theirs)[0]) > joins:
+        order = np.argsort(mine, kind="stable")
+        return mine[order], theirs[order]
+    return mine, theirs
