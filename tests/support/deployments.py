@@ -33,6 +33,10 @@ def transfers_of(deployment: Deployment, prefilled: Answer, ranks: int = 1) -> l
     return wait_for(look, 20.0)
 
 
+PATIENT = {"handshake_timeout": 60.0, "lease_seconds": 120.0, "load_timeout": 60.0}
+"""Connector settings for machines on which everything takes its time; a test that is about one of them sets it."""
+
+
 @contextmanager
 def running(
     model: str,
@@ -62,5 +66,5 @@ def running(
         )
         for name, ranks in zip(("prefill", "decode"), tp, strict=True)
     ]
-    with deploy(folder, specs[0], specs[1], extra=extra) as deployment:
+    with deploy(folder, specs[0], specs[1], extra={**PATIENT, **(extra or {})}) as deployment:
         yield deployment

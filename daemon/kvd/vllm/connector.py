@@ -24,7 +24,7 @@ from kvd.vllm.orders import StepOrders, StepOutcomes
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.settings import read_settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
-from kvd.vllm.versions import engine_facts, load_failure_policy, place
+from kvd.vllm.versions import engine_facts, load_failure_policy, log_beside_vllm, place
 from kvd.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        log_beside_vllm()
         self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         self._groups = group_facts(kv_cache_config, dcp)

@@ -6,6 +6,7 @@ The one module that knows it.
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from typing import Any
 
 from kvd.geometry.live import Packing
@@ -73,6 +74,15 @@ def engine_facts(
             "hybrid_group_kinds": ",".join(g.kind for g in groups),
         },
     )
+
+
+def log_beside_vllm() -> None:
+    """Let our log lines go where vLLM's go, from the same level on, unless somebody configured ours."""
+    ours, theirs = logging.getLogger("kvd"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 def load_failure_policy(vllm_config: Any) -> str:
