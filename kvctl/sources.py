@@ -50,21 +50,26 @@ def load(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, ...]
 def source(text: str) -> Source:
     """What ``text`` names. Raises `UsageError` and `CheckFailed`, see `load`."""
     head, colon, tail = text.rpartition(":")
-    name, typed = (head, tail) if colon and (not tail or "=" in tail) else (text, None)
-    path = Path(name).expanduser()
-    if path.suffix in SUFFIXES or path.is_dir():
-        return _from_file(path / "config.json" if path.is_dir() else path, name, typed)
-    if typed is None and preset_named(name) is None:
+    name, typed = (head, tail) if colon and "=" in tail else (text, "")
+    if not typed and not _is_path(name) and preset_named(name) is None:
         return EngineId(name)
-    return from_model(preset_shape(name), name, parse_engine_options(typed or ""))
+    return planned(name, typed)
 
 
-def from_model_text(model: str, options: str) -> EngineGeometry:
-    """The engine that serves ``model``, a preset's name or a path, with ``options`` as typed. Raises as `load`."""
-    found = source(f"{model}:{options}")
-    if isinstance(found, EngineId):
-        raise UsageError(f"no model {model!r}; {near_misses(model, preset_names())}")
-    return found
+def planned(name: str, options: str) -> EngineGeometry:
+    """The engine that serves the model ``name``, a preset or a path, with ``options`` as typed; or that of a file.
+
+    Raises `UsageError` and `CheckFailed`, see `load`.
+    """
+    if not _is_path(name):
+        return from_model(preset_shape(name), name, parse_engine_options(options))
+    path = Path(name).expanduser()
+    return _from_file(path / "config.json" if path.is_dir() else path, name, options)
+
+
+def _is_path(name: str) -> bool:
+    path = Path(name).expanduser()
+    return path.suffix in SUFFIXES or path.is_dir()
 
 
 def from_model(model: ModelShape, name: str, options: EngineOptions) -> EngineGeometry:
@@ -98,7 +103,7 @@ def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
     return row
 
 
-def _from_file(path: Path, name: str, typed: str | None) -> EngineGeometry:
+def _from_file(path: Path, name: str, options: str) -> EngineGeometry:
     from kvctl.documents.geometry import engine_of, is_geometry
 
     plain = read_document(path)
@@ -107,9 +112,9 @@ def _from_file(path: Path, name: str, typed: str | None) -> EngineGeometry:
             f"{path} holds a {type(plain).__name__}, neither a geometry nor a model's configuration"
         )
     if not is_geometry(plain):
-        return from_model(config_shape(plain, path), name, parse_engine_options(typed or ""))
-    if typed:
-        raise UsageError(f"{path} is a geometry file: its engine is what it is, without {typed!r}")
+        return from_model(config_shape(plain, path), name, parse_engine_options(options))
+    if options:
+        raise UsageError(f"{path} is a geometry file: its engine is what it is, without {options!r}")
     try:
         return engine_of(plain)
     except GeometryError as error:

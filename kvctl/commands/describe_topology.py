@@ -12,7 +12,7 @@ from kvctl.documents.topology import Topology, pair_document
 from kvctl.errors import UsageError
 from kvctl.options import DrawnSettings, Watch
 from kvctl.parsing import bandwidth, count
-from kvctl.sources import EngineId, from_model_text, load, ready_row, source
+from kvctl.sources import EngineId, load, planned, ready_row, source
 from kvctl.watch import show_repeatedly
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.describe import describe
@@ -82,7 +82,7 @@ def _chosen(
     if model is not None:
         if named:
             raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
-        pair = from_model_text(model, local or ""), from_model_text(model, remote or "")
+        pair = planned(model, local or ""), planned(model, remote or "")
         return lambda: [pair]
     if local is not None or remote is not None:
         raise UsageError("--local and --remote say how the model of --model is served; give --model as well")

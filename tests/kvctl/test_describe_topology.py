@@ -23,9 +23,9 @@ def serve(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
 
 @pytest.fixture
 def described(run: Run, daemon: FakeDaemon) -> Any:
-    def describe(*arguments: str) -> list[dict[str, Any]]:
+    def describe(*arguments: str, code: int = 0) -> list[dict[str, Any]]:
         outcome = run("describe-topology", *arguments, "-o", "json", "--socket", daemon.directory)
-        assert outcome.code == 0, outcome.err
+        assert outcome.code == code, outcome.err
         pairs: list[dict[str, Any]] = json.loads(outcome.out)["pairs"]
         return pairs
 
@@ -88,15 +88,15 @@ def test_one_name_picks_the_pairs_that_it_is_part_of(daemon: FakeDaemon, describ
 
 def test_two_names_are_compared_whatever_they_are(daemon: FakeDaemon, described: Any) -> None:
     serve(daemon, engine_row("p", "prefill", 1), engine_row("x", "prefill", 1, model="another/model"))
-    [pair] = described("p", "x")
+    [pair] = described("p", "x", code=1)
     assert names([pair]) == [("p", "x")]
     assert pair["compatible"] is False
     assert [f["name"] for f in pair["factors"] if not f["ok"]] == ["model"]
 
 
-def test_engines_that_cannot_be_mapped_are_described_not_refused(daemon: FakeDaemon, described: Any) -> None:
+def test_engines_that_cannot_be_mapped_are_described_and_1(daemon: FakeDaemon, described: Any) -> None:
     serve(daemon, engine_row("d", "decode", 1, heads=8), engine_row("p", "prefill", 1, heads=4))
-    [pair] = described()
+    [pair] = described(code=1)
     assert (pair["compatible"], pair["reads"]) == (False, [])
     assert any(finding["severity"] == "error" and finding["hint"] for finding in pair["findings"])
 

@@ -39,7 +39,16 @@ def test_describe_topology_imports_no_engine_and_no_backend() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("command", [row.name for row in COMMANDS if row.name != "describe-topology"])
+def test_planning_without_a_kvd_imports_no_sockets_and_no_pydantic() -> None:
+    loaded = modules("describe-topology", "--model", "qwen3-32b", "--remote", "tp=2", "-o", "json")
+    assert "kvd.topology.plan" in loaded
+    assert not loaded & (HEAVY | {"zmq", "pydantic", "rich.console"})
+
+
+PLANNING = ("describe-topology", "diff", "export-geometry")
+
+
+@pytest.mark.parametrize("command", [row.name for row in COMMANDS if row.name not in PLANNING])
 def test_no_other_command_imports_numpy(command: str) -> None:
     assert not modules(command, "--help") & (HEAVY | {"numpy"})
 
