@@ -1,9 +1,11 @@
 """How long it takes from (plan, block ids) to coalesced descriptors, as ratios to what stock vLLM does for the request.
 
-    python benchmarks/plan.py [--layers 80] [--blocks 2048] [--json]
+    python benchmarks/plan.py [--layers 80] [--blocks 2048] [--json] [--choice]
 
 The stock side is the installed vLLM's own `_compute_desc_ids`, for both sides, and `make_prepped_xfer` of NIXL, where
-stock descriptors are put together. Ours is `compile_plan`, with and without NIXL's preparation of what it gives.
+stock descriptors are put together. Ours is `compile_request`, with and without NIXL's preparation of what it gives:
+from addresses, or from lists that were prepared once, as the NIXL backend does. ``--choice`` times both ways instead,
+over lengths of runs, which is what `kvd.topology.request.LEAST_RUN` rests on.
 Rounds of all kinds alternate; the best of each counts, since the machine may be shared. Without vLLM or NIXL the stock
 columns are left out. A second part plans a decode engine of 64 ranks against a prefill engine of 32.
 """
@@ -18,7 +20,8 @@ import sys
 import time
 import tracemalloc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +29,13 @@ import numpy as np
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
-from kvd.topology.descriptors import Descriptors
+from kvd.topology import request
+from kvd.topology.grid import Grid, Picks
 from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker
+from kvd.topology.request import Copies, compile_request
 
 ROUNDS = 15
 POOL = 2  # caches are this many times as large as the request
-RUN = 16  # blocks in a row of the fragmented pattern
 
 Pattern = Callable[[int, np.random.Generator], np.ndarray[Any, np.dtype[np.int64]]]
 
@@ -41,18 +45,24 @@ def contiguous(blocks: int, _: np.random.Generator) -> np.ndarray[Any, np.dtype[
     return np.arange(blocks, dtype=np.int64)
 
 
-def fragmented(blocks: int, dice: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Runs of `RUN` blocks in random order."""
-    runs = dice.permutation(blocks * POOL // RUN)[: blocks // RUN]
-    return (runs[:, None] * RUN + np.arange(RUN)).ravel().astype(np.int64)
+def in_runs(length: int) -> Pattern:
+    """Runs of ``length`` blocks in random order; of one block: every block by itself."""
+
+    def made(blocks: int, dice: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
+        runs = dice.permutation(blocks * POOL // length)[: blocks // length]
+        return (runs[:, None] * length + np.arange(length)).ravel().astype(np.int64)
+
+    return made
 
 
-def scattered(blocks: int, dice: np.random.Generator) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Every block by itself."""
-    return dice.permutation(blocks * POOL)[:blocks].astype(np.int64)
-
-
-PATTERNS: dict[str, Pattern] = {"contiguous": contiguous, "fragmented": fragmented, "random": scattered}
+PATTERNS: dict[str, Pattern] = {
+    "contiguous": contiguous,
+    "runs of 16": in_runs(16),
+    "runs of 8": in_runs(8),
+    "runs of 4": in_runs(4),
+    "runs of 2": in_runs(2),
+    "random": in_runs(1),
+}
 
 
 def engines(layers: int, blocks: int) -> tuple[EngineGeometry, EngineGeometry]:
@@ -96,8 +106,7 @@ class Stock:
         addresses = [m.ctypes.data for m in self.memory]
         for agent, memory in zip((self.mine, theirs), self.memory, strict=True):
             agent.register_memory([(memory.ctypes.data, len(memory), 0, "")], "DRAM")
-        # Memory that is asked for anew for every request costs more than what is written to it.
-        self.table = np.zeros((layers * self.blocks, 3), np.int64)
+        self.prepared: dict[Grid, list[Any]] = {}
         self.peer = self.mine.add_remote_agent(theirs.get_agent_metadata())
         self.shift = tuple(a - w.regions[0].address for a, w in zip(addresses, (local, remote), strict=True))
         self.handles = [
@@ -125,16 +134,46 @@ class Stock:
         made = self.mine.make_prepped_xfer("READ", self.handles[0], here, self.handles[1], there)
         self.mine.release_xfer_handle(made)
 
-    def prepare(self, rows: Descriptors) -> None:
-        """NIXL's preparation of our descriptors."""
-        lists = []
-        for column, shift in zip((rows.local, rows.remote), self.shift, strict=True):
-            table = self.table[: len(rows)]
-            np.add(column, shift, out=table[:, 0])
-            table[:, 1] = rows.length
-            lists.append(self.mine.get_xfer_descs(table, "DRAM"))
-        made = self.mine.initialize_xfer("READ", *lists, self.peer)
+    def prepare(self, copies: Copies) -> None:
+        """NIXL's preparation of ours, as the NIXL backend has it done."""
+        rows = copies.descriptors
+        if len(rows):
+            lists = []
+            for column, shift in zip((rows.local, rows.remote), self.shift, strict=True):
+                table = np.empty((len(rows), 3), np.uint64)
+                np.add(column, shift, out=table[:, 0], casting="unsafe")
+                table[:, 1], table[:, 2] = rows.length, 0
+                lists.append(self.mine.get_xfer_descs(table, "DRAM"))
+            self.mine.release_xfer_handle(self.mine.initialize_xfer("READ", *lists, self.peer))
+        if copies.picks is not None:
+            self.pick(copies.picks)
+
+    def pick(self, picks: Picks) -> None:
+        """A transfer between lists that are prepared when the grid is seen first."""
+        if picks.grid not in self.prepared:
+            self.prepared[picks.grid] = [
+                self._strided(name, *columns, picks.grid, shift)
+                for name, columns, shift in (
+                    (
+                        "NIXL_INIT_AGENT",
+                        (picks.grid.local, picks.grid.local_stride, picks.grid.local_blocks),
+                        self.shift[0],
+                    ),
+                    (
+                        self.peer,
+                        (picks.grid.remote, picks.grid.remote_stride, picks.grid.remote_blocks),
+                        self.shift[1],
+                    ),
+                )
+            ]
+        here, there = self.prepared[picks.grid]
+        made = self.mine.make_prepped_xfer("READ", here, picks.local, there, picks.remote)
         self.mine.release_xfer_handle(made)
+
+    def _strided(self, name: str, first: Any, stride: Any, blocks: int, grid: Grid, shift: int) -> Any:
+        table = np.zeros((len(grid), 5), np.uint64)
+        table[:, 0], table[:, 1], table[:, 3], table[:, 4] = first + shift, grid.length, stride, blocks
+        return self.mine.prep_xfer_dlist(name, table, "DRAM")
 
 
 def best(kinds: dict[str, Callable[[], object]]) -> dict[str, float]:
@@ -148,9 +187,46 @@ def best(kinds: dict[str, Callable[[], object]]) -> dict[str, float]:
     return least
 
 
-def compiled(plan: Plan, mine: BlockList, theirs: BlockList, tokens: int) -> Descriptors:
-    """The descriptors of the one remote rank."""
-    return compile_plan(plan, {0: mine}, {0: theirs}, tokens=tokens)[0]
+def compiled(plan: Plan, mine: BlockList, theirs: BlockList, tokens: int) -> Copies:
+    """The copies from the one remote rank."""
+    return compile_request(plan, {0: mine}, {0: theirs}, tokens=tokens)[0]
+
+
+def choice(layers: int, blocks: int) -> list[dict[str, Any]]:
+    """Both ways for each pattern, whatever `compile_request` would choose."""
+    local, remote = engines(layers, blocks)
+    plan = plan_worker(local.workers[0], local.workers, remote.workers)
+    stock = Stock(local.workers[0], remote.workers[0])
+    tokens = blocks * plan.block_sizes[0]
+    lines = []
+    for name, pattern in PATTERNS.items():
+        dice = np.random.default_rng(0)
+        mine, theirs = (BlockList(0, pattern(blocks, dice)) for _ in range(2))
+
+        def addresses(mine: BlockList = mine, theirs: BlockList = theirs) -> None:
+            stock.prepare(Copies(compile_plan(plan, {0: mine}, {0: theirs}, tokens=tokens)[0]))
+
+        def numbers(mine: BlockList = mine, theirs: BlockList = theirs) -> None:
+            with chosen(least_run=sys.maxsize):
+                copies = compiled(plan, mine, theirs, tokens)
+            stock.prepare(copies)
+
+        seconds = best({"addresses": addresses, "numbers": numbers})
+        lines.append(
+            {"pattern": name, "seconds": seconds, "ratio": seconds["addresses"] / seconds["numbers"]}
+        )
+    return lines
+
+
+@contextmanager
+def chosen(*, least_run: int) -> Iterator[None]:
+    """Within this, picks are made of everything that would leave more than one descriptor in ``least_run`` blocks."""
+    before = request.LEAST_RUN, request.FEW
+    request.LEAST_RUN, request.FEW = least_run, 0
+    try:
+        yield
+    finally:
+        request.LEAST_RUN, request.FEW = before
 
 
 def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str, Any]]:
@@ -173,14 +249,15 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
             )  # type: ignore[misc]
             kinds["stock"] = lambda i=ids, s=stock: s.request(*i)  # type: ignore[misc]
         seconds = best(kinds)
-        rows = compiled(plan, mine, theirs, tokens)
+        copies = compiled(plan, mine, theirs, tokens)
+        posted = len(copies.descriptors) + (len(copies.picks) if copies.picks else 0)
         line: dict[str, Any] = {
             "pattern": name,
             "copies": layers * blocks,
-            "descriptors": len(rows),
+            "descriptors": copies.runs,
+            "way": "numbers" if copies.picks else "addresses",
             "seconds": seconds,
-            "bytes_per_descriptor": peak(lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n))
-            / len(rows),  # type: ignore[misc]
+            "bytes_per_descriptor": peak(lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n)) / posted,  # type: ignore[misc]
         }
         if stock is not None:
             line["stock_over_ours"] = seconds["stock"] / seconds["ours"]
@@ -236,8 +313,16 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=2048)
     parser.add_argument("--no-stock", action="store_true", help="leave vLLM and NIXL out")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--choice", action="store_true", help="time both ways of preparing, over lengths of runs"
+    )
     given = parser.parse_args()
     os.environ.setdefault("UCX_MODULES", "^ib")
+    if given.choice:
+        for line in choice(given.layers, given.blocks):
+            times = ", ".join(f"by {kind} {1e3 * s:.2f} ms" for kind, s in line["seconds"].items())
+            sys.stdout.write(f"{line['pattern']:11} {times}; ratio {line['ratio']:.2f}\n")
+        return 0
     found = {
         "requests": requests(given.layers, given.blocks, against_stock=not given.no_stock),
         "planning": planning(),
@@ -248,8 +333,8 @@ def main() -> int:
     for line in found["requests"]:
         times = ", ".join(f"{kind} {1e3 * s:.2f} ms" for kind, s in line["seconds"].items())
         sys.stdout.write(
-            f"{line['pattern']:11} {line['copies']} copies in {line['descriptors']} descriptors: {times};"
-            f" {line['bytes_per_descriptor']:.0f} bytes a descriptor at the peak"
+            f"{line['pattern']:11} {line['copies']} copies in {line['descriptors']} descriptors, by {line['way']}:"
+            f" {times}; {line['bytes_per_descriptor']:.0f} bytes a descriptor at the peak"
         )
         if "stock_over_ours" in line:
             sys.stdout.write(

@@ -1,6 +1,7 @@
 """Gives up a read from a stopped peer, over tcp; prints one JSON line: what landed afterwards, and who survived.
 
-Arguments: how the read is given up (``close``, ``nothing``, ``destroy``), and the size of the read in bytes.
+Arguments: how the read is given up (``close``, ``nothing``, ``destroy``), the size of the read in bytes, and what it
+is posted as (``descriptors``, one of them, or ``picks`` of 64 KiB blocks in descending order).
 """
 
 import json
@@ -13,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.backends.nixl import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Grid, Picks
 
 PEER = Path(__file__).with_name("backend_peer.py")
+BLOCK = 64 << 10
 
 
 def wait(lane: Lane, transfer: Transfer, seconds: float) -> State:
@@ -28,8 +31,19 @@ def wait(lane: Lane, transfer: Transfer, seconds: float) -> State:
     return transfer.state
 
 
+def post(lane: Lane, whole: Descriptors, posted: str) -> Transfer:
+    if posted == "descriptors":
+        return lane.submit("peer", whole)
+    assert isinstance(lane, PickingLane)
+    blocks = whole.nbytes // BLOCK
+    one = np.array([BLOCK], np.int64)
+    grid = Grid(whole.local, whole.remote, one, one, one, blocks, blocks)
+    cells = np.arange(blocks, dtype=np.int32)[::-1].copy()
+    return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes, blocks))
+
+
 def main() -> None:
-    how, size = sys.argv[1], int(sys.argv[2])
+    how, size, posted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     peer = subprocess.Popen(
         [sys.executable, str(PEER), "nixl", str(size)],
         stdin=subprocess.PIPE,
@@ -47,9 +61,9 @@ def main() -> None:
     try:
         for lane in (stuck, other):
             lane.add("peer", bytes.fromhex(hello["metadata"]))
-            assert wait(lane, lane.submit("peer", whole), 20) is State.DONE
+            assert wait(lane, post(lane, whole, posted), 20) is State.DONE
         os.kill(peer.pid, signal.SIGSTOP)
-        transfer = stuck.submit("peer", whole)
+        transfer = post(stuck, whole, posted)
         before = wait(stuck, transfer, 0.2)
         started = time.monotonic()
         if how != "nothing":

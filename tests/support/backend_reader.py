@@ -12,13 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.backends.errors import BackendError
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Grid, Picks
 
 PEER = Path(__file__).with_name("backend_peer.py")
 SIZE = 32 << 20
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 
 def wait(lane: Lane, transfer: Transfer) -> State:
@@ -34,6 +36,42 @@ def refusal(lane: Lane, rows: Descriptors) -> list[str]:
     except BackendError as error:
         return [type(error).__name__, str(error), error.hint]
     return []
+
+
+def picks(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[object]:
+    """Random cells of a grid by address and by number: how each ended, and whether the bytes are the same and right."""
+    assert isinstance(lane, PickingLane)
+    dice = np.random.default_rng(11)
+    rows, pages, others = 24, 1024, 896
+    page, other = SIZE // pages, SIZE // others
+    offsets = np.arange(rows) * (page // rows)
+    grid = Grid(
+        offsets + buffer.ctypes.data,
+        np.sort(dice.choice(other - page, rows, replace=False)) + remote,
+        dice.integers(1, page // rows, rows),
+        np.full(rows, page),
+        np.full(rows, other),
+        pages,
+        others,
+    )
+    found: list[object] = []
+    for blocks in (1, 100, 700):
+        mine, theirs = dice.permutation(pages)[:blocks], dice.permutation(others)[:blocks]
+        row = np.arange(rows)[:, None]
+        here, there = (
+            (row * n + ids).ravel().astype(np.int32) for n, ids in ((pages, mine), (others, theirs))
+        )
+        some = Picks(grid, here, there, int(grid.length.sum()) * blocks, rows * blocks)
+        plain = some.descriptors()
+        image = np.zeros(SIZE, np.uint8)
+        for local, source, length in zip(plain.local, plain.remote, plain.length, strict=True):
+            at, begin = local - buffer.ctypes.data, source - remote
+            image[at : at + length] = expected[begin : begin + length]
+        for by_number in (False, True):
+            buffer[:] = 0
+            transfer = lane.submit_picks("peer", some) if by_number else lane.submit("peer", plain)
+            found += [wait(lane, transfer).value, bool((buffer == image).all())]
+    return found
 
 
 def killed(peer: subprocess.Popen[str], lane: Lane, rows: Descriptors) -> dict[str, object]:
@@ -91,6 +129,8 @@ def main() -> None:
     for start, source, length in zip(starts, sources, lengths, strict=True):
         image[start : start + length] = expected[source : source + length]
     found["fragments"] = [state.value, bool((buffer == image).all())]
+
+    found["picks"] = picks(lane, buffer, expected, remote)
 
     buffer[:] = 3
     rows = Descriptors(*(np.array([v + 5], np.int64) for v in (local, remote, 1000)))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.nixl_library import NAME, Library, translate
@@ -63,6 +64,24 @@ class Agent:
         failure: BackendError
         try:
             return getattr(self._nixl, method)(*arguments)
+        except self.library.errors as error:
+            failure = translate(error, doing)
+        raise failure
+
+    def pick(
+        self, doing: str, operation: str, lists: list[Any], here: NDArray[np.int32], there: NDArray[np.int32]
+    ) -> Any:
+        """A transfer handle between elements of two prepared lists, the local one first in ``lists``.
+
+        Not through `call`: the traceback of its error would hold the lists' handles, and with them the agent. This
+        frame holds only the list they are in, which its owner empties.
+
+        Raises:
+            BackendError: as `call`.
+        """
+        failure: BackendError
+        try:
+            return self._nixl.make_prepped_xfer(operation, lists[0], here, lists[1], there)
         except self.library.errors as error:
             failure = translate(error, doing)
         raise failure

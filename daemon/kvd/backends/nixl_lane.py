@@ -140,7 +140,7 @@ class NixlLane:
             agent, known = self._opened(), self._known(peer)
             rows = checked(descriptors)
             transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
-            return self._post(agent, transfer, self._by_address(agent, known, rows, operation))
+            return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
 
     def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
         """Post a transfer of cells of a grid, which is prepared with its first picks; otherwise as `submit`.
@@ -153,7 +153,7 @@ class NixlLane:
             transfer = Transfer(peer, picks.nbytes, picks.runs, _Post())
             lists = known.lists.of(agent, known.agent, picks.grid, self._spans, known.spans)
             if lists is None:
-                making = self._by_address(agent, known, checked(picks.descriptors()), operation)
+                making = self._by_address(agent, known, checked(picks.descriptors()), operation, peer)
             else:
                 making = self._by_number(agent, lists, picks, operation, peer)
             return self._post(agent, transfer, making)
@@ -222,13 +222,13 @@ class NixlLane:
         return known
 
     def _by_address(
-        self, agent: Agent, known: _Peer, rows: Descriptors, operation: Operation
+        self, agent: Agent, known: _Peer, rows: Descriptors, operation: Operation, peer: str
     ) -> Iterator[Any]:
         """NIXL's handles of a transfer made anew, one for each pair of memory kinds."""
         for part in parts(rows, self._spans, known.spans):
             local = agent.call("describe local memory", "get_xfer_descs", part.local, part.local_memory)
             remote = agent.call("describe remote memory", "get_xfer_descs", part.remote, part.remote_memory)
-            doing = f"{operation} {len(part.local)} descriptors, agent {known.agent}"
+            doing = f"{operation} {len(part.local)} descriptors, peer {peer}"
             yield agent.call(doing, "initialize_xfer", _OPERATIONS[operation], local, remote, known.agent)
 
     @staticmethod
@@ -237,15 +237,8 @@ class NixlLane:
     ) -> Iterator[Any]:
         """NIXL's handle of a transfer between two prepared lists."""
         if len(picks) or len(picks.remote):
-            yield agent.call(
-                f"{operation} {len(picks)} prepared descriptors, peer {peer}",
-                "make_prepped_xfer",
-                _OPERATIONS[operation],
-                lists[0],
-                picks.local,
-                lists[1],
-                picks.remote,
-            )
+            doing = f"{operation} {len(picks)} prepared descriptors, peer {peer}"
+            yield agent.pick(doing, _OPERATIONS[operation], lists, picks.local, picks.remote)
 
     def _post(self, agent: Agent, transfer: Transfer, making: Iterator[Any]) -> Transfer:
         """Make all handles, then post them: what fails before the first post has moved nothing."""

@@ -157,13 +157,18 @@ def compile_plan(
     return {position: concatenate(found) for position, found in parts.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Met:
     """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length."""
 
     read: Read
     mine: Int64
     theirs: Int64
+
+    @cached_property
+    def runs(self) -> tuple[Int64, Int64, Int64]:
+        """Runs of blocks that count up together on both sides: first local id, first remote id, blocks in the run."""
+        return _runs(self.mine, self.theirs)
 
 
 def meetings(
@@ -380,7 +385,7 @@ def coalesced(met: Met) -> Descriptors:
     whole = _whole(read)
     parts = []
     if whole.any():
-        first, first_remote, run = runs(mine, theirs)
+        first, first_remote, run = met.runs
         parts.append(_outer(read, whole, first, first_remote, run))
     if not whole.all():
         parts.append(_outer(read, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
@@ -390,7 +395,7 @@ def coalesced(met: Met) -> Descriptors:
 def left_over(met: Met) -> int:
     """How many descriptors `coalesced` gives."""
     whole = int(np.count_nonzero(_whole(met.read)))
-    return whole * len(runs(met.mine, met.theirs)[0]) + (len(met.read.rows) - whole) * len(met.mine)
+    return whole * len(met.runs[0]) + (len(met.read.rows) - whole) * len(met.mine)
 
 
 def _whole(read: Read) -> Mask:
@@ -399,8 +404,7 @@ def _whole(read: Read) -> Mask:
     return whole
 
 
-def runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
-    """Runs of blocks that count up together on both sides: first local id, first remote id, blocks in the run."""
+def _runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
     if np.any(mine[1:] < mine[:-1]):
         order = np.argsort(mine, kind="stable")
         mine, theirs = mine[order], theirs[order]

@@ -1,8 +1,8 @@
 """What one request copies: coalesced descriptors where its blocks lie together, picks of a grid where they do not.
 
 Coalesced descriptors are fewest, but a backend must check each one's address and prepare it for the post. Cells of a
-grid were checked when the grid was prepared; a pick costs a third of a descriptor's time and less, but there is one
-for each block. `LEAST_RUN` is where the two meet (docs/geometry.md has the measurement).
+grid were checked when the grid was prepared; a pick costs a fraction of a descriptor's time, but there is one for each
+block. `LEAST_RUN` is where the two meet (docs/geometry.md has the measurement).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.grid import Grid, Int32, Picks
-from kvd.topology.plan import BlockList, Met, Plan, coalesced, left_over, meetings, phased, runs
+from kvd.topology.plan import BlockList, Met, Plan, coalesced, left_over, meetings, phased
 
-LEAST_RUN = 8
+LEAST_RUN = 6
 """Blocks that a descriptor must join on average to be worth more than picks."""
 FEW = 256
 """Descriptors that are too few for the choice to matter; a plan's first picks also prepare its grid."""
@@ -99,7 +99,7 @@ def _ordered(met: Met) -> tuple[Int64, Int64]:
     """The blocks by local id if that puts neighbours side by side, for a backend that joins them; else as they came."""
     mine, theirs = met.mine, met.theirs
     joins = int(np.count_nonzero((mine[1:] == mine[:-1] + 1) & (theirs[1:] == theirs[:-1] + 1)))
-    if len(mine) - len(runs(mine, theirs)[0]) > joins:
+    if len(mine) - len(met.runs[0]) > joins:
         order = np.argsort(mine, kind="stable")
         return mine[order], theirs[order]
     return mine, theirs

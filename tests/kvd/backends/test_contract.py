@@ -1,16 +1,18 @@
 """What every backend must do, asked of each of them in one process."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Home, Lane, State, Transfer
+from kvd.backends.contract import Home, Lane, Operation, PickingLane, State, Transfer
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, PeerMetadataError, RegistrationError, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Grid, Picks
 
 SIZE = 1 << 20
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -66,6 +68,115 @@ def test_reads_exactly_the_named_bytes(pair: Pair) -> None:
     assert (pair.target == image).all()
     assert transfer.bytes == 65871
     assert transfer.ended >= transfer.posted > 0
+
+
+def a_grid(pair: Pair) -> Grid:
+    """Three rows that don't fill their stride, in pages of unequal size and number: 40 of 1000 bytes and 25 of 3000."""
+    return Grid(
+        np.array([0, 500, 700], np.int64) + pair.target.ctypes.data,
+        np.array([2000, 100, 2900], np.int64) + pair.source.ctypes.data,
+        np.array([400, 100, 97], np.int64),
+        np.full(3, 1000, np.int64),
+        np.full(3, 3000, np.int64),
+        40,
+        25,
+    )
+
+
+def some_picks(grid: Grid, blocks: int, seed: int) -> Picks:
+    dice = np.random.default_rng(seed)
+    mine, theirs = dice.permutation(40)[:blocks], dice.permutation(25)[:blocks]
+    row = np.arange(3)[:, None]
+    here, there = ((row * n + ids).ravel().astype(np.int32) for n, ids in ((40, mine), (25, theirs)))
+    return Picks(grid, here, there, 597 * blocks, 3 * blocks)
+
+
+def picking(pair: Pair) -> PickingLane:
+    lane = pair.lane()
+    assert pair.me.traits.strided_lists
+    assert isinstance(lane, PickingLane)
+    return lane
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_picks_copy_the_bytes_that_descriptors_would(pair: Pair, operation: Operation) -> None:
+    lane, grid = picking(pair), a_grid(pair)
+    before = pair.source.copy(), np.full(SIZE, 255, np.uint8)
+    for seed, blocks in enumerate((1, 7, 20, 25)):
+        picks = some_picks(grid, blocks, seed)
+        images = []
+        for by_number in (False, True):
+            pair.source[:], pair.target[:] = before
+            transfer = (
+                lane.submit_picks("p", picks, operation)
+                if by_number
+                else lane.submit("p", picks.descriptors(), operation)
+            )
+            assert finish(lane, transfer) is State.DONE
+            assert transfer.bytes == 597 * blocks
+            images.append((pair.source.copy(), pair.target.copy()))
+        for one, other in zip(*images, strict=True):
+            assert (one == other).all()
+        moved, still = (1, 0) if operation == "read" else (0, 1)
+        assert (images[0][moved] != before[moved]).sum() > 500 * blocks
+        assert (images[0][still] == before[still]).all()
+
+
+def test_no_picks_are_done_at_once(pair: Pair) -> None:
+    lane = picking(pair)
+    assert finish(lane, lane.submit_picks("p", some_picks(a_grid(pair), 0, 0))) is State.DONE
+
+
+def test_wrong_picks_are_refused_and_leave_the_lane_usable(pair: Pair) -> None:
+    lane, grid = picking(pair), a_grid(pair)
+    one = np.array([0], np.int32)
+    wrong = [
+        Picks(grid, np.array(cells, np.int32), np.array(others, np.int32), 400, 1)
+        for cells, others in (([120], [0]), ([-1], [0]), ([0], [75]), ([0], [-1]), ([0, 1], [0]))
+    ]
+    for picks in wrong:
+        with pytest.raises(TransferRefused):
+            lane.submit_picks("p", picks)
+    with pytest.raises(TransferRefused, match="'q'"):
+        lane.submit_picks("q", Picks(grid, one, one, 400, 1))
+    assert not pair.target.any()
+    assert finish(lane, lane.submit_picks("p", Picks(grid, one, one, 400, 1))) is State.DONE
+    assert (pair.target[:400] == pair.source[2000:2400]).all()
+
+
+def test_a_grid_that_reaches_beyond_registered_memory_still_serves_what_is_inside(pair: Pair) -> None:
+    lane, grid = picking(pair), a_grid(pair)
+    wide = replace(grid, remote_blocks=1 << 20)
+    inside, outside = np.array([3], np.int32), np.array([1 << 19], np.int32)
+    with pytest.raises(TransferRefused):
+        lane.submit_picks("p", Picks(wide, inside, outside, 400, 1))
+    assert finish(lane, lane.submit_picks("p", Picks(wide, inside, inside, 400, 1))) is State.DONE
+    assert (pair.target[3000:3400] == pair.source[11000:11400]).all()
+
+
+def test_picks_outlive_a_peer_that_is_added_anew(pair: Pair) -> None:
+    lane, grid = picking(pair), a_grid(pair)
+    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
+    successor = pair.home(pair.source)
+    lane.add("p", successor.metadata())
+    pair.peer.close()
+    pair.target[:] = 0
+    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
+    assert pair.target.any()
+    lane.close()
+    successor.close()
+
+
+def test_a_lane_that_prepared_grids_closes_though_its_errors_are_kept(pair: Pair) -> None:
+    """What a backend prepares refers to its agent, which must be gone when `close` returns."""
+    lane, grid = picking(pair), a_grid(pair)
+    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
+    with pytest.raises(TransferRefused) as kept:
+        lane.submit_picks("p", Picks(grid, np.array([999], np.int32), np.array([0], np.int32), 400, 1))
+    lane.close()
+    assert kept.value.__traceback__ is not None
+    with pytest.raises(TransferRefused, match="closed"):
+        lane.submit_picks("p", some_picks(grid, 9, 1))
 
 
 def test_writes(pair: Pair) -> None:
