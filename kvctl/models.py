@@ -12,8 +12,8 @@ from kvd.geometry.errors import GeometryError
 from kvd.geometry.families import ModelShape, model_shape
 from kvd.geometry.presets import preset
 
-_INSTALLED = Path(__file__).parent / "presets"
-_CHECKOUT = Path(__file__).parents[1] / "configs" / "models"
+INSTALLED = Path(__file__).parent / "presets"
+CHECKOUT = Path(__file__).parents[1] / "configs" / "models"
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -80,4 +80,4 @@ def _yaml(data: bytes) -> object:
 
 
 def _folder() -> Path:
-    return _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+    return INSTALLED if INSTALLED.is_dir() else CHECKOUT

@@ -1,4 +1,4 @@
-"""The examples in docs/cli.md are what the program prints."""
+"""The examples in docs/ are what the program prints, and the pages tell of every command, option and finding."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvctl.commands import COMMANDS
+from kvctl.engine_options import option_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.kvctl.conftest import FakeDaemon, Run
 
-PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+DOCS = Path(__file__).parents[2] / "docs"
+FINDINGS = Path(__file__).parents[2] / "daemon" / "kvd" / "topology" / "findings.py"
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -38,20 +40,33 @@ def example(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Ca
     return typed
 
 
-def test_every_example_is_what_the_program_prints(example: Callable[[str], str]) -> None:
+@pytest.mark.parametrize("page", [DOCS / "cli.md", DOCS / "topology.md"], ids=lambda page: page.name)
+def test_every_example_is_what_the_program_prints(example: Callable[[str], str], page: Path) -> None:
     def printed(block: re.Match[str]) -> str:
         lines = [line for line in block.group().splitlines() if line.startswith("$ ")]
         return "\n".join(f"{line}\n{example(line[2:])}" for line in lines)
 
-    written = PAGE.read_text()
+    written = page.read_text()
     now = BLOCK.sub(printed, written)
     if os.environ.get("WRITE_DOCS"):
-        PAGE.write_text(now)
+        page.write_text(now)
     else:
         assert written == now
 
 
 def test_every_command_has_a_section() -> None:
-    written = PAGE.read_text()
+    written = (DOCS / "cli.md").read_text()
     for row in COMMANDS:
         assert f"\n## kvctl {row.name}\n" in written or row.name == "schema"
+
+
+def test_every_engine_option_is_explained() -> None:
+    table = (DOCS / "topology.md").read_text().split("## What the picture says")[0]
+    assert {name for name in option_names() if f"`{name}`" not in table} == set()
+
+
+def test_every_finding_is_explained() -> None:
+    written = (DOCS / "topology.md").read_text()
+    codes = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', FINDINGS.read_text()))
+    assert len(codes) > 10
+    assert {code for code in codes if f"`{code}`" not in written} == set()

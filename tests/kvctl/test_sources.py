@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 
 from kvctl.engine_options import option_names, parse_engine_options
-from kvctl.models import preset_names
+from kvctl.models import INSTALLED, preset_names
 from kvctl.sources import EngineId, source
 from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
@@ -37,6 +38,13 @@ def test_every_preset_of_the_repository_is_known_by_its_name() -> None:
     assert preset_names() == tuple(sorted(path.stem for path in PRESETS.glob("*.yaml")))
     for name in preset_names():
         assert geometry(name).model == name
+
+
+def test_a_wheel_carries_the_presets_to_where_they_are_looked_for() -> None:
+    project = tomllib.loads((PRESETS.parents[1] / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel["force-include"]["configs/models"] == f"kvctl/{INSTALLED.name}"
+    assert INSTALLED.parent.name == "kvctl"
 
 
 def test_a_model_with_options_is_an_engine_that_need_not_run() -> None:
