@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvd.geometry.model import EngineGeometry, Page
@@ -53,6 +53,10 @@ class Finding:
     hint: str
 
 
+OfGroup = tuple[int, Finding]
+"""A finding that is about one group, and the group's index, which its message does not name."""
+
+
 def find(
     local: EngineGeometry,
     remote: EngineGeometry,
@@ -64,22 +68,32 @@ def find(
 
     ``plans`` are those of all local workers, none where there is no plan; ``request`` tells how even the load is.
     """
-    storms = tuple(_small_copies(local, remote, plans))
+    storms = tuple(_together(_small_copies(local, remote, plans)))
     found = [
         *_failures(factors),
         *storms,
         *(() if storms else _many_copies(request)),
         *_uneven(request),
         *_layouts(factors, plans),
-        *_block_sizes(local, remote, plans),
-        *_repeated(local, plans),
-        *_partial_windows(local, remote),
+        *_together(_block_sizes(local, remote, plans)),
+        *_together(_repeated(local, plans)),
+        *_together(_partial_windows(local, remote)),
         *_idle_ranks(remote, plans),
         *_policy(local),
         *_versions(factors),
     ]
     order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda f: order[f.severity]))
+
+
+def _together(found: Iterable[OfGroup]) -> Iterator[Finding]:
+    """One finding for all groups of which the same is to say, with the groups before the message."""
+    groups: dict[Finding, list[int]] = {}
+    for group, finding in found:
+        groups.setdefault(finding, []).append(group)
+    for finding, indices in groups.items():
+        label = f"group {indices[0]}" if len(indices) == 1 else f"groups {', '.join(map(str, indices))}"
+        yield replace(finding, message=f"{label}: {finding.message}")
 
 
 def _failures(factors: Sequence[Factor]) -> Iterator[Finding]:
@@ -92,8 +106,8 @@ def _failures(factors: Sequence[Factor]) -> Iterator[Finding]:
             yield Finding(code, "error", message, hint)
 
 
-def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
-    """One finding a group whose pages fall apart into many small copies."""
+def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[OfGroup]:
+    """Groups whose pages fall apart into many small copies."""
     groups = groups_of(local)
     worst: dict[int, tuple[int, int, int]] = {}
     for plan in plans:
@@ -106,12 +120,15 @@ def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence
         if segments >= MANY_SEGMENTS and size < SMALL_COPY:
             state = groups[group].kind == "mamba"
             best = "of a state that is split channel by channel" if state else "of HND"
-            yield Finding(
-                "DESCRIPTOR_STORM",
-                "warning",
-                f"group {group}: a page of one layer is read in {segments} copies of {size} bytes on average,"
-                f" {segments // least}x the descriptors {best}",
-                _layout_hint(local, remote, state=state),
+            yield (
+                group,
+                Finding(
+                    "DESCRIPTOR_STORM",
+                    "warning",
+                    f"a page of one layer is read in {segments} copies of {size} bytes on average,"
+                    f" {segments // least}x the descriptors {best}",
+                    _layout_hint(local, remote, state=state),
+                ),
             )
 
 
@@ -179,7 +196,7 @@ def _layouts(factors: Sequence[Factor], plans: Sequence[Plan]) -> Iterator[Findi
             )
 
 
-def _block_sizes(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+def _block_sizes(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan]) -> Iterator[OfGroup]:
     """Groups whose blocks cover other numbers of tokens on the two sides; states have no blocks of tokens."""
     if not plans:
         return
@@ -188,16 +205,19 @@ def _block_sizes(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[
         other = theirs.get(group.layers[0].name) if group.layers else None
         if group.kind == "mamba" or other is None or group.block_size == other.block_size:
             continue
-        yield Finding(
-            "BLOCK_GEOMETRY",
-            "info",
-            f"group {group.index}: blocks of {group.block_size} tokens here and of {other.block_size} there; the plan"
-            " cuts and joins them, at the price of more copies, where connectors that match blocks one to one fail",
-            "set one --block-size on both sides; of hybrid models it follows from the tensor parallel size",
+        yield (
+            group.index,
+            Finding(
+                "BLOCK_GEOMETRY",
+                "info",
+                f"blocks of {group.block_size} tokens here and of {other.block_size} there; the plan"
+                " cuts and joins them, at the price of more copies, where connectors that match blocks one to one fail",
+                "set one --block-size on both sides; of hybrid models it follows from the tensor parallel size",
+            ),
         )
 
 
-def _repeated(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]:
+def _repeated(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[OfGroup]:
     """Groups of which several local ranks need the same bytes: more ranks than KV heads, or latents."""
     if not plans:
         return
@@ -209,28 +229,33 @@ def _repeated(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[Finding]
         copies = max(pages.count(page) for page in dict.fromkeys(pages))
         what = "latents" if group.kind == "mla" else "heads"
         if copies > 1:
-            yield Finding(
-                "REPEATED_READS",
-                "info",
-                f"group {group.index}: {copies} local ranks hold the same {what},"
-                f" so their bytes are moved {copies} times",
-                "set --decode-context-parallel-size on the local side, or give it fewer tensor parallel ranks",
+            yield (
+                group.index,
+                Finding(
+                    "REPEATED_READS",
+                    "info",
+                    f"{copies} local ranks hold the same {what}, so their bytes are moved {copies} times",
+                    "set --decode-context-parallel-size on the local side, or give it fewer tensor parallel ranks",
+                ),
             )
 
 
-def _partial_windows(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Finding]:
+def _partial_windows(local: EngineGeometry, remote: EngineGeometry) -> Iterator[OfGroup]:
     theirs = {layer.name: g for w in remote.workers for g in w.groups for layer in g.layers}
     for group in groups_of(local).values():
         other = theirs.get(group.layers[0].name) if group.layers else None
         if group.window is None or other is None or group.block_size <= other.block_size:
             continue
-        yield Finding(
-            "WINDOW_PARTIAL_BLOCK",
-            "warning",
-            f"group {group.index}: blocks of {group.block_size} tokens are filled from blocks of {other.block_size}:"
-            f" the first block of a window of {group.window} tokens may be filled only in part, since the remote side"
-            " frees what left the window",
-            "use the same block size on both sides, or no prefix caching on this one",
+        yield (
+            group.index,
+            Finding(
+                "WINDOW_PARTIAL_BLOCK",
+                "warning",
+                f"blocks of {group.block_size} tokens are filled from blocks of {other.block_size}:"
+                f" the first block of a window of {group.window} tokens may be filled only in part, since the remote"
+                " side frees what left the window",
+                "use the same block size on both sides, or no prefix caching on this one",
+            ),
         )
 
 

@@ -84,3 +84,13 @@ def test_a_plan_that_fails_for_a_reason_that_is_told_already_is_not_told_again()
     assert [
         f.code for f in describe(local, engine("p", ("full", 16, None, llama(TWO, heads=4)))).findings
     ] == ["TP_UNSUPPORTED"]
+
+
+def test_what_holds_for_several_groups_is_told_once() -> None:
+    def both(size: int) -> tuple[object, ...]:
+        shape = [llama((name,), block=size) for name in TWO]
+        return ("full", size, None, shape[0]), ("sliding_window", size, 4096, shape[1])
+
+    pair = describe(engine("d", *both(16)), engine("p", *both(64)))  # type: ignore[arg-type]
+    [blocks] = found(pair, "BLOCK_GEOMETRY")
+    assert blocks.message.startswith("groups 0, 1: blocks of 16 tokens here and of 64 there")
