@@ -6,7 +6,8 @@ The stock side is the installed vLLM's own `_compute_desc_ids`, for both sides, 
 stock descriptors are put together. Ours is `compile_request`, with and without NIXL's preparation of what it gives:
 from addresses, or from lists that were prepared once, as the NIXL backend does. ``--choice`` times both ways instead,
 over lengths of runs, which is what `kvd.topology.request.LEAST_RUN` rests on.
-Rounds of all kinds alternate; the best of each counts, since the machine may be shared. Without vLLM or NIXL the stock
+Rounds of all kinds alternate: seconds are the best of each kind, since the machine may be shared, and ratios the median
+of those within a round. Without vLLM or NIXL the stock
 columns are left out. A second part plans a decode engine of 64 ranks against a prefill engine of 32.
 """
 # ruff: noqa: INP001 - a folder of scripts
@@ -22,6 +23,7 @@ import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -176,15 +178,28 @@ class Stock:
         return self.mine.prep_xfer_dlist(name, table, "DRAM")
 
 
-def best(kinds: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Least seconds of each kind over rounds in which they take turns."""
-    least = dict.fromkeys(kinds, float("inf"))
+Kinds = dict[str, Callable[[], object]]
+
+
+def timed(kinds: Kinds) -> dict[str, list[float]]:
+    """Seconds of each kind in rounds in which they take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
     for _ in range(ROUNDS):
         for name, run in kinds.items():
             started = time.perf_counter()
             run()
-            least[name] = min(least[name], time.perf_counter() - started)
-    return least
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], one: str, other: str) -> float:
+    """How many times as long ``one`` takes as ``other``: the median over rounds."""
+    return median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
+
+
+def least(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """The best of each kind."""
+    return {name: min(values) for name, values in seconds.items()}
 
 
 def compiled(plan: Plan, mine: BlockList, theirs: BlockList, tokens: int) -> Copies:
@@ -239,7 +254,7 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
         dice = np.random.default_rng(0)
         mine, theirs = (BlockList(0, pattern(blocks, dice)) for _ in range(2))
         tokens = blocks * plan.block_sizes[0]
-        kinds: dict[str, Callable[[], object]] = {
+        kinds: Kinds = {
             "ours": lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n),  # type: ignore[misc]
         }
         if stock is not None:
@@ -248,7 +263,7 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
                 compiled(plan, m, t, n)
             )  # type: ignore[misc]
             kinds["stock"] = lambda i=ids, s=stock: s.request(*i)  # type: ignore[misc]
-        seconds = best(kinds)
+        seconds = timed(kinds)
         copies = compiled(plan, mine, theirs, tokens)
         posted = len(copies.descriptors) + (len(copies.picks) if copies.picks else 0)
         line: dict[str, Any] = {
@@ -256,12 +271,12 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
             "copies": layers * blocks,
             "descriptors": copies.runs,
             "way": "numbers" if copies.picks else "addresses",
-            "seconds": seconds,
+            "seconds": least(seconds),
             "bytes_per_descriptor": peak(lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n)) / posted,  # type: ignore[misc]
         }
         if stock is not None:
-            line["stock_over_ours"] = seconds["stock"] / seconds["ours"]
-            line["stock_over_ours_and_nixl"] = seconds["stock"] / seconds["ours_and_nixl"]
+            line["stock_over_ours"] = ratio(seconds, "stock", "ours")
+            line["stock_over_ours_and_nixl"] = ratio(seconds, "stock", "ours_and_nixl")
         lines.append(line)
     return lines
 

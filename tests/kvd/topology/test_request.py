@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests.kvd.topology import oracle
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 
 
-@pytest.fixture(scope="module")
+@contextmanager
 def eager() -> Iterator[None]:
     """Picks wherever a grid allows them at all."""
     with pytest.MonkeyPatch.context() as patch:
@@ -33,7 +34,6 @@ def joined(rows: Descriptors) -> list[list[int]]:
     return [rows.local.tolist(), rows.remote.tolist(), rows.length.tolist()]
 
 
-@pytest.mark.usefixtures("eager")
 @settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
 @given(cases())
 def test_picks_copy_what_descriptors_copy(
@@ -42,7 +42,8 @@ def test_picks_copy_what_descriptors_copy(
     local, remote, rank, asked = case
     plan = plan_worker(local.workers[rank], local.workers, remote.workers)
     rows = compile_plan(plan, asked.local, asked.remote, tokens=asked.tokens)
-    found = compile_request(plan, asked.local, asked.remote, tokens=asked.tokens)
+    with eager():
+        found = compile_request(plan, asked.local, asked.remote, tokens=asked.tokens)
     assert found.keys() == rows.keys()
     for position, copies in found.items():
         assert not len(copies.descriptors)
@@ -98,9 +99,7 @@ def test_few_descriptors_are_not_worth_a_grid(dense: Plan) -> None:
 
 
 def test_descending_blocks_are_put_in_order_for_a_backend_that_joins(dense: Plan) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(request, "FEW", 0)
-        patch.setattr(request, "LEAST_RUN", BLOCKS)
+    with eager():
         picks = compiled(dense, np.sort(in_runs(4))[::-1].copy()).picks
     assert picks is not None
     assert (np.diff(picks.local[: BLOCKS // 2]) > 0).all()
