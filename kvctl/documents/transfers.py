@@ -38,7 +38,9 @@ class Transfer(Struct, frozen=True, kw_only=True):
     cause: Annotated[str, Meta(description="why it was a miss")]
     started: Time
     seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
-    bytes_per_second: Annotated[BytesPerSecond | None, Meta(description="bytes over the wire stage's time")]
+    bytes_per_second: Annotated[
+        BytesPerSecond | None, Meta(description="bytes over the stages post and wire")
+    ]
     tokens: Count
     bytes: Bytes
     descriptors: Count
@@ -57,7 +59,7 @@ class Transfers(Struct, frozen=True, kw_only=True):
 def transfer_document(row: LedgerRow) -> Transfer:
     """The document of one row of the ledger."""
     record = row.record
-    wire = record.stages.get("wire", 0.0)
+    moving = record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
     return Transfer(
         seq=row.seq,
         transfer_id=record.transfer_id,
@@ -74,7 +76,7 @@ def transfer_document(row: LedgerRow) -> Transfer:
         cause=record.cause,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
-        bytes_per_second=record.bytes / wire if wire > 0 else None,
+        bytes_per_second=record.bytes / moving if moving > 0 else None,
         tokens=record.tokens,
         bytes=record.bytes,
         descriptors=record.descriptors,
