@@ -15,10 +15,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.geometry.model import Field
+from kvd.geometry.model import Axis, Field
 from kvd.topology.descriptors import Int64
 
 Flags = NDArray[np.bool_]
+Axes = tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,11 @@ Steps = tuple[tuple[int, int, int], ...]
 
 def steps_of(field: Field, label: str) -> Steps:
     """The global indices of ``label`` that this box holds, as steps."""
-    return tuple((a.start, a.extent, a.step) for a in field.axes if a.label == label)
+    return _steps(field.axes, label)
+
+
+def _steps(axes: Axes, label: str) -> Steps:
+    return tuple((a.start, a.extent, a.step) for a in axes if a.label == label)
 
 
 @lru_cache(maxsize=4096)
@@ -108,14 +113,29 @@ def intersect(
     ``shift`` is how much higher the ``token`` indices of the remote side are: blocks of different sizes meet at
     different phases. ``wanted`` restricts labels to a part of the local indices. Both fields must have the same labels.
     """
-    runs = Table(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, local.itemsize, np.int64))
-    for label in sorted(local.labels, key=lambda name: min(a.stride for a in local.axes_of(name))):
+    part = tuple((label, flags.tobytes()) for label, flags in (wanted or {}).items())
+    runs = _runs(local.axes, remote.axes, local.itemsize, shift, part)
+    return Table(runs.local + local.offset, runs.remote + remote.offset, runs.length)
+
+
+@lru_cache(maxsize=256)
+def _runs(
+    mine: Axes, theirs: Axes, itemsize: int, shift: int, wanted: tuple[tuple[str, bytes], ...]
+) -> Table:
+    """`intersect` for fields at offset 0, remembered: keys and values differ in nothing else, and replicas in nothing.
+
+    ``wanted`` has one byte for each local index of a label.
+    """
+    runs = Table(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, itemsize, np.int64))
+    keep = {label: np.frombuffer(flags, np.bool_) for label, flags in wanted}
+    labels = dict.fromkeys(axis.label for axis in mine)
+    for label in sorted(labels, key=lambda name: min(a.stride for a in mine if a.label == name)):
         by = shift if label == "token" else 0
-        at_mine, at_theirs = match(steps_of(local, label), steps_of(remote, label), by)
-        if wanted is not None and label in wanted:
-            keep = wanted[label][at_mine]
-            at_mine, at_theirs = at_mine[keep], at_theirs[keep]
-        here, there = _offsets(local, label)[at_mine], _offsets(remote, label)[at_theirs]
+        at_mine, at_theirs = match(_steps(mine, label), _steps(theirs, label), by)
+        if label in keep:
+            kept = keep[label][at_mine]
+            at_mine, at_theirs = at_mine[kept], at_theirs[kept]
+        here, there = _offsets(mine, label)[at_mine], _offsets(theirs, label)[at_theirs]
         runs = join(
             Table(
                 (here[:, None] + runs.local).ravel(),
@@ -123,12 +143,14 @@ def intersect(
                 np.broadcast_to(runs.length, (len(here), len(runs))).ravel(),
             )
         )
-    return Table(runs.local + local.offset, runs.remote + remote.offset, runs.length)
+    for column in (runs.local, runs.remote, runs.length):
+        column.flags.writeable = False
+    return runs
 
 
-def _offsets(field: Field, label: str) -> Int64:
+def _offsets(axes: Axes, label: str) -> Int64:
     """Bytes from the first element to each that `series` names."""
-    return series(tuple((0, a.extent, a.stride) for a in field.axes if a.label == label))
+    return series(tuple((0, a.extent, a.stride) for a in axes if a.label == label))
 
 
 def join(runs: Table) -> Table:
