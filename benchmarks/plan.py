@@ -182,13 +182,10 @@ Kinds = dict[str, Callable[[], object]]
 
 
 def timed(kinds: Kinds) -> dict[str, list[float]]:
-    """Seconds of each kind in rounds in which they take turns, every other round backwards.
-
-    What one frees the next one finds warm, so neither may always come second.
-    """
+    """Seconds of each kind in rounds in which they take turns: two kinds, so that each finds what the other left."""
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for number in range(ROUNDS):
-        for name, run in list(kinds.items())[:: 1 if number % 2 else -1]:
+    for _ in range(ROUNDS):
+        for name, run in kinds.items():
             started = time.perf_counter()
             run()
             seconds[name].append(time.perf_counter() - started)
@@ -257,6 +254,7 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
         dice = np.random.default_rng(0)
         mine, theirs = (BlockList(0, pattern(blocks, dice)) for _ in range(2))
         tokens = blocks * plan.block_sizes[0]
+        against: Kinds = {}
         kinds: Kinds = {
             "ours": lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n),  # type: ignore[misc]
         }
@@ -265,8 +263,9 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
             kinds["ours_and_nixl"] = lambda m=mine, t=theirs, n=tokens, s=stock: s.prepare(
                 compiled(plan, m, t, n)
             )  # type: ignore[misc]
-            kinds["stock"] = lambda i=ids, s=stock: s.request(*i)  # type: ignore[misc]
-        seconds = timed(kinds)
+            against["stock"] = lambda i=ids, s=stock: s.request(*i)  # type: ignore[misc]
+        pairs = {name: timed({name: run, **against}) for name, run in kinds.items()}
+        seconds = {name: values for pair in pairs.values() for name, values in pair.items()}
         copies = compiled(plan, mine, theirs, tokens)
         posted = len(copies.descriptors) + (len(copies.picks) if copies.picks else 0)
         line: dict[str, Any] = {
@@ -278,8 +277,8 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
             "bytes_per_descriptor": peak(lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n)) / posted,  # type: ignore[misc]
         }
         if stock is not None:
-            line["stock_over_ours"] = ratio(seconds, "stock", "ours")
-            line["stock_over_ours_and_nixl"] = ratio(seconds, "stock", "ours_and_nixl")
+            line["stock_over_ours"] = ratio(pairs["ours"], "stock", "ours")
+            line["stock_over_ours_and_nixl"] = ratio(pairs["ours_and_nixl"], "stock", "ours_and_nixl")
         lines.append(line)
     return lines
 
