@@ -14,7 +14,8 @@ from kvctl.demo.deployment import Deployment, engines, launch, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineStartFailed
 from kvctl.demo.interruption import held, unwinding
-from kvctl.demo.models import MODELS, prompt
+from kvctl.demo.kinds import MODELS
+from kvctl.demo.models import prompt
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
 

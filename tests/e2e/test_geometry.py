@@ -10,7 +10,8 @@ import pytest
 
 from kvctl.demo.deployment import start_kvd, transfer_config
 from kvctl.demo.engine import EngineProcess, EngineSpec
-from kvctl.demo.models import MODELS, write_model
+from kvctl.demo.kinds import MODELS
+from kvctl.demo.models import write_model
 from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry

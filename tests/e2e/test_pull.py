@@ -12,7 +12,7 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from kvctl.demo.engine import Answer
-from kvctl.demo.models import MODELS
+from kvctl.demo.kinds import MODELS
 from tests.support.deployments import prompt_of, transfers_of
 
 pytestmark = pytest.mark.e2e

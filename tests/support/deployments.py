@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from kvctl.demo.deployment import Deployment, deploy
 from kvctl.demo.engine import Answer, EngineSpec
-from kvctl.demo.models import MODELS, write_model
+from kvctl.demo.kinds import MODELS
+from kvctl.demo.models import write_model
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from tests.support.daemons import wait_for
 

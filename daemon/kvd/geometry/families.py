@@ -98,7 +98,8 @@ def model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
         dtype=dtype,
         state_dtype=str(_state_dtype(family, text) or dtype),
         max_tokens=int(text.get("max_position_embeddings", 8192)),
-        depth=_int(text, "num_hidden_layers"),
+        # Some configurations give the depth only as the list of what each layer is.
+        depth=len(text.get("layers_block_type") or ()) or _int(text, "num_hidden_layers"),
         layers=layers,
     )
 
@@ -194,7 +195,8 @@ def _nemotron_h(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:
     )
     pattern = text.get("hybrid_override_pattern")
     if not isinstance(pattern, str):
-        names = {"mamba": "M", "attention": "*"}
+        # The second names are those that transformers 5 writes.
+        names = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*"}
         pattern = "".join(names.get(str(kind), "-") for kind in text.get("layers_block_type", ()))
     for depth, letter in enumerate(pattern):
         if letter == "M":

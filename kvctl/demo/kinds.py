@@ -1,0 +1,284 @@
+"""The tiny models of the demo and the tests: one of each kind of KV cache, and how its weights are scaled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+VOCABULARY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Gains:
+    """Scales of the random weights: a matrix with n columns gets entries of size gain / sqrt(n).
+
+    Attributes:
+        embedding: size of an embedding's entries, before any factor of the architecture.
+        query_key: projections to queries and keys (and MLA's latent).
+        value: projections to values, and all inputs of a recurrent layer.
+        output: projections from attention or recurrence back to the residual stream.
+        mlp: the feed-forward layers.
+        norm: excess over 1 of the norms of queries and keys, in architectures that have them.
+        decay: upper bound of what a recurrent state loses per token, as a rate.
+        decay_input: how much a token may vary that rate.
+    """
+
+    embedding: float = 1.0
+    query_key: float = 2.0
+    value: float = 4.0
+    output: float = 1.5
+    mlp: float = 1.5
+    norm: float = 0.0
+    decay: float = 1e-3
+    decay_input: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TinyModel:
+    """A kind of model that can be written.
+
+    Attributes:
+        name: how commands and tests call it.
+        architecture: the configuration class in `transformers`.
+        config: its arguments, besides the ones all models share.
+        gains: scales of its weights.
+        dtype: the type to run it in; outputs are compared bit for bit, so float32 wherever vLLM allows it.
+        prefix_caching: whether vLLM can run it with prefix caching on CPU.
+        batches: whether vLLM on CPU answers a prompt the same when it computes others in the same step. Where not,
+            send one request at a time (`EngineSpec.max_num_seqs=1`).
+        cache: what its KV cache consists of, in words.
+    """
+
+    name: str
+    architecture: str
+    config: dict[str, Any]
+    gains: Gains
+    dtype: str
+    prefix_caching: bool
+    batches: bool
+    cache: str
+
+
+SHARED: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 8192,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+}
+"""Arguments that all configurations get."""
+
+_LIST = (
+    TinyModel(
+        name="llama",
+        architecture="LlamaConfig",
+        config={
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 32,
+        },
+        gains=Gains(),
+        dtype="float32",
+        prefix_caching=True,
+        batches=True,
+        cache="full attention with 4 KV heads",
+    ),
+    TinyModel(
+        name="qwen3.5-gdn",
+        architecture="Qwen3_5TextConfig",
+        config={
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        },
+        gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
+        dtype="bfloat16",
+        prefix_caching=True,
+        batches=True,
+        cache="3 layers of gated delta net state, 1 of full attention",
+    ),
+    TinyModel(
+        name="gemma3",
+        architecture="Gemma3TextConfig",
+        config={
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 256,
+            "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2,
+            "query_pre_attn_scalar": 64,
+        },
+        # Gemma multiplies embeddings by sqrt(hidden_size), about 11, and normalises what every layer adds to 1.
+        gains=Gains(embedding=0.04, mlp=2.5, norm=1.0),
+        dtype="float32",
+        prefix_caching=True,
+        batches=True,
+        cache="4 layers of sliding-window attention, 2 of full attention",
+    ),
+    TinyModel(
+        name="deepseek-v2",
+        architecture="DeepseekV2Config",
+        config={
+            "moe_intermediate_size": 128,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "kv_lora_rank": 512,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 64,
+            "qk_nope_head_dim": 64,
+            "v_head_dim": 64,
+            "head_dim": 64,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+        },
+        gains=Gains(),
+        dtype="float32",
+        prefix_caching=False,
+        batches=False,
+        cache="multi-head latent attention, one latent of 576 a token",
+    ),
+    TinyModel(
+        name="granite-hybrid",
+        architecture="GraniteMoeHybridConfig",
+        config={
+            "shared_intermediate_size": 256,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+            "mamba_expand": 2,
+            "mamba_chunk_size": 256,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "position_embedding_type": "nope",
+        },
+        gains=Gains(embedding=0.2, value=1.5, output=4.0, mlp=2.0),
+        dtype="float32",
+        prefix_caching=False,
+        batches=True,
+        cache="3 layers of Mamba2 state, 1 of full attention",
+    ),
+    # The models from here on are there for the shape of their cache: their weights were not tuned as those above were.
+    TinyModel(
+        name="gpt-oss",
+        architecture="GptOssConfig",
+        config={
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        gains=Gains(),
+        dtype="bfloat16",
+        prefix_caching=True,
+        batches=True,
+        cache="2 layers of sliding-window attention, 2 of full attention, with sinks",
+    ),
+    TinyModel(
+        name="nemotron-h",
+        architecture="NemotronHConfig",
+        config={
+            "num_hidden_layers": 4,
+            "layers_block_type": None,
+            "hybrid_override_pattern": "M-*M",
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 64,
+            "n_groups": 1,
+            "conv_kernel": 4,
+            "chunk_size": 128,
+        },
+        gains=Gains(),
+        dtype="float32",
+        prefix_caching=False,
+        batches=True,
+        cache="2 layers of Mamba2 state, 1 of full attention, 1 with no cache at all",
+    ),
+    TinyModel(
+        name="falcon-h1",
+        architecture="FalconH1Config",
+        config={
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "mamba_d_ssm": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 32,
+            "mamba_d_state": 64,
+            "mamba_n_groups": 1,
+            "mamba_d_conv": 4,
+            "mamba_chunk_size": 256,
+        },
+        gains=Gains(),
+        dtype="float32",
+        prefix_caching=False,
+        batches=True,
+        cache="2 layers, each with full attention and Mamba2 state side by side",
+    ),
+    TinyModel(
+        name="gemma2",
+        architecture="Gemma2Config",
+        config={
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 256,
+            "tie_word_embeddings": True,  # the only way vLLM loads it
+            "query_pre_attn_scalar": 64,
+        },
+        gains=Gains(embedding=0.04),
+        dtype="float32",
+        prefix_caching=True,
+        batches=True,
+        cache="2 layers of sliding-window attention, 2 of full attention, in turn",
+    ),
+    TinyModel(
+        name="qwen3",
+        architecture="Qwen3Config",
+        config={
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+        gains=Gains(norm=1.0),
+        dtype="float32",
+        prefix_caching=True,
+        batches=True,
+        cache="full attention with 2 KV heads and normalised keys",
+    ),
+)
+
+MODELS = {model.name: model for model in _LIST}
+"""Every model by name."""
