@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e completions
+.PHONY: help demo test lint unit e2e nightly completions
 
 BIN := .venv/bin
 
@@ -33,6 +33,10 @@ unit:  ## the tests that need no engine
 e2e:  ## the tests with real vLLM engines
 	@.ci/setup vllm
 	@$(BIN)/python .ci/checks e2e
+
+nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
+	@.ci/setup base
+	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 7200 tests/kvd/topology/test_oracle.py
 
 completions:  ## write completions/ anew from the command line itself
 	@.ci/setup base

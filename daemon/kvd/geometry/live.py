@@ -27,7 +27,10 @@ from kvd.geometry.shards import (
 )
 
 Dim = Literal["kv", "block", "head", "token", "dim", "key+value"]
-"""What one dimension of a cache tensor is: ``kv`` picks K or V, ``key+value`` holds both one after the other."""
+"""What one dimension of a cache tensor is.
+
+``kv`` picks K or V, ``key+value`` holds both one after the other.
+"""
 
 StateFamily = Literal["mamba1", "mamba2", "gdn"]
 
@@ -57,8 +60,8 @@ class Blocks:
 class StateShape:
     """What a state layer keeps: this rank's convolution and recurrent shapes as vLLM's spec gives them.
 
-    ``heads`` is the model's number of recurrent heads (channels for mamba1), ``groups`` its number of B/C groups
-    (mamba2), ``conv`` and ``ssm`` are (shape, dtype, item size).
+    ``heads`` is the model's number of recurrent heads (channels for mamba1), ``groups`` its number of B/C
+    groups (mamba2), ``conv`` and ``ssm`` are (shape, dtype, item size).
     """
 
     family: StateFamily
@@ -89,8 +92,8 @@ def attention_layer(
 ) -> Layer:
     """The layer of a tensor with heads.
 
-    ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks: a block
-    is ``shape[block] / blocks.count`` of them. Raises `UnknownShape` where shape and facts disagree.
+    ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks:
+    a block is ``shape[block] / blocks.count`` of them. Raises `UnknownShape` where shape and facts disagree.
     """
     at = _dims(tensor, dims)
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
@@ -140,10 +143,11 @@ def cpu_attention_layer(
 ) -> Layer:
     """The layer of a ``CPU_ATTN`` tensor ``(block, head, token, key + value)``, whose shape is not its content.
 
-    For each head of a kernel block stand all keys and then all values (vllm/v1/attention/backends/cpu_attn.py views it
-    as ``(block, head, 2 * token, size)``). With ``vec`` kernels keys are transposed, ``(size, token)``, and values are
-    ``(token, size)``. Others (``amx``) pack in a way that is not known here: ``opaque`` blocks move whole, so they fit
-    only blocks of the same size. Raises `UnknownShape` where shape and facts disagree.
+    For each head of a kernel block stand all keys and then all values (vllm/v1/attention/backends/cpu_attn.py
+    views it as ``(block, head, 2 * token, size)``). With ``vec`` kernels keys are transposed, ``(size,
+    token)``, and values are ``(token, size)``. Others (``amx``) pack in a way that is not known here:
+    ``opaque`` blocks move whole, so they fit only blocks of the same size. Raises `UnknownShape` where shape
+    and facts disagree.
     """
     at = _dims(tensor, ("block", "head", "token", "key+value"))
     kernel_blocks, _ = _tokens(tensor, at, blocks)
@@ -198,6 +202,37 @@ def latent_layer(
     return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
 
 
+def packed_layer(
+    tensor: LiveTensor,
+    regions: Sequence[Region],
+    *,
+    blocks: Blocks,
+    heads: Share | None,
+    cell: int,
+    packing: str,
+) -> Layer:
+    """The layer of a quantised tensor ``(block, head, token, cell)``.
+
+    Values and their scales packed into one cell.
+
+    What stands inside a cell of ``cell`` bytes is not looked at: it moves whole, so heads and tokens can be
+    resharded and ``packing``, vLLM's name of the format, must be the same on both sides. ``heads`` is None
+    where all ranks hold the same cells (MLA). Raises `UnknownShape` where shape and facts disagree.
+    """
+    at = _dims(tensor, ("block", "head", "token", "dim"))
+    kernel_blocks, tokens = _tokens(tensor, at, blocks)
+    _expect(tensor, "bytes a cell", tensor.shape[at["dim"]] * tensor.itemsize, cell)
+    _expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
+    _expect(tensor, "heads", tensor.shape[at["head"]], heads.extent if heads else 1)
+    axes = (*tokens, Axis("byte", 0, cell, 1, 1))
+    shape: tuple[tuple[str, int], ...] = (("token", blocks.tokens), ("byte", cell))
+    if heads is not None:
+        axes = (Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]]), *axes)
+        shape = (("head", heads.total), *shape)
+    fld = Field(name="cell", dtype=packing, itemsize=1, offset=0, axes=axes, shape=shape)
+    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
+
+
 def state_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],
@@ -207,15 +242,18 @@ def state_layer(
     ranks: int,
     block_stride: int,
 ) -> Layer:
-    """The layer of a state-space layer: a page is the convolution state and then the recurrent state, both dense."""
+    """The layer of a state-space layer.
+
+    A page is the convolution state and then the recurrent state, both dense.
+    """
     return _layer(tensor, regions, state_fields(state, rank, ranks), block_stride)
 
 
 def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
     """Fields of one state page on ``rank`` of ``ranks``.
 
-    Section widths follow from the shapes alone: the recurrent state tells the value part, the rest is shared evenly by
-    the other two sections (``B``/``C`` of Mamba2, ``q``/``k`` of Gated DeltaNet).
+    Section widths follow from the shapes alone: the recurrent state tells the value part, the rest is shared
+    evenly by the other two sections (``B``/``C`` of Mamba2, ``q``/``k`` of Gated DeltaNet).
     """
     conv_shape, conv_dtype, conv_size = state.conv
     ssm_shape, ssm_dtype, ssm_size = state.ssm

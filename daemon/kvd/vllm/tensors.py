@@ -17,6 +17,7 @@ from kvd.geometry.live import (
     attention_layer,
     cpu_attention_layer,
     latent_layer,
+    packed_layer,
     state_layer,
 )
 from kvd.geometry.model import Group, Layer, Rank, Region, WorkerGeometry
@@ -143,12 +144,10 @@ def _layer(
         raise UnknownShape(
             f"{tensor.layer}: a cache tensor of shape {tensor.shape}; known is (blocks, heads, tokens, content)"
         )
-    if (
-        getattr(spec, "state_content_bytes", None) is not None
-        or getattr(spec, "num_head_slots", None) is not None
-    ):
+    if getattr(spec, "num_head_slots", None) is not None:
         raise UnknownShape(
-            f"{tensor.layer}: a packed or quantised page ({type(spec).__name__}, {spec.kv_quant_mode!s})"
+            f"{tensor.layer}: {spec.num_head_slots} head slots a page for {spec.num_kv_heads} heads"
+            f" ({type(spec).__name__}, {spec.kv_quant_mode!s}): which head is where is not known"
         )
     context = (
         ContextShare(place.rank.dcp, place.dcp, place.interleave)
@@ -156,12 +155,20 @@ def _layer(
         else ContextShare()
     )
     blocks = Blocks(count=num_blocks, tokens=facts.block_size, context=context)
-    if is_spec(spec, "MLAAttentionSpec"):
+    latent = is_spec(spec, "MLAAttentionSpec")
+    # With context parallelism, ranks of one context group hold the same heads of different tokens.
+    ranks = place.tp // place.dcp
+    heads = (
+        None if latent else share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, ranks)
+    )
+    if (cell := getattr(spec, "state_content_bytes", None)) is not None:
+        return packed_layer(
+            tensor, regions, blocks=blocks, heads=heads, cell=cell, packing=f"packed {spec.kv_quant_mode!s}"
+        )
+    if heads is None:
         return latent_layer(
             tensor, regions, dims=("block", "head", "token", "dim"), blocks=blocks, size=spec.head_size
         )
-    # With context parallelism, ranks of one context group hold the same heads of different tokens.
-    heads = share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, place.tp // place.dcp)
     if place.packing is not None:
         return cpu_attention_layer(
             tensor,

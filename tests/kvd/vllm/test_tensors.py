@@ -157,13 +157,32 @@ def test_an_unknown_kind_of_state_is_named() -> None:
         geometry(overlaid(state, 256), config)
 
 
-@pytest.mark.parametrize("packed", ["state_content_bytes", "num_head_slots"])
-def test_packed_pages_are_refused(packed: str) -> None:
-    spec = FullAttentionSpec(
-        block_size=4, num_kv_heads=2, head_size=4, head_size_v=4, kv_quant_mode="fp8_per_token", **{packed: 1}
+def quantised(**more: Any) -> FullAttentionSpec:
+    """fp8 keys and values of 4 with a float32 scale each: cells of 16 bytes."""
+    return FullAttentionSpec(
+        block_size=4, num_kv_heads=2, head_size=4, head_size_v=4, kv_quant_mode="fp8_per_token_head", **more
     )
-    with pytest.raises(UnknownShape, match=r"l0: a packed or quantised page .*fp8_per_token"):
-        geometry({"l0": tensor(BF16, 8, 2, 4, 8)}, cache_config(8, (spec, ("l0",))))
+
+
+def test_a_quantised_cell_moves_whole_with_its_scales() -> None:
+    config = cache_config(8, (quantised(state_content_bytes=16), ("l0",)))
+    made = geometry({"l0": tensor(I8, 8, 2, 4, 16)}, config, place(tp_rank=1, tp=2, kv_heads=4))
+    layer = made.layers["l0"][1]
+    assert [(f.name, f.dtype) for f in layer.page.fields] == [("cell", "packed fp8_per_token_head")]
+    assert axes(made, "l0", "cell") == {"head": (2, 2, 64), "token": (0, 4, 16), "byte": (0, 16, 1)}
+    assert layer.page.content == layer.stride == 2 * 4 * 16
+
+
+def test_a_quantised_cell_of_another_size_than_the_spec_says() -> None:
+    config = cache_config(8, (quantised(state_content_bytes=24), ("l0",)))
+    with pytest.raises(UnknownShape, match="l0: bytes a cell is 16 in the tensor and 24 in the spec"):
+        geometry({"l0": tensor(I8, 8, 2, 4, 16)}, config)
+
+
+def test_heads_that_share_slots_are_refused() -> None:
+    config = cache_config(8, (quantised(num_head_slots=1), ("l0",)))
+    with pytest.raises(UnknownShape, match=r"l0: 1 head slots a page for 2 heads .*fp8_per_token_head"):
+        geometry({"l0": tensor(I8, 8, 1, 4, 32)}, config)
 
 
 @pytest.mark.parametrize(
