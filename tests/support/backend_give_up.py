@@ -42,6 +42,14 @@ def post(lane: Lane, whole: Descriptors, posted: str) -> Transfer:
     return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes, blocks))
 
 
+def stop(pid: int) -> None:
+    """Stop a process, and wait until the last of its threads stands still: until then it may go on sending."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    while any((t / "stat").read_text().rpartition(")")[2].split()[0] != "T" for t in tasks.iterdir()):
+        time.sleep(1e-3)
+
+
 def main() -> None:
     how, size, posted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     peer = subprocess.Popen(
@@ -62,7 +70,7 @@ def main() -> None:
         for lane in (stuck, other):
             lane.add("peer", bytes.fromhex(hello["metadata"]))
             assert wait(lane, post(lane, whole, posted), 20) is State.DONE
-        os.kill(peer.pid, signal.SIGSTOP)
+        stop(peer.pid)
         transfer = post(stuck, whole, posted)
         before = wait(stuck, transfer, 0.2)
         started = time.monotonic()
