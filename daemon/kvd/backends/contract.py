@@ -1,10 +1,11 @@
 """The backend contract: what a transfer engine must offer, and nothing about any one of them.
 
-Two roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the
+Three roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the
 worker. A `Lane` is this worker's way to *one* peer engine: cheap to make, and made anew when a transfer on it is
-given up. The rule that memory vLLM may reuse is never the target of a transfer that might still write comes down
-to one promise: when `Lane.close` has returned, nothing of that lane can land any more. How an adapter keeps it
-(destroying the agent, never calling into it again, waiting for the copy) is its own affair.
+given up. A `Landing` is the same for what one peer engine *writes* here. The rule that memory vLLM may reuse is never
+the target of a transfer that might still write comes down to one promise of both: when `close` has returned, nothing
+of that lane or landing can land any more. How an adapter keeps it (destroying the agent, never calling into it again,
+waiting for the copy) is its own affair.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Traits:
     ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
     must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `PickingLane`, and
     numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
-    limit (the adapter splits by itself; a caller may want to know).
+    limit (the adapter splits by itself; a caller may want to know). ``lands``: its homes are `LandingHome`, so a peer
+    may write here; where they are not, layer-wise push is a layer-wise read.
     """
 
     synchronous: bool = False
@@ -47,6 +49,7 @@ class Traits:
     strided_lists: bool = False
     late_writes_stop_at: Literal["transfer", "lane"] = "lane"
     max_descriptors: int | None = None
+    lands: bool = False
 
 
 @dataclass(slots=True)
@@ -142,4 +145,42 @@ class Home(Protocol):
 
     def close(self) -> None:
         """Deregister and destroy, all lanes first. Idempotent."""
+        ...
+
+
+class Landing(Protocol):
+    """What one peer engine writes into: the worker's memory, under a name of its own that can be taken away.
+
+    Used from one thread at a time.
+    """
+
+    def metadata(self) -> bytes:
+        """What the writing peer's `Lane.add` needs; good until `close`."""
+        ...
+
+    def serve(self) -> None:
+        """Let bytes land, for transports that need their target's help. Quick; called every few 100 us by its owner.
+
+        An adapter whose engine lands bytes by itself does nothing here.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the landing.
+
+        When this returns, no byte that a peer writes through it can land any more, whatever the peer does or did: it
+        may be stopped, and go on later. The peer's process survives this. Idempotent.
+        """
+        ...
+
+
+@runtime_checkable
+class LandingHome(Home, Protocol):
+    """A home that peers may write to."""
+
+    def landing(self, name: str) -> Landing:
+        """A fresh landing over all registered memory, for one peer engine.
+
+        Raises `RegistrationError` where nothing is registered yet, `BackendUnavailable` where none can be made.
+        """
         ...
