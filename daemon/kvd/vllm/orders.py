@@ -19,7 +19,9 @@ class LoadOrder:
 
     ``groups`` gives the local blocks to fill by group index. ``seconds`` from now the load must be complete,
     or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
-    (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim.
+    (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
+    pushed: ``prefill`` then names the engine and its generation and no blocks, and the first ``computed`` of the
+    ``tokens`` are here already.
     """
 
     request_id: str
@@ -30,6 +32,8 @@ class LoadOrder:
     claimed: float
     handshake_seconds: float = 0.0
     refused: str = ""
+    transfer_id: str = ""
+    computed: int = 0
 
     def block_lists(self) -> dict[int, BlockList]:
         """The local blocks by group index."""
@@ -43,12 +47,57 @@ class LoadOrder:
         return {block for _, ids in self.groups.values() for block in ids}
 
 
+@dataclass(frozen=True, slots=True)
+class PushStep:
+    """A request that is pushed to a decoder, as it will be when this step has run.
+
+    ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer. ``reached`` of
+    its ``total`` tokens hold KV after the step. ``again``: it was preempted, so what is under way reads blocks that are
+    no longer its own.
+    """
+
+    transfer_id: str
+    request_id: str
+    groups: dict[int, Blocks]
+    reached: int
+    total: int
+    again: bool = False
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return {
+            g: BlockList(first=first, ids=np.array(ids, np.int64)) for g, (first, ids) in self.groups.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PushEnd:
+    """A pushed request has ended on the prefiller.
+
+    Without a ``cause`` it is complete and its blocks are kept, for at most ``seconds``, until every decoding worker has
+    its part; the worker then reports the request as sent. With one it was aborted: its blocks are gone, and so is what
+    was to be sent.
+    """
+
+    transfer_id: str
+    request_id: str
+    seconds: float
+    cause: str = ""
+
+
 @dataclass(slots=True)
 class StepOrders:
-    """Everything for one step: loads to start, and requests whose blocks the prefiller may free now."""
+    """Everything for one step.
+
+    Loads to start, and requests whose load nobody waits for any more; requests whose blocks the prefiller may free
+    now; what it computes for pushes, and those that ended.
+    """
 
     loads: list[LoadOrder] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
+    pushes: list[PushStep] = field(default_factory=list)
+    push_ends: list[PushEnd] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from kvd.wire.lease import (
     LeaseOpened,
     LeaseRelease,
 )
+from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.registration import (
     Heartbeat,
@@ -70,6 +71,10 @@ Message: TypeAlias = (
     | LeaseExtend
     | LeaseEnded
     | LeaseClosed
+    | PushAnnounce
+    | PushWithdraw
+    | PushProgress
+    | PushDone
     | ReportTransfers
     | ListTransfers
     | Transfers
