@@ -18,6 +18,7 @@ _RANGES = {
     "lease_seconds": (0.1, _DAY),
     "load_timeout": (0.01, _DAY),
     "handshake_timeout": (0.01, _DAY),
+    "push_timeout": (0.01, _DAY),
     "lease_margin": (0.0, _DAY),
     "clock_skew": (0.0, _DAY),
     "lease_grace": (0.0, _DAY),
@@ -41,7 +42,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = "nixl"
     backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}
     mode: Annotated[
-        Literal["pull"], _says("Who moves the bytes: the decoder reads once the prefill is done.")
+        Literal["pull", "push"],
+        _says(
+            "`pull`: the decoder reads once the prefill is done. `push`: the prefiller sends each layer as it is"
+            " computed, where the router says so; see docs/routers.md."
+        ),
     ] = "pull"
     lease_seconds: Annotated[
         float, _says("Prefiller: how long a finished request's blocks are kept for a decoder.")
@@ -50,6 +55,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     handshake_timeout: Annotated[
         float, _says("Decoder: how long a request waits for its prefiller to become known.")
     ] = 10.0
+    push_timeout: Annotated[
+        float,
+        _says(
+            "Decoder: a pushed request that is not complete this long after its blocks were announced is a miss."
+        ),
+    ] = 120.0
     lease_margin: Annotated[
         float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
     ] = 0.5
