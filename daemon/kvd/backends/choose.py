@@ -10,15 +10,19 @@ from typing import Any, cast
 from kvd.backends.contract import Home
 from kvd.backends.errors import BackendUnavailable
 
-_ADAPTERS: Mapping[str, str] = {"nixl": "kvd.backends.nixl", "memory": "kvd.backends.memory"}
-_LATER = ("mooncake", "direct")
+_ADAPTERS: Mapping[str, str] = {
+    "nixl": "kvd.backends.nixl",
+    "direct": "kvd.backends.direct",
+    "memory": "kvd.backends.memory",
+}
+_LATER = ("mooncake",)
 
 # Distributions that provide an engine; any one of a row will do.
 _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"nixl": ("nixl",)}
 
 
 def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
-    """A home of backend ``kind`` (``nixl`` or ``memory``) for the worker ``name``; options are the adapter's own.
+    """A home of backend ``kind``, one of `available`, for the worker ``name``; options are the adapter's own.
 
     Raises:
         BackendUnavailable: no such backend, or its engine is not installed here; the hint says what to install.

@@ -56,7 +56,8 @@ class Traits:
 class Transfer:
     """One submitted transfer.
 
-    Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds.
+    Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds. ``backend`` names what
+    moves the bytes where that is not plain from the home: a home may stand for several backends.
     """
 
     peer: str
@@ -67,6 +68,7 @@ class Transfer:
     reason: str = ""
     posted: float = 0.0
     ended: float = 0.0
+    backend: str = ""
     detail: dict[str, float] = field(default_factory=dict)
 
 

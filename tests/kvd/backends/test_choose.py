@@ -9,7 +9,7 @@ from kvd.backends.choose import available, open_home
 from kvd.backends.errors import BackendUnavailable
 
 
-@pytest.mark.parametrize("kind", ["mooncake", "direct", "carrier-pigeon"])
+@pytest.mark.parametrize("kind", ["mooncake", "carrier-pigeon"])
 def test_unknown_kind_names_them_all(kind: str) -> None:
     with pytest.raises(BackendUnavailable) as refused:
         open_home(kind, "x", {})

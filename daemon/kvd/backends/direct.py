@@ -1,0 +1,180 @@
+"""The direct backend: a worker reads the memory of another one on its host by itself, without any transfer engine.
+
+See docs/backends/direct.md for who may read whom, and for figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvd.backends.contract import Traits
+from kvd.backends.direct_calls import allow_tracers, dumpable, read_bytes
+from kvd.backends.direct_lane import VERSION, DirectLane
+from kvd.backends.direct_memory import Backing, Cookie, backing
+from kvd.backends.direct_permission import refusal, rules
+from kvd.backends.direct_process import NAME, this_process
+from kvd.backends.direct_source import Card
+from kvd.backends.envelope import Envelope, joined, pack
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.geometry.model import Region
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `open_home` takes as options.
+
+    ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory_pool does it). Where it is
+    not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
+    all other rules admit.
+    """
+
+    memfd: bool = True
+    allow_readers: bool = True
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping.
+
+        Raises:
+            BackendError: an option that does not exist, or a value that is neither true nor false.
+        """
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise BackendError(
+                f"unknown option {', '.join(unknown)} for direct; known are {known}", backend=NAME
+            )
+        for name, value in options.items():
+            if not isinstance(value, bool):
+                raise BackendError(f"option {name} is {value!r}; it is true or false", backend=NAME)
+        return cls(**options)
+
+
+def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
+    """A worker's direct home; ``options`` as in `Settings`.
+
+    Raises:
+        BackendUnavailable: this system has not what it takes.
+        BackendError: an unknown option.
+    """
+    return DirectHome(name, Settings.of(options))
+
+
+class DirectHome:
+    """A worker's memory, which its peers read without its help; nothing here runs."""
+
+    traits = Traits(synchronous=True, late_writes_stop_at="transfer")
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self._settings = settings
+        self._regions: tuple[Region, ...] = ()
+        self._memory: tuple[Backing, ...] = ()
+        self._lanes: set[DirectLane] = set()
+        self._allows = False
+        self._closed = False
+        try:
+            self._process = this_process()
+            self._cookie = Cookie()
+            _look_at_self(self._process.pid, self._cookie)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"a process cannot read another's memory on this system: {error}",
+                backend=NAME,
+                hint="it needs Linux with /proc and memfd, and no seccomp filter on process_vm_readv",
+            ) from None
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Note the memory that peers may read. Once, before `metadata` and `lane`.
+
+        Where the rules of this host will keep peers from it, the log says so with the cure; this worker may still be
+        able to read others.
+
+        Raises:
+            RegistrationError: registered before, nothing given, or a region that is empty or not host memory.
+        """
+        self._opened()
+        if self._regions:
+            raise RegistrationError("memory of this home is registered already", backend=NAME)
+        if not regions:
+            raise RegistrationError("no regions to register", backend=NAME)
+        for region in regions:
+            if region.device != "cpu" or region.length <= 0 or region.address <= 0:
+                raise RegistrationError(f"{region} cannot be registered: cpu memory only", backend=NAME)
+        self._regions = tuple(regions)
+        self._memory = _backings(self._regions)
+        mine = rules()
+        if not self._memory and mine.scope == 1 and self._settings.allow_readers:
+            self._allows = allow_tracers()
+        why = refusal(self._process, self._process, mine, dumpable=dumpable(), allows=self._allows)
+        if why is not None and not self._memory:
+            _log.warning("peers cannot read the memory of %s: %s; %s", self.name, why.why, why.cure)
+
+    def metadata(self) -> bytes:
+        """What a peer's `DirectLane.add` needs.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(registered=True)
+        card = Card(
+            process=self._process,
+            cookie=self._cookie.address,
+            secret=self._cookie.secret,
+            cookie_memory=self._cookie.memory,
+            memory=self._memory,
+            dumpable=dumpable(),
+            allows=self._allows,
+        )
+        return pack(Envelope(NAME, VERSION, self.name, self._regions, msgspec.json.encode(card)))
+
+    def lane(self, name: str) -> DirectLane:
+        """A fresh lane.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(registered=True)
+        lane = DirectLane(name, self._process, self._regions, self._lanes.discard)
+        self._lanes.add(lane)
+        return lane
+
+    def close(self) -> None:
+        """Close all lanes and turn readers away: what they are reading now fails. Idempotent."""
+        for lane in list(self._lanes):
+            lane.close()
+        self._cookie.close()
+        if not self._closed:
+            for memory in self._memory:
+                os.close(memory.fd)
+        self._closed = True
+
+    def _opened(self, *, registered: bool = False) -> None:
+        if self._closed:
+            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+        if registered and not self._regions:
+            raise RegistrationError("register memory first", backend=NAME)
+
+
+def _backings(regions: Sequence[Region]) -> tuple[Backing, ...]:
+    """The memfds of all joined regions, or nothing where one has none."""
+    found = [backing(region) for region in joined(regions)]
+    whole = tuple(memory for memory in found if memory is not None)
+    if len(whole) == len(found):
+        return whole
+    for memory in whole:
+        os.close(memory.fd)
+    return ()
+
+
+def _look_at_self(pid: int, cookie: Cookie) -> None:
+    """Read the cookie by the call that peers use; raises OSError where there is no such call or a filter on it."""
+    read_bytes(pid, cookie.address, len(cookie.secret))
