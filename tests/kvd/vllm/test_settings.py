@@ -24,7 +24,7 @@ def test_what_is_given_is_taken() -> None:
     ("extra", "said"),
     [
         ({"lease": 3}, "lease is no setting; there are runtime_dir, backend, backend_options, mode"),
-        ({"mode": "both"}, "mode is 'both'; it must be one of \"pull\", \"push\""),
+        ({"mode": "both"}, 'mode is \'both\'; it must be one of "pull", "push"'),
         ({"backend": None}, "backend is None; it must be a string"),
         ({"runtime_dir": 3}, "runtime_dir is 3; it must be a string or null"),
         ({"backend_options": []}, "backend_options is []; it must be an object"),
