@@ -1,7 +1,8 @@
 """Gives up a read from a stopped peer, over tcp; prints one JSON line: what landed afterwards, and who survived.
 
 Arguments: how the read is given up (``close``, ``nothing``, ``destroy``), the size of the read in bytes, and what it
-is posted as (``descriptors``, one of them, or ``picks`` of 64 KiB blocks in descending order).
+is posted as (``descriptors``, one of them, or ``picks`` of 16 KiB blocks in descending order, so many that NIXL's own
+worker threads would advance them, if there were any).
 """
 
 import json
@@ -21,7 +22,7 @@ from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
 
 PEER = Path(__file__).with_name("backend_peer.py")
-BLOCK = 64 << 10
+BLOCK = 16 << 10
 
 
 def wait(lane: Lane, transfer: Transfer, seconds: float) -> State:

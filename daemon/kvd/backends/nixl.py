@@ -34,15 +34,13 @@ PARKED_LIMIT = 32
 class Settings:
     """What `open_home` takes as options.
 
-    ``num_threads``: worker threads of UCX in each agent. ``telemetry``: let NIXL time each transfer. ``drain_s``:
-    seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane whose
-    transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl_lane.Parked`), safe for our memory only where
-    all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
-    ``serve_interval_s``: seconds between two looks for peers' reads (`kvd.backends.nixl_serving`), 0 for NIXL's own
-    spinning thread, None for what suits the number of cores.
+    ``telemetry``: let NIXL time each transfer. ``drain_s``: seconds that a lane being closed waits for its transfers
+    to end. ``abandon``: what becomes of a lane whose transfers did not: ``destroy`` it; ``park`` it
+    (`kvd.backends.nixl_lane.Parked`), safe for our memory only where all transports are software; or ``auto``: park
+    where they surely are, as that spares the peer an abort. ``serve_interval_s``: seconds between two looks for peers'
+    reads (`kvd.backends.nixl_serving`), 0 for NIXL's own spinning thread, None for what suits the number of cores.
     """
 
-    num_threads: int = 1
     telemetry: bool = True
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
@@ -200,6 +198,4 @@ class NixlHome:
 
 
 def _agent(library: Library, name: str, settings: Settings, *, progress: bool) -> Agent:
-    return Agent(
-        library, name, num_threads=settings.num_threads, telemetry=settings.telemetry, progress=progress
-    )
+    return Agent(library, name, telemetry=settings.telemetry, progress=progress)

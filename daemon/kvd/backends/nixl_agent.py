@@ -29,15 +29,15 @@ class Agent:
     by agents that still hold a connection to it.
     """
 
-    def __init__(
-        self, library: Library, name: str, *, num_threads: int, telemetry: bool, progress: bool
-    ) -> None:
+    def __init__(self, library: Library, name: str, *, telemetry: bool, progress: bool) -> None:
         self.library = library
         self.name = f"{name}.{secrets.token_hex(4)}"
         self._gone: weakref.ref[Any] | None = None
+        # NIXL's worker threads (num_threads) advance every post of 1024 descriptors and more by themselves: the bytes
+        # of a parked lane would land with nobody calling into it.
         config = library.config(
             backends=["UCX"],
-            num_threads=num_threads,
+            num_threads=0,
             capture_telemetry=telemetry,
             enable_prog_thread=progress,
         )
