@@ -12,13 +12,16 @@ from kvd.backends.errors import BackendUnavailable
 
 _ADAPTERS: Mapping[str, str] = {
     "nixl": "kvd.backends.nixl",
+    "mooncake": "kvd.backends.mooncake",
     "direct": "kvd.backends.direct",
     "memory": "kvd.backends.memory",
 }
-_LATER = ("mooncake",)
 
 # Distributions that provide an engine; any one of a row will do.
-_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {"nixl": ("nixl",)}
+_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
+    "nixl": ("nixl",),
+    "mooncake": ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"),
+}
 
 
 def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
@@ -29,9 +32,8 @@ def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
         BackendError: an option the adapter does not know.
     """
     if kind not in _ADAPTERS:
-        later = f"; {kind} is not in this release" if kind in _LATER else ""
         raise BackendUnavailable(
-            f"no backend {kind!r}: there are {', '.join(_ADAPTERS)}, and {' and '.join(_LATER)} to come{later}",
+            f"no backend {kind!r}: there are {', '.join(_ADAPTERS)}",
             backend=kind,
             hint=f"set the backend to one of {', '.join(_ADAPTERS)}",
         )
@@ -42,12 +44,10 @@ def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
 
 def available() -> dict[str, str]:
     """For each backend its engine's version, or why it cannot be used; from package metadata, without importing it."""
-    return {kind: _state(kind) for kind in (*_ADAPTERS, *_LATER)}
+    return {kind: _state(kind) for kind in _ADAPTERS}
 
 
 def _state(kind: str) -> str:
-    if kind in _LATER:
-        return "not in this release"
     names = _DISTRIBUTIONS.get(kind)
     if names is None:
         return "built in"

@@ -9,17 +9,17 @@ from kvd.backends.choose import available, open_home
 from kvd.backends.errors import BackendUnavailable
 
 
-@pytest.mark.parametrize("kind", ["mooncake", "carrier-pigeon"])
-def test_unknown_kind_names_them_all(kind: str) -> None:
+def test_unknown_kind_names_them_all() -> None:
     with pytest.raises(BackendUnavailable) as refused:
-        open_home(kind, "x", {})
-    for name in ("nixl", "memory", "mooncake", "direct", kind):
+        open_home("carrier-pigeon", "x", {})
+    for name in ("nixl", "memory", "mooncake", "direct", "carrier-pigeon"):
         assert name in str(refused.value)
 
 
 def test_available_covers_all_and_imports_none() -> None:
     assert set(available()) == {"nixl", "memory", "mooncake", "direct"}
     script = (
-        "import sys; from kvd.backends.choose import available; available(); assert 'nixl' not in sys.modules"
+        "import sys; from kvd.backends.choose import available; available();"
+        " assert not {'nixl', 'mooncake'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)

@@ -50,10 +50,10 @@ def finish(lane: Lane, transfer: Transfer) -> State:
     return transfer.state
 
 
-@pytest.fixture(params=["memory", "nixl", "direct"])
+@pytest.fixture(params=["memory", "nixl", "mooncake", "direct"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    if request.param == "nixl":
-        pytest.importorskip("nixl", exc_type=ImportError)
+    if request.param in {"nixl", "mooncake"}:
+        pytest.importorskip(request.param, exc_type=ImportError)
     made = Pair(request.param)
     yield made
     made.me.close()
@@ -93,12 +93,16 @@ def some_picks(grid: Grid, blocks: int, seed: int) -> Picks:
     return Picks(grid, here, there, 597 * blocks, 3 * blocks)
 
 
+takes_picks = pytest.mark.parametrize("pair", ["memory", "nixl", "direct"], indirect=True)
+
+
 def picking(pair: Pair) -> PickingLane:
     lane = pair.lane()
     assert isinstance(lane, PickingLane)
     return lane
 
 
+@takes_picks
 @pytest.mark.parametrize("operation", ["read", "write"])
 def test_picks_copy_the_bytes_that_descriptors_would(pair: Pair, operation: Operation) -> None:
     lane, grid = picking(pair), a_grid(pair)
@@ -127,11 +131,13 @@ def test_picks_copy_the_bytes_that_descriptors_would(pair: Pair, operation: Oper
         assert (images[0][still] == before[still]).all()
 
 
+@takes_picks
 def test_no_picks_are_done_at_once(pair: Pair) -> None:
     lane = picking(pair)
     assert finish(lane, lane.submit_picks("p", some_picks(a_grid(pair), 0, 0))) is State.DONE
 
 
+@takes_picks
 def test_wrong_picks_are_refused_and_leave_the_lane_usable(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     one = np.array([0], np.int32)
@@ -149,6 +155,7 @@ def test_wrong_picks_are_refused_and_leave_the_lane_usable(pair: Pair) -> None:
     assert (pair.target[:400] == pair.source[2000:2400]).all()
 
 
+@takes_picks
 def test_a_grid_that_reaches_beyond_registered_memory_still_serves_what_is_inside(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     wide = replace(grid, remote_blocks=1 << 20)
@@ -159,6 +166,7 @@ def test_a_grid_that_reaches_beyond_registered_memory_still_serves_what_is_insid
     assert (pair.target[3000:3400] == pair.source[11000:11400]).all()
 
 
+@takes_picks
 def test_picks_outlive_a_peer_that_is_added_anew(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
@@ -172,6 +180,7 @@ def test_picks_outlive_a_peer_that_is_added_anew(pair: Pair) -> None:
     successor.close()
 
 
+@takes_picks
 def test_a_lane_that_prepared_grids_closes_though_its_errors_are_kept(pair: Pair) -> None:
     """What a backend prepares refers to its agent, which must be gone when `close` returns."""
     lane, grid = picking(pair), a_grid(pair)
@@ -222,7 +231,7 @@ def test_adding_again_and_adding_anew(pair: Pair) -> None:
         (lambda _: b"nonsense" * 9, "nons"),
         (lambda good: good[:20], "header should have"),
         (lambda good: good[:4] + b"\x00\x09" + good[6:], "version 9 at the peer and 1 here"),
-        (lambda _: pack(Envelope("mooncake", "0.3", "a", (), b"")), "'mooncake' at the peer"),
+        (lambda _: pack(Envelope("pigeon", "0.3", "a", (), b"")), "'pigeon' at the peer"),
     ],
 )
 def test_unusable_metadata_is_refused_with_both_values(pair: Pair, spoil: object, says: str) -> None:

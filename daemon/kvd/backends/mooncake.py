@@ -1,0 +1,169 @@
+"""The Mooncake backend: an engine that peers read from, and short-lived ones for lanes and landings.
+
+Nothing but the end of an engine stops Mooncake's bytes, in either direction (docs/backends/mooncake.md). So each lane
+has its own, one for each worker of the peer, and so has each landing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvd.backends.contract import Traits
+from kvd.backends.envelope import Envelope, pack
+from kvd.backends.errors import BackendError, RegistrationError
+from kvd.backends.mooncake_engine import Engine
+from kvd.backends.mooncake_lane import MooncakeLane
+from kvd.backends.mooncake_library import NAME, Library, load
+from kvd.backends.mooncake_settings import Settings
+from kvd.backends.mooncake_target import Target, pack_target
+from kvd.geometry.model import Region
+
+
+def open_home(name: str, *, options: Mapping[str, Any]) -> MooncakeHome:
+    """A worker's Mooncake home; ``options`` as in `Settings`.
+
+    Raises:
+        BackendUnavailable: Mooncake is not installed or does not load here.
+        BackendError: an unknown option, or a value that one cannot have.
+    """
+    return MooncakeHome(name, Settings.of(options), load())
+
+
+class MooncakeHome:
+    """A worker's registered memory. Threads of Mooncake's own answer the peers that read from it."""
+
+    traits = Traits(late_writes_stop_at="lane", lands=True)
+
+    def __init__(self, name: str, settings: Settings, library: Library) -> None:
+        self.name = name
+        self._settings = settings
+        self._library = library
+        self._engine: Engine | None = None
+        self._regions: tuple[Region, ...] = ()
+        self._lanes: set[MooncakeLane] = set()
+        self._landings: set[MooncakeLanding] = set()
+        self._open = True
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register memory. Once, before `metadata`, `lane` and `landing`.
+
+        Raises:
+            RegistrationError: registered before, nothing given, or Mooncake refused a region.
+            BackendUnavailable: Mooncake's engine does not start.
+        """
+        self._opened()
+        if self._engine:
+            raise RegistrationError("memory of this home is registered already", backend=NAME)
+        if not regions:
+            raise RegistrationError("no regions to register", backend=NAME)
+        self._engine = Engine(self._library, self._settings, regions)
+        self._regions = tuple(regions)
+
+    def metadata(self) -> bytes:
+        """What a peer's `MooncakeLane.add` needs, to read.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        return self._describe(self.name, self._registered())
+
+    def lane(self, name: str) -> MooncakeLane:
+        """A fresh lane; its engines are made as workers are added.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._registered()
+        lane = MooncakeLane(
+            name,
+            self._settings,
+            self._regions,
+            version=self._library.version,
+            make=self._make,
+            closed=self._lanes.discard,
+        )
+        self._lanes.add(lane)
+        return lane
+
+    def landing(self, name: str) -> MooncakeLanding:
+        """A fresh landing: an engine of its own over the same memory, for one peer to write to.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+            BackendUnavailable: Mooncake does not start another engine.
+        """
+        self._registered()
+        engine = self._make()
+        landing = MooncakeLanding(
+            name, engine, self._describe(f"{self.name}.{name}", engine), self._landings.discard
+        )
+        self._landings.add(landing)
+        return landing
+
+    def close(self) -> None:
+        """Destroy all lanes and landings, then the home's engine. Idempotent.
+
+        Raises:
+            BackendError: an engine outlived its destruction (see `MooncakeLane.close`).
+        """
+        self._open = False
+        for lane in list(self._lanes):
+            lane.close()
+        for landing in list(self._landings):
+            landing.close()
+        if self._engine:
+            self._engine.destroy()
+
+    def _make(self) -> Engine:
+        return Engine(self._library, self._settings, self._regions)
+
+    def _describe(self, name: str, engine: Engine) -> bytes:
+        target = Target(engine.session, self._settings.protocol, engine.mark, engine.mark_address)
+        return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+
+    def _registered(self) -> Engine:
+        self._opened()
+        if self._engine is None:
+            raise RegistrationError("register memory first", backend=NAME)
+        return self._engine
+
+
+class MooncakeLanding:
+    """What one peer engine writes into. A thread of Mooncake's own lands the bytes."""
+
+    def __init__(
+        self, name: str, engine: Engine, metadata: bytes, closed: Callable[[MooncakeLanding], None]
+    ) -> None:
+        self.name = name
+        self._engine = engine
+        self._metadata = metadata
+        self._open = True
+        self._closed = closed
+
+    def metadata(self) -> bytes:
+        """What the writing peer's `MooncakeLane.add` needs; good until `close`.
+
+        Raises:
+            BackendError: the landing is closed.
+        """
+        if not self._open:
+            raise BackendError(f"landing {self.name!r} is closed", backend=NAME)
+        return self._metadata
+
+    def serve(self) -> None:
+        """Nothing to do: Mooncake's thread lands the bytes."""
+
+    def close(self) -> None:
+        """End the landing: when this returns nothing that the peer writes can land any more. Idempotent.
+
+        Raises:
+            BackendError: something outside this backend holds the engine, so it still lives and bytes may still land.
+        """
+        self._open = False
+        self._engine.destroy()
+        self._closed(self)

@@ -1,0 +1,168 @@
+"""One Mooncake engine: typed errors, registration, a mark that proves whose it is, a destruction that is checked."""
+
+from __future__ import annotations
+
+import gc
+import secrets
+import socket
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvd.backends.contract import Operation
+from kvd.backends.envelope import joined
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.mooncake_library import INSTALL, LOG, NAME, Library, engine_environment
+from kvd.backends.mooncake_listener import end_wait
+from kvd.backends.mooncake_settings import Settings
+from kvd.backends.spans import parse_device
+from kvd.geometry.model import Region
+
+MARK_BYTES = 16
+WAITING = 0
+COMPLETED = 1
+
+_KNOCK_S = 0.2
+_POSTS: Mapping[Operation, str] = {
+    "read": "batch_transfer_async_read",
+    "write": "batch_transfer_async_write",
+}
+# Mooncake gives 0 where it took nothing, and -1 in the type of its numbers where it cannot reach the peer.
+_NO_NUMBERS = frozenset({0, 2**64 - 1})
+
+
+class Engine:
+    """Owns Mooncake's engine and is the only one to refer to it.
+
+    ``session`` is what peers call it. ``mark`` is random bytes in registered memory at ``mark_address``: a peer reads
+    them to know that it talks to this engine and not to a later one on the same port; ``scratch_address`` is where this
+    engine puts those it reads.
+    """
+
+    def __init__(self, library: Library, settings: Settings, regions: Sequence[Region]) -> None:
+        for region in regions:
+            _registrable(region, library)
+        self._gone: weakref.ref[Any] | None = None
+        self._own = np.frombuffer(
+            bytearray(secrets.token_bytes(MARK_BYTES) + bytes(MARK_BYTES)), np.uint8
+        )  # registered, so alive as long as the engine
+        self._engine: Any = library.engine()
+        with engine_environment(settings.protocol, settings.progress_timeout_s):
+            failed = self._engine.initialize(
+                settings.host, "P2PHANDSHAKE", settings.protocol, settings.device_name
+            )
+        if failed:
+            self._engine = None
+            raise BackendUnavailable(
+                f"Mooncake's engine does not start on {settings.host} with {settings.protocol}: it answered {failed}",
+                backend=NAME,
+                hint=LOG,
+            )
+        self._port = int(self._engine.get_rpc_port())
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.session = f"{host}:{self._port}"
+        try:
+            self._register([*joined(regions), Region(self.mark_address, 2 * MARK_BYTES)])
+        except BackendError:
+            self.destroy()
+            raise
+
+    @property
+    def mark(self) -> bytes:
+        """The bytes at ``mark_address``."""
+        return self._own[:MARK_BYTES].tobytes()
+
+    @property
+    def mark_address(self) -> int:
+        """Where a peer reads the mark."""
+        return int(self._own.ctypes.data)
+
+    @property
+    def scratch_address(self) -> int:
+        """`MARK_BYTES` of registered memory that nobody else writes."""
+        return self.mark_address + MARK_BYTES
+
+    @property
+    def scratch(self) -> bytes:
+        """What stands at ``scratch_address``."""
+        return self._own[MARK_BYTES:].tobytes()
+
+    def post(self, operation: Operation, session: str, local: int, remote: int, length: int) -> int | None:
+        """Start to copy one piece; its number, or None where Mooncake did not take it.
+
+        Returns at once, but for the first post to a session, which asks the peer for its memory: a peer that is stopped
+        holds that up for a minute. The GIL is released.
+        """
+        number = int(getattr(self._engine, _POSTS[operation])(session, [local], [remote], [length]))
+        return None if number in _NO_NUMBERS else number
+
+    def status(self, number: int) -> int:
+        """`WAITING`, `COMPLETED`, or below 0: failed. Looks once; ask no more once it is not `WAITING`."""
+        return int(self._engine.transfer_check_status(number))
+
+    def destroy(self) -> None:
+        """Destroy Mooncake's engine: none of its bytes, in or out, moves any more. Call again to look again.
+
+        Raises:
+            BackendError: something still refers to it, so it lives and its transfers may still write.
+        """
+        if self._gone is None:
+            if self._engine is None:
+                return
+            end_wait(self._port)
+            self._gone = weakref.ref(self._engine)
+            self._engine = None
+        if self._gone() is not None:
+            gc.collect()
+        if self._gone() is not None:
+            raise BackendError(
+                f"engine {self.session} is still referred to and was not destroyed: its transfers may still write",
+                backend=NAME,
+                hint="keep no Mooncake object outside kvd.backends.mooncake_engine",
+            )
+
+    def _register(self, regions: Sequence[Region]) -> None:
+        addresses, lengths = [r.address for r in regions], [r.length for r in regions]
+        failed = self._engine.batch_register_memory(addresses, lengths)
+        if not failed:
+            return
+        # One by one, to name the region that Mooncake does not take.
+        for region in regions:
+            alone = self._engine.register_memory(region.address, region.length)
+            if alone:
+                raise RegistrationError(
+                    f"region at {region.address:#x}, {region.length} bytes, device {region.device}: Mooncake answered "
+                    f"{alone}",
+                    backend=NAME,
+                    hint=f"see `kvctl doctor` on memlock limits and peer memory; {LOG}",
+                )
+        raise RegistrationError(f"{len(regions)} regions: Mooncake answered {failed}", backend=NAME, hint=LOG)
+
+
+def knock(session: str) -> str:
+    """Why a session may have failed, from whether its port still takes connections; waits 0.2 s at most."""
+    host, _, port = session.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    except ConnectionRefusedError:
+        return f"nothing listens at {session} any more: the peer's process ended or closed its memory"
+    except (OSError, ValueError) as error:
+        return f"{session} cannot be reached: {error}"
+    return (
+        f"{session} still takes connections: the peer refused the address, or made no progress for as long as "
+        "Mooncake waits (30 s), or a connection broke"
+    )
+
+
+def _registrable(region: Region, library: Library) -> None:
+    kind, _ = parse_device(region.device)
+    if kind not in {"cpu", "cuda"} or region.length <= 0 or region.address <= 0:
+        raise RegistrationError(f"{region} cannot be registered: kinds are cpu, cuda", backend=NAME)
+    if kind == "cuda" and not library.cuda:
+        raise RegistrationError(
+            f"{region} is GPU memory and this build of Mooncake ({library.version}) has no CUDA",
+            backend=NAME,
+            hint=INSTALL,
+        )

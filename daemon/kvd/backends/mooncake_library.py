@@ -1,0 +1,157 @@
+"""Loading Mooncake: what must be set before its first import and before an engine, and what its answers mean."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvd.backends.errors import BackendUnavailable
+
+NAME = "mooncake"
+DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
+INSTALL = (
+    "install mooncake-transfer-engine-non-cuda==0.3.13.post1 (with CUDA mooncake-transfer-engine) and the Debian "
+    "packages libibverbs1, libnuma1 and libcurl4"
+)
+LOG = "Mooncake's own lines about it are on this process's stderr (MC_LOG_LEVEL=INFO for more)"
+
+_log = logging.getLogger(__name__)
+
+_INFINIBAND = Path("/sys/class/infiniband")
+# Another engine behind the same Python module, whose transfer numbers this adapter must not pass on.
+_OTHER_ENGINE = ("MC_USE_TENT", "MC_USE_TEV1")
+_environment = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Mooncake once loaded: its engine class, the installed release, whether it was built with CUDA."""
+
+    engine: Any
+    version: str
+    cuda: bool
+
+
+@lru_cache(maxsize=1)
+def load() -> Library:
+    """Import Mooncake once, with its environment prepared.
+
+    Raises:
+        BackendUnavailable: not installed, its libraries don't load here, or the environment asks for its other engine.
+    """
+    prepare_environment(os.environ, loaded="mooncake.engine" in sys.modules)
+    try:
+        module = importlib.import_module("mooncake.engine")
+    except (ImportError, OSError) as error:
+        raise BackendUnavailable(f"Mooncake does not load: {error}", backend=NAME, hint=INSTALL) from error
+    return Library(module.TransferEngine, _version(), bool(getattr(module, "SUPPORT_CUDA", False)))
+
+
+def prepare_environment(environ: MutableMapping[str, str], *, loaded: bool = False) -> None:
+    """Set what Mooncake reads when its library is loaded (``loaded``: it is already); what the user has set is kept.
+
+    Raises:
+        BackendUnavailable: the environment asks for Mooncake's other engine.
+    """
+    for name in _OTHER_ENGINE:
+        if environ.get(name, "0") not in {"", "0"}:
+            raise BackendUnavailable(
+                f"{name}={environ[name]} selects another engine of Mooncake's, which this adapter does not know",
+                backend=NAME,
+                hint=f"unset {name}",
+            )
+    # Each engine, so each lane, tells eight lines of how it started.
+    environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    if "MC_LOG_DIR" in environ and not loaded:
+        # The wheel of 0.3.13 initialises its log twice then, and its log ends the process for that.
+        _log.warning(
+            "MC_LOG_DIR=%s would end this process while Mooncake is imported: left out, its log stays on stderr",
+            environ.pop("MC_LOG_DIR"),
+        )
+
+
+@contextmanager
+def engine_environment(
+    protocol: str,
+    progress_timeout_s: int | None,
+    *,
+    environ: MutableMapping[str, str] | None = None,
+    infiniband: Path = _INFINIBAND,
+) -> Iterator[None]:
+    """The environment in which an engine of ``protocol`` is to be made.
+
+    Mooncake takes the protocol as a hint for its allocator only: what moves the bytes is RDMA where it finds a device,
+    a memory mapping or NVLink where it was built with one, else tcp. MC_FORCE_TCP is what it obeys.
+
+    Raises:
+        BackendUnavailable: rdma is wanted where there is no device or where MC_FORCE_TCP is set.
+    """
+    environ = os.environ if environ is None else environ
+    wanted: dict[str, str] = {}
+    if protocol == "tcp":
+        wanted["MC_FORCE_TCP"] = "1"
+    elif "MC_FORCE_TCP" in environ:
+        raise BackendUnavailable(
+            f"option protocol is {protocol} and MC_FORCE_TCP is set: Mooncake would use tcp",
+            backend=NAME,
+            hint="unset MC_FORCE_TCP, or set protocol to tcp",
+        )
+    elif not (infiniband.is_dir() and any(infiniband.iterdir())):
+        raise BackendUnavailable(
+            f"option protocol is {protocol} and {infiniband} is empty: Mooncake would use tcp without a word",
+            backend=NAME,
+            hint="set protocol to tcp, or load the driver of the RDMA device",
+        )
+    if progress_timeout_s is not None:
+        for name in ("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"):
+            # Read for each transfer, so it stays.
+            environ[name] = str(progress_timeout_s)
+    with _environment:
+        before = {name: environ.get(name) for name in wanted}
+        environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del environ[name]
+                else:
+                    environ[name] = value
+
+
+def advertised_host(environ: Mapping[str, str] | None = None) -> str:
+    """The address peers are told where no option says it: VLLM_HOST_IP, else that of the default route's interface.
+
+    Loopback where there is no route: then there is nobody else to reach this host either.
+    """
+    given = (os.environ if environ is None else environ).get("VLLM_HOST_IP", "")
+    if given:
+        return given
+    for family, beyond in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+                probe.connect((beyond, 9))  # sends nothing: it only asks for a route
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return "127.0.0.1"
+
+
+def _version() -> str:
+    for name in DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"

@@ -1,0 +1,94 @@
+"""The options of the Mooncake backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvd.backends.errors import BackendError
+from kvd.backends.mooncake_library import NAME, advertised_host
+
+PROTOCOLS = ("tcp", "rdma")
+QUEUE = 1024
+"""Transfers that Mooncake queues for one peer before it fails new ones (MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `open_home` takes as options.
+
+    ``protocol``: tcp or rdma. ``device_name``: RDMA devices to use, comma separated, empty for all. ``host``: the
+    address that peers are told, empty for VLLM_HOST_IP or that of the default route. ``connect_timeout_s``: seconds
+    that `Lane.add` waits for a peer to answer. ``in_flight``: pieces handed to Mooncake at a time for one peer.
+    ``piece_bytes``: longer descriptors are cut into pieces of so many bytes. ``progress_timeout_s``: whole seconds
+    without progress after which Mooncake itself fails a transfer, for the whole process; None for its 30.
+    """
+
+    protocol: str = "tcp"
+    device_name: str = ""
+    host: str = ""
+    connect_timeout_s: float = 5.0
+    in_flight: int = 256
+    piece_bytes: int = 1 << 20
+    progress_timeout_s: int | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping, ``host`` filled in.
+
+        Raises:
+            BackendError: an option that does not exist, or a value that one cannot have.
+        """
+        known = ", ".join(cls.__dataclass_fields__)
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise BackendError(
+                f"unknown option {', '.join(unknown)} for mooncake; known are {known}", backend=NAME
+            )
+        settings = cls(**options)
+        for name, value, wanted, fits in (
+            ("protocol", settings.protocol, "tcp or rdma", settings.protocol in PROTOCOLS),
+            ("device_name", settings.device_name, "text", isinstance(settings.device_name, str)),
+            ("host", settings.host, "an address", isinstance(settings.host, str)),
+            (
+                "connect_timeout_s",
+                settings.connect_timeout_s,
+                "a number above 0",
+                _number(settings.connect_timeout_s, above=0),
+            ),
+            (
+                "in_flight",
+                settings.in_flight,
+                f"a whole number from 1 to {QUEUE}",
+                _whole(settings.in_flight, 1, QUEUE),
+            ),
+            (
+                "piece_bytes",
+                settings.piece_bytes,
+                "a whole number from 4096",
+                _whole(settings.piece_bytes, 4096),
+            ),
+            (
+                "progress_timeout_s",
+                settings.progress_timeout_s,
+                "none or a whole number from 1",
+                settings.progress_timeout_s is None or _whole(settings.progress_timeout_s, 1),
+            ),
+        ):
+            if not fits:
+                raise BackendError(f"option {name} is {value!r}; it is {wanted}", backend=NAME)
+        return settings if settings.host else replace(settings, host=advertised_host())
+
+
+def _number(value: object, *, above: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > above
+
+
+def _whole(value: object, least: int, most: int | None = None) -> bool:
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= least
+        and (most is None or value <= most)
+    )
