@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,32 +111,22 @@ def plan_worker(
     ``peers`` are all workers of the local engine, ``local`` among them: replicas share the work. Layers are matched by
     name. Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
     """
-    memory: _Memory = {}
-    found: dict[_Alike, list[tuple[Layer, Layer, Piece]]] = {}
-    turn = 0
-    for group in local.groups:
-        placed: set[tuple[int, int, int]] = set()
-        for layer in group.layers:
-            # Layers that reuse another layer's cache stand at the same address: their bytes move once.
-            place = (layer.region, layer.offset, layer.stride)
-            if place in placed:
-                continue
-            placed.add(place)
-            for piece, remote_group, remote_layer in _sources(
-                layer, group, local, peers, remotes, turn, memory
-            ):
-                alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
-                found.setdefault(alike, []).append((layer, remote_layer, piece))
-            turn += 1
-    return Plan(
-        local_rank=local.rank,
-        remote_ranks=tuple(w.rank for w in remotes),
-        reads=tuple(_read(local, remotes, alike, parts) for alike, parts in found.items()),
-        block_sizes=tuple(g.block_size for g in local.groups),
-        remote_block_sizes=_block_sizes(remotes),
-        local_blocks=local.num_blocks,
-        remote_blocks=tuple(w.num_blocks for w in remotes),
-    )
+    found = _found(local, peers, remotes)
+    return _plan(local, remotes, [_read(local, remotes, alike, parts) for alike, parts in found.items()])
+
+
+def plan_layers(
+    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+) -> dict[str, Plan]:
+    """`plan_worker` layer by layer: a plan for each, which together read the same bytes from the same workers.
+
+    A layer that reuses another's cache has none: its bytes move with the other's.
+    """
+    reads: dict[str, list[Read]] = {}
+    for alike, parts in _found(local, peers, remotes).items():
+        for part in parts:
+            reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
+    return {name: _plan(local, remotes, reads[name]) for name in local.layers if name in reads}
 
 
 def compile_plan(
@@ -197,8 +188,7 @@ def phased(read: Read) -> bool:
     return read.phase.local_period > 1 or read.phase.remote_period > 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Alike:
+class _Alike(NamedTuple):
     """What the layers of one read have in common; ``piece`` is the identity of the piece (its rank and phase)."""
 
     group: int
@@ -210,6 +200,45 @@ class _Alike:
 
 _Memory = dict[object, tuple[int, dict[int, list[Piece]]]]
 """For pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
+
+
+_Parts = list[tuple[Layer, Layer, Piece]]
+
+
+def _found(
+    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+) -> dict[_Alike, _Parts]:
+    """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
+    memory: _Memory = {}
+    found: dict[_Alike, _Parts] = {}
+    turn = 0
+    for group in local.groups:
+        placed: set[tuple[int, int, int]] = set()
+        for layer in group.layers:
+            # Layers that reuse another layer's cache stand at the same address: their bytes move once.
+            place = (layer.region, layer.offset, layer.stride)
+            if place in placed:
+                continue
+            placed.add(place)
+            for piece, remote_group, remote_layer in _sources(
+                layer, group, local, peers, remotes, turn, memory
+            ):
+                alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
+                found.setdefault(alike, []).append((layer, remote_layer, piece))
+            turn += 1
+    return found
+
+
+def _plan(local: WorkerGeometry, remotes: Sequence[WorkerGeometry], reads: Sequence[Read]) -> Plan:
+    return Plan(
+        local_rank=local.rank,
+        remote_ranks=tuple(w.rank for w in remotes),
+        reads=tuple(reads),
+        block_sizes=tuple(g.block_size for g in local.groups),
+        remote_block_sizes=_block_sizes(remotes),
+        local_blocks=local.num_blocks,
+        remote_blocks=tuple(w.num_blocks for w in remotes),
+    )
 
 
 def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
@@ -277,7 +306,7 @@ def _read(
     local: WorkerGeometry,
     remotes: Sequence[WorkerGeometry],
     alike: _Alike,
-    parts: list[tuple[Layer, Layer, Piece]],
+    parts: _Parts,
 ) -> Read:
     group, piece = local.groups[alike.group], parts[0][2]
     here = np.array([local.page_address(layer) for layer, _, _ in parts], np.int64)

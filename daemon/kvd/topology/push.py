@@ -1,0 +1,118 @@
+"""What one prefilling worker writes to one decoding worker, layer by layer and as far as it is computed.
+
+Push moves exactly the bytes that pull would: the plan is the decoding worker's own, cut by layer and to one source, and
+a chunk of it is compiled for the decoder's blocks that begin in the chunk, with both sides exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+
+from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.descriptors import Descriptors, concatenate
+from kvd.topology.errors import UnknownEngine
+from kvd.topology.plan import BlockList, Plan, compile_plan, plan_layers, window_start
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPush:
+    """What one prefilling worker supplies of one layer of one decoding worker.
+
+    ``group`` is the decoder's group of the layer, ``source_group`` the prefiller's. Chunks end at multiples of ``unit``
+    tokens, where blocks of both sides end; it is 0 for a state, which is sent whole when the prompt is done. ``plan``
+    is the decoding worker's plan of this layer from this source.
+    """
+
+    layer: str
+    group: int
+    source_group: int
+    unit: int
+    plan: Plan
+
+
+def plan_push(
+    target: WorkerGeometry,
+    targets: Sequence[WorkerGeometry],
+    sources: Sequence[WorkerGeometry],
+    source: Rank,
+) -> dict[str, LayerPush]:
+    """What worker ``source`` of the prefilling engine writes to ``target``, by layer; nothing where others supply it.
+
+    ``targets`` and ``sources`` are all workers of the two engines. Raises what `plan_worker` raises, and
+    `UnknownEngine` where the prefilling engine has no such worker.
+    """
+    position = next((i for i, worker in enumerate(sources) if worker.rank == source), None)
+    if position is None:
+        raise UnknownEngine(f"no worker {source} among the {len(sources)} of the prefilling engine")
+    pushes: dict[str, LayerPush] = {}
+    for layer, whole in plan_layers(target, targets, sources).items():
+        reads = tuple(read for read in whole.reads if read.remote == position)
+        if not reads:
+            continue
+        first = reads[0]
+        unit = lcm(whole.block_sizes[first.group], whole.remote_block_sizes[first.remote_group])
+        pushes[layer] = LayerPush(
+            layer,
+            first.group,
+            first.remote_group,
+            0 if first.kind == "mamba" else unit,
+            replace(whole, reads=reads),
+        )
+    return pushes
+
+
+def sendable(push: LayerPush, *, reached: int, total: int) -> int:
+    """Up to which of ``total`` tokens a layer can be sent that holds KV of ``reached``.
+
+    Whole units before the end, so that no block is sent that is not full yet; a state at the end only.
+    """
+    if reached >= total:
+        return total
+    return reached // push.unit * push.unit if push.unit else 0
+
+
+def compile_chunk(
+    push: LayerPush,
+    source: Mapping[int, BlockList],
+    target: Mapping[int, BlockList],
+    *,
+    total: int,
+    first: int,
+    last: int,
+) -> Descriptors:
+    """What to write of tokens ``first`` to ``last``; ``local`` is the source, to be submitted as a write.
+
+    Both are what `sendable` gave, or 0. ``source`` and ``target`` are the blocks of both sides by their own groups;
+    the source's need not go beyond ``last``. Blocks of a windowed group that no query after the prompt attends to are
+    left out. Raises `BlockMismatch` where a needed block is not given or an id is out of range.
+    """
+    if push.group not in target or first >= last or (not push.unit and last < total):
+        return concatenate([])
+    theirs = target[push.group]
+    if push.unit:
+        theirs = _between(theirs, push.plan.block_sizes[push.group], first, last)
+    if not len(theirs.ids):
+        return concatenate([])
+    mine = {index: _in_window(push, blocks, total) for index, blocks in source.items()}
+    found = compile_plan(push.plan, {push.group: theirs}, mine, tokens=total)
+    rows = concatenate(list(found.values()))
+    return Descriptors(local=rows.remote, remote=rows.local, length=rows.length)
+
+
+def _between(blocks: BlockList, size: int, first: int, last: int) -> BlockList:
+    """The blocks that begin at tokens ``first`` to ``last``."""
+    low = max(blocks.first, -(-first // size))
+    high = max(low, -(-last // size))
+    return BlockList(low, blocks.ids[low - blocks.first : high - blocks.first])
+
+
+def _in_window(push: LayerPush, blocks: BlockList, total: int) -> BlockList:
+    """The source's blocks without those that left the window of the whole prompt."""
+    read = push.plan.reads[0]
+    if read.window is None:
+        return blocks
+    size = push.plan.remote_block_sizes[push.source_group]
+    low = max(blocks.first, window_start(read.kind, read.window, total) // size)
+    return BlockList(low, blocks.ids[low - blocks.first :])
