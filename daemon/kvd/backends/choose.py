@@ -14,6 +14,7 @@ _ADAPTERS: Mapping[str, str] = {
     "nixl": "kvd.backends.nixl",
     "mooncake": "kvd.backends.mooncake",
     "direct": "kvd.backends.direct",
+    "auto": "kvd.backends.auto",
     "memory": "kvd.backends.memory",
 }
 

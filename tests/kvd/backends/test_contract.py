@@ -15,7 +15,7 @@ from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
 
 SIZE = 1 << 20
-READERS = {"direct"}
+READERS = {"direct", "auto"}
 """Backends that only read, and say so."""
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -50,7 +50,7 @@ def finish(lane: Lane, transfer: Transfer) -> State:
     return transfer.state
 
 
-@pytest.fixture(params=["memory", "nixl", "mooncake", "direct"])
+@pytest.fixture(params=["memory", "nixl", "mooncake", "direct", "auto"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     if request.param in {"nixl", "mooncake"}:
         pytest.importorskip(request.param, exc_type=ImportError)

@@ -1,0 +1,49 @@
+"""What a home of the auto backend tells its peers: the metadata of the backends that it stands for."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvd.backends.envelope import Envelope, pack, unpack
+from kvd.backends.errors import PeerMetadataError
+
+NAME = "auto"
+VERSION = "1"
+
+
+class Both(msgspec.Struct, frozen=True):
+    """Metadata of the direct home and of the transfer engine's, each as that home exports it.
+
+    Either may be missing, with the reason in its place: ``no_direct``, ``no_engine``. ``engine`` names the transfer
+    engine, installed or not.
+    """
+
+    engine: str
+    direct_metadata: bytes = b""
+    engine_metadata: bytes = b""
+    no_direct: str = ""
+    no_engine: str = ""
+
+
+def write_both(agent: str, both: Both) -> bytes:
+    """The bytes to hand to peers."""
+    return pack(Envelope(NAME, VERSION, agent, (), msgspec.msgpack.encode(both)))
+
+
+def read_both(metadata: bytes) -> Both:
+    """What `write_both` wrote.
+
+    Raises:
+        PeerMetadataError: of another backend or version, or damaged.
+    """
+    envelope = unpack(metadata, backend=NAME)
+    if envelope.version != VERSION:
+        raise PeerMetadataError(
+            f"metadata is of version {envelope.version} at the peer and {VERSION} here",
+            backend=NAME,
+            hint="run the same release of kvd on both sides",
+        )
+    try:
+        return msgspec.msgpack.decode(envelope.blob, type=Both)
+    except msgspec.DecodeError as error:
+        raise PeerMetadataError(f"the peer's metadata cannot be read: {error}", backend=NAME) from None
