@@ -18,6 +18,7 @@ from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachabl
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.lease import LeaseExtend
+from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import (
     Heartbeat,
     NotRegistered,
@@ -34,6 +35,8 @@ Card = Callable[[], RegisterWorker | RegisterScheduler]
 Push = Callable[[Message], Message | None]
 Fresh = Message | Callable[[], Message]
 
+REQUESTS = (LeaseExtend, PushAnnounce, PushWithdraw, PushProgress, PushDone)
+"""What kvd asks of a client: the correlation id is kvd's, and not that of anything asked here."""
 MAX_MESSAGE_BYTES = 64 << 20
 QUEUE = 4096
 """Most messages that wait to be sent, most calls in flight, most deliveries kept."""
@@ -206,7 +209,7 @@ class Conversation:
             self._now_registered(message, correlation)
         elif isinstance(message, NotRegistered):
             self._unknown_to_kvd(message.kvd_generation)
-        elif isinstance(message, LeaseExtend) or correlation == 0:
+        elif isinstance(message, REQUESTS) or correlation == 0:
             self._pushed(message, correlation)
         elif isinstance(message, Refused) and correlation == self.registering:
             self.shared.counters["registrations.refused"] += 1
@@ -253,22 +256,27 @@ class Conversation:
 
     def _pushed(self, message: Message, correlation: int) -> None:
         self.shared.counters[f"pushed.{kind_of(message)}"] += 1
-        if self.shared.on_push is None:
-            return
+        answer: Message | None = None
         try:
-            answer = self.shared.on_push(message)
+            if self.shared.on_push is not None:
+                answer = self.shared.on_push(message)
         except Exception as error:
             self.shared.counters["push.errors"] += 1
             log.exception("%s: the handler of %s failed", self.shared.name, kind_of(message))
             answer = Refused(code="KVD-CLIENT-ERROR", message=f"{type(error).__name__}: {error}")
-        if correlation and answer is not None:
+        if correlation:
+            if answer is None:
+                nobody = f"{self.shared.name} takes no {kind_of(message)}"
+                answer = Refused(code="KVD-NOT-TAKEN", message=nobody, final=True)
             self._send(answer, correlation)
 
     def _answered(self, kept: Kept, message: Message, correlation: int) -> None:
         if isinstance(message, Refused) and kept.key is not None:
             self.shared.counters["deliveries.refused"] += 1
-            log.info("%s: delivery %s refused, kept: %s", self.shared.name, kept.key, message.message)
-            return
+            what = "given up" if message.final else "kept"
+            log.info("%s: delivery %s refused, %s: %s", self.shared.name, kept.key, what, message.message)
+            if not message.final:
+                return
         self._forget(correlation, kept)
         if isinstance(message, Refused):
             fail(kept, RefusedByDaemon(message))

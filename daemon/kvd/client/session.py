@@ -31,8 +31,9 @@ class Session:
     """A client's session with its kvd. The public methods may be called from any thread and never wait for I/O.
 
     ``card`` is called on the session's thread whenever kvd has to be told who we are. ``on_push`` gets what kvd sends
-    unasked, on the session's thread: it must be quick; what it returns for a request of kvd's (`LeaseExtend`) is sent
-    back as its answer. ``directory`` is the runtime directory of kvd, ``name`` stands in log lines.
+    unasked, on the session's thread: it must be quick; what it returns for a request of kvd's (`LeaseExtend`, the
+    messages of `kvd.wire.push`) is sent back as its answer, None and an exception as a refusal. ``directory`` is the
+    runtime directory of kvd, ``name`` stands in log lines.
 
     The thread starts at once. After a fork make a new session: an inherited one refuses every call.
     """
@@ -86,6 +87,7 @@ class Session:
     def deliver(self, key: str, message: Fresh, keep_seconds: float = 600.0) -> Future[Message]:
         """Send at least once: keep ``message`` under ``key`` and repeat it until kvd gave an answer that is no refusal.
 
+        A refusal that is ``final`` ends it too: the future holds `RefusedByDaemon`.
         A newer message under the same key replaces the older one. A callable is called for each sending, on the
         session's thread, so that durations in it are fresh. After ``keep_seconds`` it is dropped, counted and logged,
         and the future holds the reason; nobody needs to look at the future.

@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any
 
 from kvd.geometry.errors import GeometryError
-from kvd.service import queries
-from kvd.service.errors import PeerAway, Refusal
+from kvd.service import pushes, queries
+from kvd.service.errors import Refusal
 from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
+from kvd.service.passing import ask_peer, is_ours, passed_on
 from kvd.service.registry import Client, Engine
 from kvd.service.router import Caller, Handler
 from kvd.wire.frame import Message
@@ -18,6 +19,7 @@ from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, P
 from kvd.wire.identity import EngineFacts, RankId
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseKey, LeaseOpened, LeaseRelease
 from kvd.wire.names import rank_name
+from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.registration import (
     Heartbeat,
@@ -27,11 +29,12 @@ from kvd.wire.registration import (
     RegisterWorker,
     Unregister,
 )
-from kvd.wire.reply import Ok, Refused
+from kvd.wire.reply import Ok
 from kvd.wire.transfer import ListTransfers, ReportTransfers, Transfers
 
 MAX_NAME = 512
 """Longest engine id or incarnation, in characters."""
+PUSHES: tuple[type[Any], ...] = (PushAnnounce, PushWithdraw, PushProgress, PushDone)
 
 
 def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
@@ -46,6 +49,7 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         LeaseClosed: partial(lease_closed, parts),
         LeaseClaim: partial(lease_claim, parts),
         LeaseRelease: partial(lease_release, parts),
+        **dict.fromkeys(PUSHES, partial(pushes.from_worker, parts)),
         ReportTransfers: partial(report_transfers, parts),
         ListTransfers: partial(list_transfers, parts),
         ListEngines: partial(list_engines, parts),
@@ -55,12 +59,13 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
 
 
 def peer_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
-    """What other kvds may send. A lease is never passed on from here: it is ours, or it is none."""
+    """What other kvds may send. Nothing is ever passed on from here: what it is about is ours, or it is nobody's."""
     return {
         DescribeEngine: partial(describe_engine, parts),
         Ping: partial(ping, parts),
         LeaseClaim: partial(peer_lease_claim, parts),
         LeaseRelease: partial(peer_lease_release, parts),
+        **dict.fromkeys(PUSHES, partial(pushes.from_peer, parts)),
         ListEngines: partial(peer_list_engines, parts),
     }
 
@@ -203,22 +208,22 @@ def lease_closed(parts: Parts, caller: Caller, message: LeaseClosed) -> Ok:
 
 async def lease_claim(parts: Parts, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
     """A decoder's claim, answered here or by the prefiller's kvd. Raises `Refusal`."""
-    if _is_ours(parts, message.key):
+    if is_ours(parts, message.key.endpoint):
         return await parts.leases.claim(message)
-    answer = await _ask_peer(parts, message.key, message, parts.config.leases.confirm_seconds + 1.0)
+    answer = await _ask_owner(parts, message.key, message, parts.config.leases.confirm_seconds + 1.0)
     if not isinstance(answer, LeaseClaimed):
-        raise _passed_on(answer, message.key)
+        raise passed_on(answer, message.key.endpoint)
     return answer
 
 
 async def lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> Ok:
     """A decoder's release, taken here or by the prefiller's kvd. Raises `Refusal` where it could not be delivered."""
-    if _is_ours(parts, message.key):
+    if is_ours(parts, message.key.endpoint):
         parts.leases.release(message)
         return Ok()
-    answer = await _ask_peer(parts, message.key, message, parts.config.peer.handshake_seconds)
+    answer = await _ask_owner(parts, message.key, message, parts.config.peer.handshake_seconds)
     if not isinstance(answer, Ok):
-        raise _passed_on(answer, message.key)
+        raise passed_on(answer, message.key.endpoint)
     return answer
 
 
@@ -233,26 +238,9 @@ def peer_lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> 
     return Ok()
 
 
-def _is_ours(parts: Parts, key: LeaseKey) -> bool:
-    return key.endpoint.host == "" or key.endpoint == parts.myself.endpoint
-
-
-async def _ask_peer(parts: Parts, key: LeaseKey, message: Message, seconds: float) -> Message:
-    try:
-        return await parts.links.get(key.endpoint).ask(message, seconds)
-    except PeerAway as away:
-        raise Refusal(
-            "KVD-PEER-UNREACHABLE",
-            f"lease {key.request_id!r} of engine {key.engine_id!r}: {away.message}",
-            hint="keep it and send it again; `kvctl status` shows the peer",
-        ) from None
-
-
-def _passed_on(answer: Message, key: LeaseKey) -> Refusal:
-    where = f"the kvd at {key.endpoint.host}:{key.endpoint.port}"
-    if isinstance(answer, Refused):
-        return Refusal(answer.code, f"{where}: {answer.message}", hint=answer.hint, factors=answer.factors)
-    return Refusal("KVD-PEER-PROTOCOL", f"{where} answered {type(answer).__name__} to a lease message")
+async def _ask_owner(parts: Parts, key: LeaseKey, message: Message, seconds: float) -> Message:
+    what = f"lease {key.request_id!r} of engine {key.engine_id!r}"
+    return await ask_peer(parts, key.endpoint, what, message, seconds)
 
 
 # --- transfers ---

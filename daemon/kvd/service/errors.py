@@ -39,14 +39,28 @@ class PeerAway(ServiceError):
 
 
 class Refusal(ServiceError):
-    """Raised by a handler to refuse. Codes are stable; the message names both values that disagree."""
+    """Raised by a handler to refuse. Codes are stable; the message names both values that disagree.
 
-    def __init__(self, code: str, message: str, *, hint: str = "", factors: tuple[Factor, ...] = ()) -> None:
+    ``final``: sending it again will not help.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        hint: str = "",
+        factors: tuple[Factor, ...] = (),
+        final: bool = False,
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.factors = factors
+        self.final = final
 
     @property
     def refused(self) -> Refused:
         """What is sent back."""
-        return Refused(code=self.code, message=self.message, hint=self.hint, factors=self.factors)
+        return Refused(
+            code=self.code, message=self.message, hint=self.hint, factors=self.factors, final=self.final
+        )

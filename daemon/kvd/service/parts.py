@@ -24,7 +24,10 @@ Decode = Callable[[bytes], WorkerGeometry]
 
 @dataclass(slots=True)
 class Parts:
-    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` is set once."""
+    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` is set once.
+
+    ``pushes_underway`` are messages of pushes that wait for an answer now, with ``push_ids_underway`` block ids.
+    """
 
     config: Config
     myself: Myself
@@ -43,3 +46,5 @@ class Parts:
     askers: Askers = field(default_factory=Askers)
     draining: bool = False
     loop_lag: float = 0.0
+    pushes_underway: int = 0
+    push_ids_underway: int = 0

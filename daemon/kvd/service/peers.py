@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 MAX_LINKS = 2048
 IDLE_SECONDS = 120.0
 """A link that nothing uses is closed after this long."""
-RETRY_SECONDS = 0.02
+RETRY_SECONDS = (0.02, 0.25)
+"""First and longest pause before something that could not be sent is tried again; it doubles in between."""
 DOWN_PING_SECONDS = 0.25
 
 
@@ -107,12 +108,15 @@ class Link:
     async def _ask(self, message: Message, seconds: float) -> Message:
         deadline = time.monotonic() + seconds
         correlation = next(self._ids)
+        frames = [encode(message, correlation)]
+        pause = RETRY_SECONDS[0]
         answer = self._asked[correlation] = asyncio.get_running_loop().create_future()
         try:
-            while not send_now(self._socket, [encode(message, correlation)]):
+            while not send_now(self._socket, frames):
                 if time.monotonic() >= deadline:
                     raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
-                await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, RETRY_SECONDS[1])
             try:
                 return await asyncio.wait_for(answer, max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -162,7 +166,7 @@ class Link:
                         reason = "its kvd says that this generation ended"
                         self._listener.peer_engine_gone(self.endpoint, engine_id, generation, reason)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
-            await asyncio.sleep(max(RETRY_SECONDS, pause - (time.monotonic() - began)))
+            await asyncio.sleep(max(RETRY_SECONDS[0], pause - (time.monotonic() - began)))
 
     def _change(self, state: Literal["up", "down"], reason: str) -> None:
         self.state, self.since = state, time.time()

@@ -120,6 +120,7 @@ def gauges(parts: Parts) -> dict[str, float]:
     for link in parts.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["leases.open"] = float(len(parts.leases.table))
+    values["pushes.underway"] = float(parts.pushes_underway)
     values["requests.waiting"] = float(parts.local.busy + (parts.peer.busy if parts.peer else 0))
     values["peer_engines.known"] = float(len(parts.handshakes.peers))
     values["loop.lag_seconds"] = parts.loop_lag

@@ -181,7 +181,7 @@ class Registry:
             engine = self.engines.get(engine_id)
             left = deadline - time.monotonic()
             if left <= 0 or not (settling or (engine is not None and engine.state == "partial")):
-                raise _not_ready(engine_id, engine, self.engines)
+                raise not_ready(engine_id, engine, self.engines)
             if engine is None:
                 await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd
                 continue
@@ -268,7 +268,8 @@ def _refuse_conflict(engine: Engine, client: Client) -> None:
             )
 
 
-def _not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]) -> Refusal:
+def not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]) -> Refusal:
+    """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
     if engine is None:
         known = ", ".join(sorted(engines)) or "none"
         return Refusal(

@@ -61,6 +61,7 @@ class Router:
         self._socket = socket
         self._counters = counters
         self._tasks: set[asyncio.Task[None]] = set()
+        self._working: set[tuple[bytes, int]] = set()
         self._asked: dict[tuple[bytes, int], asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
 
@@ -137,6 +138,9 @@ class Router:
         self._dispatch(caller, message, correlation)
 
     def _dispatch(self, caller: Caller, message: Message, correlation: int) -> None:
+        if correlation and (caller.route, correlation) in self._working:
+            self._counters["received.repeated"] += 1  # one answer is on its way already, and serves for both
+            return
         handler = self.handlers.get(type(message))
         if handler is None:
             self._counters["received.not_here"] += 1
@@ -161,16 +165,20 @@ class Router:
             self._reply(caller, Refused(code="KVD-BUSY", message=what, hint="try again"), correlation)
         else:
             task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
+            self._working.add((caller.route, correlation))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _wait(
         self, caller: Caller, message: Message, work: Awaitable[Answer], correlation: int
     ) -> None:
+        asked = (caller.route, correlation)
         try:
             answer = await work
         except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
             answer = self._refusal(error, message)
+        finally:
+            self._working.discard(asked)
         self._reply(caller, answer, correlation)
 
     def _refusal(self, error: Exception, message: Message) -> Refused:

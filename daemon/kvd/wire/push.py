@@ -57,10 +57,12 @@ class PushWithdraw(msgspec.Struct, tag="push_withdraw", frozen=True, kw_only=Tru
     """A decoding worker to all workers of the prefilling engine: write no more.
 
     Answered by `Ok` once every worker has it. Each of them says by a `PushProgress` with ``quiet`` when none of its
-    writes is under way any more; also one that never heard of the transfer.
+    writes is under way any more; also one that never heard of the transfer. ``generation`` is the prefiller's as it
+    was announced to: workers of another one cannot speak for it. Empty: of any.
     """
 
     key: PushKey
+    generation: str = ""
 
 
 class LayersThere(msgspec.Struct, frozen=True, kw_only=True):

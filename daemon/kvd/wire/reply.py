@@ -22,10 +22,12 @@ class Factor(msgspec.Struct, frozen=True):
 class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
     """Not done.
 
-    ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step.
+    ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step. ``final``:
+    sending it again will not help, so what would be kept and repeated ends with this.
     """
 
     code: str
     message: str
     hint: str = ""
     factors: tuple[Factor, ...] = ()
+    final: bool = False

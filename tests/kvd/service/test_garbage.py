@@ -14,6 +14,16 @@ import pytest
 import zmq
 
 from kvd.wire.frame import WIRE_VERSION, decode, encode
+from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.push import (
+    BlockRun,
+    LayersThere,
+    PushAnnounce,
+    PushDone,
+    PushKey,
+    PushProgress,
+    PushWithdraw,
+)
 from kvd.wire.query import GetStatus
 from kvd.wire.registration import Heartbeat
 from kvd.wire.reply import Ok, Refused
@@ -83,16 +93,32 @@ def test_bad_frames_are_refused_by_code_and_counted_by_kind(where: str) -> None:
 @pytest.mark.parametrize("where", ["local", "peer"])
 def test_random_frames(where: str) -> None:
     noise = random.Random(SEED)
-    good = encode(worker(facts("bent")), 9)
+    key = PushKey(
+        transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="bent", rank=RankId(0)
+    )
+    there = LayersThere(group=0, layers=("l",), tokens=16, blocks=BlockRun(0, 0, (1,)))
+    good = [
+        encode(message, 9)
+        for message in (
+            worker(facts("bent")),
+            PushAnnounce(
+                key=key, generations=("g", "h"), tokens=16, computed=0, blocks=(BlockRun(0, 0, (1, 2)),), landing=b"l",
+                seconds=1.0,
+            ),
+            PushWithdraw(key=key),
+            PushProgress(key=key, source=RankId(0), there=(there,), failed="f"),
+            PushDone(key=key),
+        )
+    ]  # fmt: skip
     with daemons() as (kvd,), zmq.Context() as context, dealer(context, kvd, where) as sender:
         for _ in range(3000):
             if noise.random() < 0.5:
                 frames = [noise.randbytes(noise.randrange(200)) for _ in range(noise.choice((1, 1, 1, 2, 5)))]
             else:
-                bent = bytearray(good)
+                bent = bytearray(noise.choice(good))
                 for _ in range(noise.randrange(1, 4)):
                     bent[noise.randrange(len(bent))] = noise.randrange(256)
-                frames = [bytes(bent[: noise.randrange(1, len(bent) + 1)])]
+                frames = [bytes(bent[: noise.choice((len(bent), noise.randrange(1, len(bent) + 1)))])]
             sender.send_multipart(frames)
         counters = counted(kvd, "received.malformed", 1000)
         assert counters["received.frames"] > 200
