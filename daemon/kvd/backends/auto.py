@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd.backends import choose, direct
-from kvd.backends.auto_lane import DIRECT, AutoLane, Homes
+from kvd.backends.auto_lane import AutoLane, Homes
 from kvd.backends.auto_metadata import NAME, Both, write_both
 from kvd.backends.contract import Home, Traits
+from kvd.backends.direct_process import NAME as DIRECT
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.geometry.model import Region
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from vllm.v1.request import RequestStatus
 from kvd.backends.choose import open_home
 from kvd.client.session import Session
 from kvd.vllm.groups import group_facts
+from kvd.vllm.memory_pool import kv_memory
 from kvd.vllm.orders import StepOrders, StepOutcomes
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.settings import read_settings
@@ -92,6 +94,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             )
 
     # --- the worker's half ---
+
+    def get_mem_pool_context(self) -> AbstractContextManager[None] | None:
+        """Where the KV memory is to be allocated: on CPUs, where the backend has use for it, as memory to be mapped."""
+        device = self._vllm_config.device_config.device_type
+        return kv_memory(self._settings.backend, self._settings.backend_options, device)
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
