@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
+from kvctl.documents.demo import Mode
+from kvctl.parsing import one_of
 from kvctl.settings import Settings
+
+MODES = get_args(Mode)
 
 
 def demo(
     settings: Settings,
     *,
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode",
+            metavar="|".join(MODES),
+            parser=one_of(*MODES),
+            help="Who moves the KV: the decoder after the prefill, or the prefiller layer by layer during it.",
+        ),
+    ] = "pull",
     simulate: Annotated[
         bool,
         typer.Option("--simulate", help="Worker processes with made-up KV instead of vLLM: a few seconds."),
@@ -43,4 +56,9 @@ def demo(
     """
     from kvctl.demo.run import Options, run
 
-    run(Options(simulate=simulate, keep=keep, directory=directory, keep_files=keep_files), settings)
+    run(
+        Options(
+            mode=cast("Mode", mode), simulate=simulate, keep=keep, directory=directory, keep_files=keep_files
+        ),
+        settings,
+    )

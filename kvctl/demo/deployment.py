@@ -1,7 +1,7 @@
 """One small deployment on this machine: two "hosts", each with its own kvd and one engine, a prefiller and a decoder.
 
 The hosts are separate runtime directories; their kvds speak to each other over loopback TCP, as they would between
-machines. What a router does (prefill here, hand the answer's params on, decode there) is `Deployment.ask`.
+machines. What a router does (docs/routers.md) is `Deployment.ask`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ import shutil
 import subprocess
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from kvctl.demo import tied
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import DaemonStartFailed
 from kvctl.demo.interruption import held, unwinding
+from kvctl.documents.demo import Mode
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
 from kvd.wire.names import socket_address
+from kvd.wire.query import GetStatus, Status
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What a router sends along with the prompt to the prefiller."""
+"""What a router sends along with the prompt to the prefiller, in mode pull."""
 
 Start = Callable[[EngineSpec], EngineProcess]
 
@@ -86,10 +89,14 @@ class Kvd:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One prompt's way through both engines. Times are in seconds."""
+    """One prompt's way through both engines.
+
+    ``handed_over`` is what the decoder's ledger calls it (``remote_request_id``); empty where nothing was handed over.
+    """
 
     prefilled: Answer
     decoded: Answer
+    handed_over: str
 
 
 @dataclass(slots=True)
@@ -100,9 +107,35 @@ class Deployment:
     decode_host: Kvd
     prefill: EngineProcess
     decode: EngineProcess
+    mode: Mode = "pull"
 
     def ask(self, prompt: Sequence[int], max_tokens: int, timeout: float = 120.0) -> Asked:
-        """Prefill on one engine, decode on the other, as a router would do it."""
+        """Prefill on one engine, decode on the other, as a router would do it in this mode."""
+        way = {"pull": self._pull, "push": self._push}[self.mode]
+        return way(prompt, max_tokens, timeout)
+
+    def push_params(self, transfer_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What goes along with the prompt to the prefiller and to the decoder in mode push, in any order.
+
+        Raises `ClientError` where the prefiller's kvd does not answer.
+        """
+        there = cast("Status", self.prefill_host.ask(GetStatus())).endpoint
+        both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
+        source = {"remote_engine_id": engine_id(self.prefill_host), "kvd_contract": 1}
+        return (
+            {"do_remote_decode": True, "do_remote_prefill": False, **both},
+            {"do_remote_decode": False, "do_remote_prefill": True, **both, **source}
+            | {"remote_host": there.host, "remote_port": there.port},
+        )
+
+    def _push(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> Asked:
+        transfer_id = uuid.uuid4().hex
+        there, here = self.push_params(transfer_id)
+        prefilling = self.prefill.submit(prompt, 1, there)
+        decoding = self.decode.submit(prompt, max_tokens, here)
+        return Asked(prefilling.result(timeout), decoding.result(timeout), transfer_id)
+
+    def _pull(self, prompt: Sequence[int], max_tokens: int, timeout: float) -> Asked:
         prefilled = self.prefill.submit(prompt, 1, PREFILL_PARAMS).result(timeout)
         params = prefilled.kv_transfer_params
         if params is not None:
@@ -110,7 +143,7 @@ class Deployment:
             # loaded itself; here the latter is what counts.
             params = {name: value for name, value in params.items() if name != "remote_prefill_cached_tokens"}
         decoded = self.decode.submit(prompt, max_tokens, params).result(timeout)
-        return Asked(prefilled, decoded)
+        return Asked(prefilled, decoded, str((params or {}).get("remote_request_id", "")))
 
 
 def start_kvd(name: str, directory: Path, *, listen: str = "127.0.0.1:0", timeout: float = 30.0) -> Kvd:
@@ -186,6 +219,7 @@ def launch(
     prefill: EngineSpec,
     decode: EngineSpec,
     *,
+    mode: Mode = "pull",
     extra: Mapping[str, Any] | None = None,
 ) -> Deployment:
     """Begin to start an engine on each host; `EngineProcess.wait_ready` tells when they are.
@@ -193,10 +227,16 @@ def launch(
     ``extra`` are further connector settings for both engines. Specs come without a kv_transfer_config.
     """
     begun = []
+    extra = {"mode": mode, **(extra or {})}
     for host, spec, role in zip(hosts, (prefill, decode), ("kv_producer", "kv_consumer"), strict=True):
-        config = transfer_config(host, f"{host.name}-engine", role, extra=extra)
+        config = transfer_config(host, engine_id(host), role, extra=extra)
         begun.append(start(dataclasses.replace(spec, kv_transfer_config=config)))
-    return Deployment(*hosts, *begun)
+    return Deployment(*hosts, begun[0], begun[1], mode)
+
+
+def engine_id(host: Kvd) -> str:
+    """The id of the engine on a host."""
+    return f"{host.name}-engine"
 
 
 @contextlib.contextmanager
@@ -205,6 +245,7 @@ def deploy(
     prefill: EngineSpec,
     decode: EngineSpec,
     *,
+    mode: Mode = "pull",
     extra: Mapping[str, Any] | None = None,
     ready_timeout: float = 300.0,
 ) -> Iterator[Deployment]:
@@ -213,7 +254,7 @@ def deploy(
     Arguments as for `launch`; ``ready_timeout`` is in seconds for each engine.
     """
     with two_hosts(work_dir) as hosts, engines() as start:
-        deployment = launch(start, hosts, prefill, decode, extra=extra)
+        deployment = launch(start, hosts, prefill, decode, mode=mode, extra=extra)
         for engine in (deployment.prefill, deployment.decode):
             engine.wait_ready(ready_timeout)
         yield deployment

@@ -6,11 +6,11 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
-from kvctl.demo.deployment import Deployment, engines, launch, two_hosts
+from kvctl.demo.deployment import Asked, Deployment, engines, launch, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineStartFailed
 from kvctl.demo.interruption import held, unwinding
@@ -18,6 +18,7 @@ from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import prompt
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
+from kvctl.documents.demo import Mode
 
 MODEL = "qwen3.5-gdn"
 PROMPTS = (300, 1000, 120, 700, 1300, 500)
@@ -35,7 +36,7 @@ write_model(sys.argv[1], Path(sys.argv[2]))
 
 
 @contextlib.contextmanager
-def real(folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
+def real(mode: Mode, folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
     """Two kvds, two engines and the single engine, all ready; ended on the way out.
 
     The model and what vLLM finds out about it go below ``lasting``, everything else below ``folder``. Raises
@@ -53,13 +54,14 @@ def real(folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
             board.begin(name, f"starting the {name} engine")
         prefill, decode, alone = (_spec(name, model, folder, lasting) for name in names)
         start = stack.enter_context(engines())
-        deployment = launch(start, hosts, prefill, decode)
+        deployment = launch(start, hosts, prefill, decode, mode=mode)
         single = start(alone)
         _wait_ready(dict(zip(names, (deployment.prefill, deployment.decode, single), strict=True)), board)
         yield Running(
             prefill_host=hosts[0],
             decode_host=hosts[1],
             model=MODEL,
+            mode=mode,
             simulated=False,
             prompts=PROMPTS,
             serve=lambda number: _serve(number, deployment, single),
@@ -133,7 +135,6 @@ def _serve(number: int, deployment: Deployment, single: EngineProcess) -> Served
     expected = single.submit_alone(tokens, NEW_TOKENS)
     asked = deployment.ask(tokens, NEW_TOKENS, ANSWER_SECONDS)
     alone = expected.result(ANSWER_SECONDS)
-    params = asked.prefilled.kv_transfer_params or {}
     decoded = asked.decoded
     equal = not alone.error and decoded.token_ids == alone.token_ids[1:]
     return Served(
@@ -141,20 +142,21 @@ def _serve(number: int, deployment: Deployment, single: EngineProcess) -> Served
         prompt_tokens=len(tokens),
         external_tokens=decoded.num_cached_tokens or 0,
         output_tokens=len(decoded.token_ids),
-        remote_request_id=str(params.get("remote_request_id", "")),
+        handed_over=asked.handed_over,
         equal=equal,
-        problem=_problem((asked.prefilled, decoded, alone), equal=equal),
+        problem=_problem(asked, alone, equal=equal),
     )
 
 
-def _problem(answers: Sequence[Answer], *, equal: bool) -> str:
+def _problem(asked: Asked, alone: Answer, *, equal: bool) -> str:
     """Why the answers of the prefiller, the decoder and the single engine are not what they should be."""
-    for name, answer in zip(("prefill", "decode", "single"), answers, strict=True):
+    for name, answer in (("prefill", asked.prefilled), ("decode", asked.decoded), ("single", alone)):
         if answer.error:
             return f"the {name} engine: {answer.error}"
-    prefilled, decoded, alone = answers
-    if not prefilled.kv_transfer_params:
+    if not asked.handed_over:
         return "the prefiller returned no kv_transfer_params"
     if not equal:
-        return f"output {list(decoded.token_ids)} where the single engine has {list(alone.token_ids[1:])}"
+        return (
+            f"output {list(asked.decoded.token_ids)} where the single engine has {list(alone.token_ids[1:])}"
+        )
     return ""

@@ -19,7 +19,7 @@ from kvctl.demo.interruption import held, interrupted, one_interruption, unwindi
 from kvctl.demo.running import Running, send_requests, summarize
 from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
-from kvctl.documents.demo import Demo
+from kvctl.documents.demo import Demo, Mode
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.render.output import show
 from kvctl.settings import Settings
@@ -32,6 +32,7 @@ ENDING = "demo: ending all that was started ..."
 class Options:
     """What the command line asked for; ``directory`` is for what outlasts a demo, None for a throwaway one."""
 
+    mode: Mode = "pull"
     simulate: bool = False
     keep: bool = False
     directory: Path | None = None
@@ -42,10 +43,15 @@ def run(options: Options, settings: Settings) -> None:
     """Run the demo and print its document.
 
     Raises:
-        UsageError: what it runs on is not installed.
+        UsageError: what it runs on is not installed, or cannot do that.
         CheckFailed: something did not start, or a request did not come out right.
         KeyboardInterrupt: it was told to end before the summary.
     """
+    if options.simulate and options.mode == "push":
+        raise UsageError(
+            "--simulate is pull only: its workers compute no layers that could leave one by one",
+            "leave --simulate out, or --mode push",
+        )
     _check_installed(simulate=options.simulate)
     with (
         one_interruption("" if sys.stderr.isatty() else ENDING),
@@ -58,7 +64,7 @@ def run(options: Options, settings: Settings) -> None:
                     if options.simulate:
                         running = stack.enter_context(simulated(folder, steps))
                     else:
-                        running = stack.enter_context(real(folder, lasting, steps))
+                        running = stack.enter_context(real(options.mode, folder, lasting, steps))
                     document = summarize(running, send_requests(running, steps), began)
                 show(document, settings)
                 if options.keep:

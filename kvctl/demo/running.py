@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvctl.demo.deployment import Kvd
 from kvctl.demo.errors import EngineError, WorkerFailed
 from kvctl.demo.screen import Board
-from kvctl.documents.demo import Demo, DemoRequest
+from kvctl.documents.demo import Demo, DemoRequest, Mode
 from kvctl.documents.topology import Topology, pair_document
 from kvctl.engine_cards import engine_geometry
 from kvd.topology.describe import describe
@@ -23,13 +23,16 @@ LEDGER_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What became of one request. ``problem`` is empty where all is well; lengths are in tokens."""
+    """What became of one request. ``problem`` is empty where all is well; lengths are in tokens.
+
+    ``handed_over`` is what the ledger has as the remote request's id; empty where nothing was handed over.
+    """
 
     name: str
     prompt_tokens: int
     external_tokens: int
     output_tokens: int
-    remote_request_id: str
+    handed_over: str
     equal: bool
     problem: str
 
@@ -45,6 +48,7 @@ class Running:
     prefill_host: Kvd
     decode_host: Kvd
     model: str
+    mode: Mode
     simulated: bool
     prompts: Sequence[int]
     serve: Callable[[int], Served]
@@ -79,15 +83,18 @@ def summarize(running: Running, served: Sequence[Served], began: float) -> Demo:
 
     Raises `kvd.client.errors.ClientError` where a kvd does not answer.
     """
-    rows = _ledger(running.decode_host, {one.remote_request_id for one in served if one.remote_request_id})
-    requests = tuple(_document(one, rows.get(one.remote_request_id, [])) for one in served)
+    # Blocks that are pushed are under no lease: nobody comes for them.
+    leases = len(served) if running.mode == "pull" else 0
+    rows = _ledger(running.decode_host, {one.handed_over for one in served if one.handed_over})
+    requests = tuple(_document(one, rows.get(one.handed_over, [])) for one in served)
     return Demo(
         ok=all(request.equal and not request.problem for request in requests),
+        mode=running.mode,
         simulated=running.simulated,
         model=running.model,
         seconds=time.monotonic() - began,
         bytes=sum(request.bytes for request in requests),
-        leases_released=_leases_released(running.prefill_host, len(served)),
+        leases_released=_leases_released(running.prefill_host, leases),
         requests=requests,
         topology=_topology(running.decode_host),
     )
@@ -102,7 +109,7 @@ def _serve(running: Running, number: int, board: Board) -> Served:
             prompt_tokens=running.prompts[number],
             external_tokens=0,
             output_tokens=0,
-            remote_request_id="",
+            handed_over="",
             equal=False,
             problem=str(error) or type(error).__name__,
         )

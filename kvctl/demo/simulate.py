@@ -144,6 +144,7 @@ def simulated(folder: Path, board: Board) -> Iterator[Running]:
             prefill_host=hosts[0],
             decode_host=hosts[1],
             model=MODEL,
+            mode="pull",
             simulated=True,
             prompts=PROMPTS,
             serve=serve,
@@ -199,7 +200,7 @@ def _serve(number: int, prefill: Engine, decode: Engine, filling: ThreadPoolExec
         prompt_tokens=PROMPTS[number],
         external_tokens=tokens,
         output_tokens=0,
-        remote_request_id=name,
+        handed_over=name,
         equal=not loaded["difference"],
         problem=loaded["difference"],
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from kvctl.documents.fields import Bytes, Count, RankName, Seconds
 from kvctl.documents.topology import Topology
+
+Mode = Literal["pull", "push"]
 
 
 class DemoRequest(Struct, frozen=True, kw_only=True):
@@ -34,10 +36,16 @@ class Demo(Struct, frozen=True, kw_only=True):
     """Requests through a prefilling and a decoding engine, and whether all of them came out right."""
 
     ok: bool
+    mode: Annotated[
+        Mode,
+        Meta(description="the decoder read after the prefill, or the prefiller sent layer by layer"),
+    ]
     simulated: Annotated[bool, Meta(description="worker processes with made-up KV instead of vLLM")]
     model: str
     seconds: Annotated[Seconds, Meta(description="the whole demo up to this document, in seconds")]
     bytes: Annotated[Bytes, Meta(description="bytes of KV moved by all requests")]
-    leases_released: Annotated[Count, Meta(description="by the decoder, as the prefiller's kvd counts")]
+    leases_released: Annotated[
+        Count, Meta(description="by the decoder, as the prefiller's kvd counts; none in mode push")
+    ]
     requests: tuple[DemoRequest, ...]
     topology: Topology

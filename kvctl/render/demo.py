@@ -51,8 +51,8 @@ def _verdict(body: Demo) -> Text:
     right = "every byte is as it must be" if body.simulated else "every output is the single engine's"
     text = Text.assemble((f"{good} of {count} requests came out right", "green" if body.ok else "bold red"))
     text.append(f": {right}. " if body.ok else ". ")
+    way = f"{body.leases_released} leases released" if body.mode == "pull" else "pushed layer by layer"
     text.append(
-        f"{size(body.bytes)} moved for {came} of {asked} prompt tokens, {body.leases_released} leases released,"
-        f" {span(body.seconds)} in all."
+        f"{size(body.bytes)} moved for {came} of {asked} prompt tokens, {way}, {span(body.seconds)} in all."
     )
     return text

@@ -76,6 +76,7 @@ def test_all_requests_come_out_right_and_the_figures_are_those_of_the_shape(plac
     document: dict[str, Any] = json.loads(out)
     jsonschema.Draft202012Validator(json_schema("Demo")).validate(document)
     assert (document["kind"], document["schema_version"], document["ok"]) == ("Demo", 1, True)
+    assert (document["mode"], document["simulated"]) == ("pull", True)
     assert document["leases_released"] == len(PROMPTS) >= 5
     for request, tokens in zip(document["requests"], PROMPTS, strict=True):
         blocks = -(-(tokens - 1) // 640)
@@ -163,6 +164,18 @@ def test_what_is_missing_is_a_wrong_usage_with_the_next_step(
     outcome = run("demo", "--simulate")
     assert (outcome.code, outcome.out) == (2, "")
     assert "NIXL is not installed here; " in outcome.err
+
+
+def test_simulated_workers_do_not_push(run: Run) -> None:
+    outcome = run("demo", "--simulate", "--mode", "push")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("kvctl: --simulate is pull only: ")
+
+
+def test_an_unknown_mode_is_named(run: Run) -> None:
+    outcome = run("demo", "--mode", "pusch")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "'pusch' is not one of pull, push; did you mean push?" in outcome.err
 
 
 def test_the_first_request_shakes_hands_alone_and_later_ones_come_in_pairs() -> None:
