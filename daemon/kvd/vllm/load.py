@@ -126,7 +126,7 @@ def record(
         remote_engine=order.prefill.engine_id,
         remote_generation=order.prefill.generation,
         remote_request_id=order.prefill.request_id,
-        backend=backend,
+        backend=next((t.backend for t in load.transfers if t.backend), backend),
         mode="pull",
         state="miss" if load.cause else "done",
         cause=load.cause,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pytest
 
+from kvd.backends.contract import Transfer
 from kvd.backends.errors import BackendError
+from kvd.backends.memory import MemoryLane
 from kvd.client.errors import RefusedByDaemon
 from kvd.vllm import lane as lanes
 from kvd.vllm.orders import StepOrders
@@ -37,6 +40,22 @@ def test_the_record_counts_every_byte_once(rig: Rig) -> None:
     assert (record.remote_engine, record.remote_ranks, record.backend) == ("p", ("tp0",), "memory")
     assert [(g.blocks, g.bytes) for g in record.groups] == [(2, 4 * BLOCK_BYTES)]
     assert list(record.stages) == ["queued", "handshake", "plan", "post", "wire"]
+
+
+def test_the_record_names_what_moved_the_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home may stand for several backends, and say of each transfer which of them it was."""
+    submit = MemoryLane.submit
+
+    def named(*arguments: Any) -> Transfer:
+        transfer = submit(*arguments)
+        transfer.backend = "direct"
+        return transfer
+
+    monkeypatch.setattr(MemoryLane, "submit", named)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.backend) == ("done", "direct")
 
 
 def test_a_peer_is_asked_for_when_it_is_not_known() -> None:
