@@ -8,9 +8,9 @@ import msgspec
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened.
 
-    ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``,
-    ``handshake.done``, ``handshake.refused``, ``transfer.miss`` ...); ``seq`` has no gaps, so a reader sees
-    what it lost.
+    ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``, ``handshake.done``,
+    ``handshake.refused``, ``transfer.miss``, ``push.failed`` ...); ``seq`` has no gaps, so a reader sees what it
+    lost.
     """
 
     seq: int
