@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Annotated, Any, NoReturn
@@ -56,6 +57,9 @@ def group() -> Any:
 
 def run(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    # Most commands are over before there is garbage worth looking for; at the usual 700 a fifteenth of their time is
+    # spent on it.
+    gc.set_threshold(50_000)
     sys.exit(main(sys.argv[1:] if arguments is None else arguments))
 
 

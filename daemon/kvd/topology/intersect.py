@@ -157,9 +157,14 @@ def join(runs: Table) -> Table:
     """The same bytes in as few runs as possible: ordered by local offset, neighbours adjacent on both sides joined."""
     if len(runs) < 2:
         return runs
-    order = np.argsort(runs.local, kind="stable")
-    local, remote, length = runs.local[order], runs.remote[order], runs.length[order]
+    local, remote, length = runs.local, runs.remote, runs.length
+    if (local[1:] < local[:-1]).any():
+        # Not where it is in order already, as the layers of one buffer are: sorting is most of the time of a plan.
+        order = np.argsort(local, kind="stable")
+        local, remote, length = local[order], remote[order], length[order]
     breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])
+    if breaks.all():
+        return Table(local, remote, length)
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
     return Table(local[starts], remote[starts], np.add.reduceat(length, starts))
 

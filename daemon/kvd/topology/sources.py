@@ -9,26 +9,28 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import gcd, lcm
-
-import numpy as np
+from operator import and_
+from typing import NamedTuple
 
 from kvd.geometry.model import Field, Group, Page
 from kvd.topology.errors import FieldMismatch, NotCovered
 from kvd.topology.intersect import Flags, Steps, Table, classes, intersect, series, stack, steps_of
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A remote worker (by position) that has the layer, its page of it and the block size of its group."""
+class Holder(NamedTuple):
+    """A remote worker (by position) that has the layer, its page of it and the block size of its group.
+
+    A tuple, as `Phase` is: planning looks both up for every layer of every pair of workers.
+    """
 
     remote: int
     page: Page
     block_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(NamedTuple):
     """Which blocks meet: local ``m * local_period + local`` and remote ``m * remote_period + remote``, for every ``m``.
 
     Equal block sizes give one phase (0 of 1 on both sides).
@@ -66,65 +68,127 @@ def pieces(
     found: dict[tuple[int, Phase], list[Table]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
     repeat = 1
+    cuts = _cuts(page, holders, sharers)
     for candidates in _meetings(group, holders):
-        for fld in page.fields:
-            for (holder, phase, shift), wanted, period in _cells(fld, candidates, sharers, me, turn):
+        for cut in cuts:
+            for (number, phase, shift), cell, period in _cells(cut, candidates, me, turn):
                 repeat = lcm(repeat, period)
-                table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
-                found.setdefault((holder.remote, phase), []).append(table)
-                if fld.name == "k" and "head" in wanted:
-                    part = series(steps_of(fld, "head"))[wanted["head"]]
-                    low, high = int(part.min()), int(part.max()) + 1
-                    seen = heads.get((holder.remote, phase), (low, high))
-                    heads[holder.remote, phase] = (min(low, seen[0]), max(high, seen[1]))
+                holder, wanted = holders[number], {label: atom.members for label, atom in cell.items()}
+                met = (holder.remote, phase)
+                for fld in cut.fields:
+                    table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
+                    found.setdefault(met, []).append(table)
+                if "head" in cell and any(fld.name == "k" for fld in cut.fields):
+                    low, high = _bounds(cut.mine["head"], wanted["head"])
+                    seen = heads.get(met, (low, high + 1))
+                    heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
     return repeat, [
         Piece(remote, phase, stack(tables), heads.get((remote, phase)))
         for (remote, phase), tables in found.items()
     ]
 
 
-_Candidate = tuple[Holder, Phase, int]
-"""A holder, the phase in which one of its blocks meets the local one, and how much higher its tokens are."""
+_Candidate = tuple[int, Phase, int]
+"""Number of a holder, the phase in which one of its blocks meets the local one, and how much higher its tokens are."""
 
 
 def _meetings(group: Group, holders: Sequence[Holder]) -> Iterator[list[_Candidate]]:
     """For each local phase, the candidates that overlap it. State pages meet one to one."""
     if group.kind == "mamba":
-        yield [(h, Phase(0, 1, 0, 1), 0) for h in holders]
+        yield [(number, Phase(0, 1, 0, 1), 0) for number in range(len(holders))]
         return
     period = lcm(group.block_size, *(h.block_size for h in holders))
     for j in range(period // group.block_size):
         first, last = j * group.block_size, (j + 1) * group.block_size
         yield [
             (
-                h,
+                number,
                 Phase(j, period // group.block_size, k, period // h.block_size),
                 k * h.block_size - first,
             )
-            for h in holders
+            for number, h in enumerate(holders)
             for k in range(first // h.block_size, -(-last // h.block_size))
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _Atom:
+    """A part of the local indices of one label that the same candidates hold and the same sharers need."""
+
+    members: Flags
+    held: Flags
+    shared: Flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Fields of one page that every worker cuts alike, as keys and values are: what all hold of each label.
+
+    ``theirs`` and ``sharers`` have one entry a holder and a sharer. ``atoms`` are those of every label but ``token``,
+    with one flag a holder in ``held``: only tokens differ from phase to phase.
+    """
+
+    fields: tuple[Field, ...]
+    mine: dict[str, Steps]
+    theirs: dict[str, tuple[Steps, ...]]
+    sharers: dict[str, tuple[Steps, ...]]
+    atoms: dict[str, list[_Atom]]
+
+
+def _cuts(page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> list[_Cut]:
+    alike: dict[object, list[Field]] = {}
+    for fld in page.fields:
+        sides = (fld, *(p.by_name[fld.name] for p in (*(h.page for h in holders), *sharers)))
+        alike.setdefault(tuple(tuple(steps_of(f, label) for f in sides) for label in fld.labels), []).append(
+            fld
+        )
+    made = []
+    for fields in alike.values():
+        first = fields[0]
+        mine = {label: steps_of(first, label) for label in first.labels}
+        theirs = {
+            label: tuple(steps_of(h.page.by_name[first.name], label) for h in holders) for label in mine
+        }
+        needing = {label: tuple(steps_of(p.by_name[first.name], label) for p in sharers) for label in mine}
+        atoms = {
+            label: _atoms(mine[label], [(steps, 0) for steps in theirs[label]], needing[label])
+            for label in mine
+            if label != "token"
+        }
+        made.append(_Cut(tuple(fields), mine, theirs, needing, atoms))
+    return made
+
+
 def _cells(
-    fld: Field, candidates: Sequence[_Candidate], sharers: Sequence[Page], me: int, turn: int
-) -> Iterator[tuple[_Candidate, dict[str, Flags], int]]:
+    cut: _Cut, candidates: Sequence[_Candidate], me: int, turn: int
+) -> Iterator[tuple[_Candidate, dict[str, _Atom], int]]:
     """Each chosen candidate, the part of each label it supplies and the turns until it is chosen again, by cell."""
-    atoms = [_atoms(fld, label, candidates, sharers) for label in fld.labels]
-    for cell in itertools.product(*atoms):
-        holders = np.flatnonzero(np.logical_and.reduce([atom.held for atom in cell]))
-        wanted = {label: atom.members for label, atom in zip(fld.labels, cell, strict=True)}
+    numbers = [number for number, _, _ in candidates]
+    parts = []
+    for label in cut.mine:
+        if label == "token":
+            theirs = [(cut.theirs[label][number], shift) for number, _, shift in candidates]
+            parts.append(_atoms(cut.mine[label], theirs, cut.sharers[label]))
+        else:
+            parts.append([_Atom(a.members, a.held[numbers], a.shared) for a in cut.atoms[label]])
+    for atoms in itertools.product(*parts):
+        holders = reduce(and_, [atom.held for atom in atoms]).nonzero()[0]
+        cell = dict(zip(cut.mine, atoms, strict=True))
         if not len(holders):
-            part = ", ".join(f"{label} {_span(fld, label, flags)}" for label, flags in wanted.items())
-            raise NotCovered(f"field {fld.name}: none of {len(candidates)} remote pages holds {part}")
-        sharing = np.flatnonzero(np.logical_and.reduce([atom.shared for atom in cell]))
-        chosen, period = _rotate(int(np.searchsorted(sharing, me)), len(sharing), len(holders), turn)
-        yield candidates[holders[chosen]], wanted, period
+            spans = {label: _bounds(cut.mine[label], atom.members) for label, atom in cell.items()}
+            part = ", ".join(f"{label} {low}..{high}" for label, (low, high) in spans.items())
+            raise NotCovered(
+                f"field {cut.fields[0].name}: none of {len(candidates)} remote pages holds {part}"
+            )
+        sharing = reduce(and_, [atom.shared for atom in atoms]).nonzero()[0]
+        chosen, period = _rotate(int(sharing.searchsorted(me)), len(sharing), len(holders), turn)
+        yield candidates[holders[chosen]], cell, period
 
 
-def _span(fld: Field, label: str, members: Flags) -> str:
-    part = series(steps_of(fld, label))[members]
-    return f"{int(part.min())}..{int(part.max())}"
+def _bounds(steps: Steps, members: Flags) -> tuple[int, int]:
+    """The least and the greatest of the numbers chosen."""
+    part = series(steps)[members]
+    return int(part.min()), int(part.max())
 
 
 def _rotate(place: int, readers: int, holders: int, turn: int) -> tuple[int, int]:
@@ -140,29 +204,15 @@ def _rotate(place: int, readers: int, holders: int, turn: int) -> tuple[int, int
     return (place + readers * turn) % holders, holders // gcd(holders, readers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Atom:
-    """A part of the local indices of one label that the same candidates hold and the same sharers need."""
-
-    members: Flags
-    held: Flags
-    shared: Flags
-
-
-def _atoms(fld: Field, label: str, candidates: Sequence[_Candidate], sharers: Sequence[Page]) -> list[_Atom]:
+def _atoms(mine: Steps, theirs: Sequence[tuple[Steps, int]], sharers: Sequence[Steps]) -> list[_Atom]:
+    """Classes of ``mine``; ``theirs`` are with how much higher their numbers are."""
     # Most candidates are replicas of each other or miss the label's part altogether: few of them are distinct.
     distinct: dict[tuple[Steps, int], int] = {}
-    columns = []
-    for holder, _, shift in candidates:
-        theirs = steps_of(holder.page.by_name[fld.name], label)
-        columns.append(distinct.setdefault((theirs, shift if label == "token" else 0), len(distinct)))
-    columns += [
-        distinct.setdefault((steps_of(page.by_name[fld.name], label), 0), len(distinct)) for page in sharers
-    ]
-    n = len(candidates)
+    columns = [distinct.setdefault(one, len(distinct)) for one in theirs]
+    needing = [distinct.setdefault((steps, 0), len(distinct)) for steps in sharers]
     return [
-        _Atom(members, holding[columns[:n]], holding[columns[n:]])
-        for members, holding in classes(steps_of(fld, label), tuple(distinct))
+        _Atom(members, holding[columns], holding[needing])
+        for members, holding in classes(mine, tuple(distinct))
     ]
 
 
