@@ -77,11 +77,9 @@ class ModelShape:
 
 def model_shape(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The model of a ``config.json``. Raises `UnknownShape` where a figure is missing or the family is not known."""
-    text = (
-        {**config, **config["text_config"]}
-        if isinstance(config.get("text_config"), Mapping)
-        else dict(config)
-    )
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, Mapping) else dict(config)
+    text = {**DEFAULTS.get(str(text.get("model_type")), {}), **text}
     prefix = "language_model.model" if "text_config" in config else "model"
     family = str(text.get("model_type", ""))
     if "index_head_dim" in text:
@@ -150,7 +148,9 @@ def _layer_type(text: Mapping[str, Any], depth: int) -> str:
     windowed = text.get("sliding_window") and text.get(
         "use_sliding_window", text.get("model_type") == "mistral"
     )
-    return "sliding_attention" if windowed else "full_attention"
+    # Qwen: the first layers have full attention even so.
+    first = int(text.get("max_window_layers") or 0)
+    return "sliding_attention" if windowed and depth >= first else "full_attention"
 
 
 def _mla(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:
@@ -244,6 +244,16 @@ def _falcon_h1(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:
         yield LayerShape(f"{prefix}.layers.{depth}.attn", depth, AttentionShape("full", heads, size, size))
         yield LayerShape(f"{prefix}.{count + depth}.mixer", depth, state)
 
+
+_GEMMA = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
+
+DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma2": {**_GEMMA, "sliding_window_pattern": 2},
+    "gemma3": {**_GEMMA, "sliding_window_pattern": 6, "max_position_embeddings": 131072},
+    "gemma3_text": {**_GEMMA, "sliding_window_pattern": 6, "max_position_embeddings": 131072},
+    "cohere2": {"sliding_window": 4096, "sliding_window_pattern": 4},
+}
+"""What published files leave out because transformers' configuration class has it, by ``model_type``."""
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any], str], Iterator[LayerShape]]] = {
     "deepseek_v2": _mla,

@@ -173,7 +173,8 @@ def test_falcon_numbers_its_states_after_its_layers() -> None:
 def test_every_preset_makes_an_engine(path: Path, tp: int) -> None:
     found = preset(yaml.safe_load(path.read_text()))
     assert found.name == path.stem
-    assert found.source.startswith("https://")
+    assert found.source.startswith("https://huggingface.co/")
+    assert found.read.startswith("https://")
     counts = [layer.shape.heads for layer in found.shape.layers if isinstance(layer.shape, RecurrentShape)]
     engine = engine_from_shape(found.shape, Parallel(tp=tp), CacheOptions(), engine_id="e")
     assert len(engine.workers) == tp

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
@@ -199,6 +201,53 @@ def test_a_configuration_gives_what_vllm_allocates(family: str, tp: int, rank: i
     assert theirs.num_blocks == ours.num_blocks
     assert theirs.groups == ours.groups
     assert theirs.regions[0].length == ours.regions[0].length
+
+
+PRESETS = sorted(Path(__file__).parents[3].glob("configs/models/*.yaml"))
+
+SPARSE: dict[str, dict[str, Any]] = {
+    # As published for Gemma 3 4B: not even the number of heads is there.
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "num_hidden_layers": 34,
+            "sliding_window": 1024,
+        },
+    },
+    "gemma2": {"model_type": "gemma2", "hidden_size": 2304, "num_hidden_layers": 6},
+    "cohere2": {
+        "model_type": "cohere2",
+        "num_attention_heads": 64,
+        "hidden_size": 8192,
+        "num_hidden_layers": 9,
+    },
+    "qwen2": {
+        "model_type": "qwen2",
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "hidden_size": 512,
+        "num_hidden_layers": 6,
+        "use_sliding_window": True,
+        "sliding_window": 256,
+        "max_window_layers": 4,
+    },
+    **{path.stem: yaml.safe_load(path.read_text())["config"] for path in PRESETS},
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_what_published_files_leave_out_is_what_transformers_has(name: str) -> None:
+    """vLLM asks transformers for the configuration, which completes it; here it is read as it was published."""
+    from transformers import CONFIG_MAPPING
+
+    published = SPARSE[name]
+    complete = CONFIG_MAPPING[published["model_type"]].from_dict(published).to_dict()
+    ours, theirs = model_shape(published, name), model_shape(complete, name)
+    assert ours.layers == theirs.layers
+    assert ours.depth == theirs.depth
+    assert ours.state_dtype == theirs.state_dtype
 
 
 @pytest.mark.parametrize("packing", ["vec", "vec16"])
