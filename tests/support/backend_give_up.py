@@ -1,8 +1,8 @@
 """Gives up a read from a stopped peer, over tcp; prints one JSON line: what landed afterwards, and who survived.
 
-Arguments: how the read is given up (``close``, ``nothing``, ``destroy``), the size of the read in bytes, and what it
-is posted as (``descriptors``, one of them, or ``picks`` of 16 KiB blocks in descending order, so many that NIXL's own
-worker threads would advance them, if there were any).
+Arguments: the backend; how the read is given up (``close``, ``nothing``, and for NIXL ``destroy``); the size of the
+read in bytes; and what it is posted as (``descriptors``, one of them, or ``picks`` of 16 KiB blocks in descending
+order, so many that NIXL's own worker threads would advance them, if there were any).
 """
 
 import json
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
-from kvd.backends.nixl import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
@@ -52,9 +52,9 @@ def stop(pid: int) -> None:
 
 
 def main() -> None:
-    how, size, posted = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    kind, how, size, posted = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     peer = subprocess.Popen(
-        [sys.executable, str(PEER), "nixl", str(size)],
+        [sys.executable, str(PEER), kind, str(size)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -62,7 +62,7 @@ def main() -> None:
     assert peer.stdout is not None
     hello = json.loads(peer.stdout.readline())
     options = {"abandon": "destroy", "drain_s": 0} if how == "destroy" else {}
-    home = open_home("reader", options=options)
+    home = open_home(kind, "reader", options)
     buffer = np.zeros(size, np.uint8)
     home.register([Region(buffer.ctypes.data, size)])
     stuck, other = home.lane("stuck"), home.lane("other")

@@ -66,7 +66,7 @@ def test_two_processes(transports: str | None) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("posted", ["descriptors", "picks"])
 def test_nothing_lands_after_close_and_the_peer_survives(posted: str) -> None:
-    found = run("backend_give_up.py", "close", str(BYTES), posted, transports="tcp,self")
+    found = run("backend_give_up.py", "nixl", "close", str(BYTES), posted, transports="tcp,self")
     assert found["before"] == "pending"
     assert found["after"] == "failed"
     assert "closed" in found["reason"]
@@ -81,7 +81,7 @@ def test_nothing_lands_after_close_and_the_peer_survives(posted: str) -> None:
 @pytest.mark.parametrize("posted", ["descriptors", "picks"])
 def test_everything_lands_without_close(posted: str) -> None:
     """What the test above guards against does happen."""
-    found = run("backend_give_up.py", "nothing", str(BYTES), posted, transports="tcp,self")
+    found = run("backend_give_up.py", "nixl", "nothing", str(BYTES), posted, transports="tcp,self")
     assert found["before"] == "pending"
     assert found["landed"] == BYTES
 
@@ -90,7 +90,9 @@ def test_everything_lands_without_close(posted: str) -> None:
 @pytest.mark.parametrize("posted", ["descriptors", "picks"])
 def test_destroying_keeps_our_memory_safe(posted: str) -> None:
     """The peer may die of it (docs/backends/nixl.md), which is why lanes are parked; our memory is safe either way."""
-    assert run("backend_give_up.py", "destroy", str(BYTES), posted, transports="tcp,self")["landed"] == 0
+    assert (
+        run("backend_give_up.py", "nixl", "destroy", str(BYTES), posted, transports="tcp,self")["landed"] == 0
+    )
 
 
 def test_close_says_so_when_the_agent_lives_on() -> None:

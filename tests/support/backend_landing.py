@@ -1,0 +1,118 @@
+"""Takes a landing away from a writer in the middle of a write; prints one JSON line: what landed afterwards.
+
+Arguments: the backend; what happens (``close``: the writer is stopped, the landing closed, the writer goes on;
+``nothing``: the same without closing; ``kill``: the writer is killed, then the landing closed); the size of the write.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Landing, LandingHome
+from kvd.geometry.model import Region
+from tests.support.backend_give_up import stop
+
+WRITER = Path(__file__).with_name("backend_writer.py")
+TRIES = 10
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class Writer:
+    def __init__(self, kind: str, size: int, buffer: Bytes) -> None:
+        self.buffer = buffer
+        self.process = subprocess.Popen(
+            [sys.executable, str(WRITER), kind, str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def write(self, landing: Landing, size: int) -> None:
+        """Order a write; returns once it is posted."""
+        assert self.process.stdin is not None
+        order = {"metadata": landing.metadata().hex(), "address": self.buffer.ctypes.data, "size": size}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        assert self.answer() == {"posted": True}
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+
+def midway(writer: Writer, landing: Landing, size: int) -> None:
+    """Stop the writer in the middle of a write: something has landed, and at least a quarter has not."""
+    samples = writer.buffer[:: 64 << 10]
+    for _ in range(TRIES):
+        writer.buffer[:] = 0
+        writer.write(landing, size)
+        while not samples.any():
+            landing.serve()
+        stop(writer.process.pid)
+        still, before = int(np.count_nonzero(samples)), -1
+        while still != before:  # what the kernel had already sent
+            landing.serve()
+            time.sleep(0.05)
+            still, before = int(np.count_nonzero(samples)), still
+        if still < 0.75 * len(samples):
+            return
+        os.kill(writer.process.pid, signal.SIGCONT)
+        writer.answer()
+    raise SystemExit(f"a write of {size} bytes was over before it could be stopped, {TRIES} times")
+
+
+def main() -> None:
+    kind, how, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    buffer: Bytes = np.zeros(size, np.uint8)
+    home = open_home(kind, "landed", {})
+    assert isinstance(home, LandingHome)
+    home.register([Region(buffer.ctypes.data, size)])
+    landing = home.landing("writer")
+    writer = Writer(kind, size, buffer)
+    result: dict[str, object] = {}
+    try:
+        midway(writer, landing, size)
+        if how == "kill":
+            writer.process.kill()
+            writer.process.wait()
+        started = time.monotonic()
+        if how != "nothing":
+            landing.close()
+            landing.close()
+        result["close_s"] = time.monotonic() - started
+        buffer[:] = 0
+        if how != "kill":
+            os.kill(writer.process.pid, signal.SIGCONT)
+            result |= writer.answer()
+            result["landed"] = int(np.count_nonzero(buffer))
+            buffer[:] = 0
+            again = home.landing("again")
+            writer.write(again, 4096)
+            result["again"] = writer.answer()["state"]
+            result["again_landed"] = int(np.count_nonzero(buffer))
+            assert writer.process.stdin is not None
+            writer.process.stdin.close()
+            result["writer"] = writer.process.wait(20)
+        else:
+            time.sleep(0.5)  # there is nothing left that could tell when it would have landed
+            result["landed"] = int(np.count_nonzero(buffer))
+    finally:
+        writer.process.kill()
+        writer.process.wait()
+    home.close()
+    home.close()
+    json.dump(result, sys.stdout)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
