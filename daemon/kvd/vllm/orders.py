@@ -51,9 +51,9 @@ class LoadOrder:
 class PushStep:
     """A request that is pushed to a decoder, as it will be when this step has run.
 
-    ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer. ``reached`` of
-    its ``total`` tokens hold KV after the step. ``again``: it was preempted, so what is under way reads blocks that are
-    no longer its own.
+    ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
+    not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
+    preempted, so what is under way reads blocks that are no longer its own.
     """
 
     transfer_id: str
@@ -62,6 +62,7 @@ class PushStep:
     reached: int
     total: int
     again: bool = False
+    held: int = 0
 
     def block_lists(self) -> dict[int, BlockList]:
         """The request's blocks by group index."""
@@ -89,12 +90,14 @@ class PushEnd:
 class StepOrders:
     """Everything for one step.
 
-    Loads to start, and requests whose load nobody waits for any more; requests whose blocks the prefiller may free
-    now; what it computes for pushes, and those that ended.
+    Loads to start, and requests whose load nobody waits for any more; transfers (id and prefiller) of which nothing is
+    wanted, because the prompt is cached here or the request is over; requests whose blocks the prefiller may free now;
+    what it computes for pushes, and those that ended.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    declined: list[tuple[str, RemotePrefill]] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
     pushes: list[PushStep] = field(default_factory=list)
     push_ends: list[PushEnd] = field(default_factory=list)

@@ -1,0 +1,516 @@
+"""What one decoding engine is pushed: a thread that owns the lane to it and all its targets.
+
+It is level-triggered. Whatever wakes it, it looks at how far each request is computed, posts what is computed and not
+posted, polls what is under way, and tells each decoding worker what is there. Nothing queues up behind a slow peer but
+the tokens themselves: what became ready meanwhile goes into the next post together.
+
+A post that did not complete is waited for or ended with its lane before anything is said to be quiet. The targets that
+were not to blame start over on a new lane from what is certainly written.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kvd.backends.contract import Home, State
+from kvd.backends.errors import BackendError
+from kvd.client.errors import ClientError, RefusedByDaemon
+from kvd.geometry.errors import GeometryError
+from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.errors import TopologyError
+from kvd.vllm.decoder import Decoder, know_decoder
+from kvd.vllm.outgoing import Computed, Outgoing
+from kvd.vllm.talk import Talk
+from kvd.vllm.target import (
+    MOST_FLYING,
+    READS_END,
+    Piece,
+    Target,
+    due,
+    expired,
+    lost,
+    next_piece,
+    progress,
+    readable,
+    releasable,
+    same,
+    settle,
+    written,
+)
+from kvd.vllm.write_lane import WriteLane
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer, PeerReady
+from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
+
+log = logging.getLogger(__name__)
+
+POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
+"""Seconds between looks while something is under way: quick while it is young."""
+MAX_FAILURES = 3
+QUIET_AFTER = 1.0
+"""Seconds for which a post of a withdrawn target may end by itself before its lane is destroyed."""
+KEEP = 120.0
+"""Seconds for which a target is remembered after its end: its messages may come again."""
+MOST_TARGETS = 8192
+LEAST_KEPT = 5.0
+"""Seconds for which a message to a decoder is repeated at least."""
+HANDSHAKE_SECONDS = 10.0
+
+Name = tuple[str, RankId]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    target: Target
+    layers: dict[str, int]
+    nobody: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    generation: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    generation: str
+
+
+_Inbox = PushAnnounce | PushWithdraw | PushDone | EngineCard | _Heard | _Absent | _Gone
+
+
+class Sender:
+    """The thread of one decoding engine. All public methods only put something into a queue and return."""
+
+    def __init__(
+        self,
+        decoder: str,
+        prefiller: str,
+        home: Home,
+        siblings: tuple[WorkerGeometry, ...],
+        rank: Rank,
+        outgoing: Outgoing,
+        session: Callable[[], Talk],
+    ) -> None:
+        """``siblings`` are all workers of this engine, ``rank`` is this one's place among them."""
+        self.decoder = decoder
+        self._prefiller = prefiller
+        self._siblings = siblings
+        self._rank = rank
+        self._source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
+        self._outgoing = outgoing
+        self._session = session
+        self._inbox: queue.SimpleQueue[_Inbox | None] = queue.SimpleQueue()
+        self._event = threading.Event()
+        self._targets: dict[Name, Target] = {}
+        self._peer: Decoder | None = None
+        self._asked = ""
+        self._lane = WriteLane(decoder, home)
+        self._behind = False
+        self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """More is computed."""
+        self._event.set()
+
+    def take(self, message: PushAnnounce | PushWithdraw | PushDone | EngineCard) -> None:
+        """A message of the decoder's, or its card."""
+        self._put(message)
+
+    def gone(self, generation: str) -> None:
+        """This generation of the decoder ended."""
+        self._put(_Gone(generation))
+
+    def stop(self) -> None:
+        """Give up whatever is under way and end the thread: begin that."""
+        self._put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end after `stop`. False where the backend may still be at work."""
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive() and self._lane.clean
+
+    def _put(self, item: _Inbox | None) -> None:
+        self._inbox.put(item)
+        self._event.set()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            self._event.wait(self._pause())
+            self._event.clear()
+            try:
+                open_ = self._turn()
+            except Exception:  # the thread must outlive any single message
+                log.exception("pushing to %s: unexpected error", self.decoder)
+                time.sleep(POLL_SLOW)  # a cause that stays must not spin
+        self._drop()
+        self._lane.bury(math.inf)
+
+    def _turn(self) -> bool:
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                return False
+            self._handle(item)
+        now = time.monotonic()
+        self._lane.bury(now)
+        self._behind = False
+        for target in self._open():
+            try:
+                self._serve(target, now)
+            except Exception as error:  # it must not take the others with it
+                log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
+                self._drop()
+                self._close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
+        if self._lane.poll_former(now):
+            self._drop()
+        for target in list(self._targets.values()):
+            if target.news:
+                self._tell(target)
+            if releasable(target, now):
+                self._release(target)
+        self._forget(now)
+        return True
+
+    def _serve(self, target: Target, now: float) -> None:
+        self._poll(target)
+        if target.closing is None and target.settled is None:
+            self._advance(target, now)
+        if target.closing is not None and target.settled is None:
+            self._quieten(target, now)
+
+    def _open(self) -> list[Target]:
+        return [target for target in self._targets.values() if target.settled is None]
+
+    def _pause(self) -> float | None:
+        open_ = self._open()
+        flying = [piece.transfer for target in open_ for piece in target.flying]
+        flying += self._lane.former
+        if flying or self._behind:
+            youngest = max((transfer.posted for transfer in flying), default=math.inf)
+            return POLL if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
+        dues = [target.deadline for target in open_ if target.closing is None]
+        dues += self._lane.dues
+        dues += [t.settled + READS_END for t in self._targets.values() if t.settled and not t.released]
+        if self._targets and not dues:
+            dues.append(time.monotonic() + KEEP)
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    # --- what comes in ---
+
+    def _handle(self, item: _Inbox) -> None:
+        match item:
+            case PushAnnounce():
+                self._announced(item)
+            case PushWithdraw():
+                self._withdrawn(item)
+            case PushDone():
+                target = self._find(item.key)
+                if target is not None:
+                    target.withdrawn = target.withdrawn or target.settled is not None
+                    self._settle(target)
+            case EngineCard():
+                self._know(item)
+            case _Absent():
+                self._absent(item)
+            case _Gone():
+                if self._peer is not None and self._peer.generation == item.generation:
+                    self._part()
+            case _Heard():
+                self._heard(item)
+
+    def _find(self, key: PushKey) -> Target | None:
+        target = self._targets.get((key.transfer_id, key.rank))
+        return target if target is not None and target.key.attempt == key.attempt else None
+
+    def _announced(self, announce: PushAnnounce) -> None:
+        key = announce.key
+        name = (key.transfer_id, key.rank)
+        before = self._targets.get(name)
+        if before is not None and (key.attempt < before.key.attempt or same(announce, before.announce)):
+            if before.released:
+                self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
+            return
+        if before is not None and before.withdrawn and key.attempt == before.key.attempt:
+            self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
+            return  # withdrawn before it was announced
+        if before is not None:
+            self._lane.leave(before.flying)
+        target = Target(announce, time.monotonic() + announce.seconds)
+        self._targets[name] = target
+        generation = announce.generations[1]
+        if self._peer is not None and self._peer.generation == generation:
+            self._meet(target, self._peer)
+        elif self._asked != generation:
+            self._ask(key, generation)
+
+    def _withdrawn(self, message: PushWithdraw) -> None:
+        key = message.key
+        target = self._find(key)
+        if target is None:
+            newer = self._targets.get((key.transfer_id, key.rank))
+            if newer is not None and newer.key.attempt > key.attempt:
+                if not self._lane.former:  # else it ends its landing by itself
+                    self._tell(Target(_nothing(key), 0.0, withdrawn=True, settled=time.monotonic()))
+                return
+            target = Target(_nothing(key), time.monotonic(), withdrawn=True)
+            self._lane.leave(newer.flying if newer is not None else ())
+            self._targets[key.transfer_id, key.rank] = target
+        target.withdrawn = True
+        if target.settled is not None:
+            target.news = True
+        elif target.closing is None:
+            target.closing = time.monotonic()
+
+    def _heard(self, item: _Heard) -> None:
+        for name, tokens in item.layers.items():
+            if item.target.unheard.get(name) == tokens:
+                del item.target.unheard[name]
+        if item.nobody and item.target.closing is None and item.target.settled is None:
+            item.target.withdrawn, item.target.closing = True, time.monotonic()
+
+    # --- the peer ---
+
+    def _ask(self, key: PushKey, generation: str) -> None:
+        self._asked = generation
+        future = self._session().call(
+            GetPeer(
+                local_engine=self._prefiller,
+                engine_id=self.decoder,
+                endpoint=key.decoder_endpoint,
+                generation=generation,
+            ),
+            HANDSHAKE_SECONDS,
+        )
+        future.add_done_callback(functools.partial(self._answered, generation))
+
+    def _answered(self, generation: str, done: Future[Message]) -> None:
+        """On the session's thread."""
+        try:
+            answer = done.result()
+        except ClientError as error:
+            self._put(_Absent(generation, f"decoder {self.decoder}: {error.message}"))
+            return
+        if isinstance(answer, PeerReady):
+            self._put(answer.peer)
+        else:
+            what = type(answer).__name__
+            self._put(_Absent(generation, f"decoder {self.decoder}: kvd answered {what}"))
+
+    def _know(self, card: EngineCard) -> None:
+        self._asked = ""
+        if self._peer is None or self._peer.generation != card.generation:
+            self._part()
+            try:
+                self._peer = know_decoder(card, self._siblings, self._rank)
+            except GeometryError as error:
+                self._absent(_Absent(card.generation, f"decoder {self.decoder} does not fit: {error}"))
+                return
+        for target in self._open():
+            if target.pushes is None and target.closing is None:
+                self._meet(target, self._peer)
+
+    def _meet(self, target: Target, peer: Decoder) -> None:
+        """Give a target its plan."""
+        wanted = target.announce.generations[1]
+        if wanted != peer.generation:
+            now = peer.generation
+            self._close(
+                target,
+                f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}",
+            )
+            return
+        self._outgoing.workers(target.key.transfer_id, self.decoder, peer.ranks)
+        try:
+            target.pushes = peer.plan(target.key.rank)
+        except TopologyError as error:
+            self._close(target, f"decoder {self.decoder} does not fit: {error}")
+
+    def _absent(self, item: _Absent) -> None:
+        self._asked = ""
+        for target in self._open():
+            if target.pushes is None and target.announce.generations[1] == item.generation:
+                self._close(target, item.cause)
+
+    def _part(self) -> None:
+        """The decoder as it was is no more: nobody waits for what it was owed."""
+        peer, self._peer = self._peer, None
+        if peer is None:
+            return
+        self._drop()
+        for name, target in list(self._targets.items()):
+            if target.announce.generations[1] in ("", peer.generation):
+                self._outgoing.gone(name[0], self.decoder)
+                del self._targets[name]
+
+    # --- one target ---
+
+    def _advance(self, target: Target, now: float) -> None:
+        computed = self._outgoing.computed(target.key.transfer_id)
+        if computed is None:
+            if now > target.deadline:
+                self._close(target, "the prefiller was not sent this request in time")
+            return
+        wanted = target.announce.tokens
+        if computed.over:
+            self._close(target, computed.over)
+        elif computed.total != wanted:
+            self._close(
+                target, f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}"
+            )
+        elif now > target.deadline:
+            self._close(target, "the decoder's time for it is over")
+        elif target.pushes is not None:
+            self._behind = self._behind or computed.behind
+            (self._offer if target.direct else self._post)(target, computed)
+
+    def _offer(self, target: Target, computed: Computed) -> None:
+        """Tell the decoder what it can read; it says itself when it has everything."""
+        if target.epoch not in (None, computed.epoch):
+            # What it reads now is overwritten, and nothing says which of it.
+            self._close(target, "the prefiller preempted the request while its blocks were read")
+            return
+        target.epoch = computed.epoch
+        ends = due(target, computed)
+        if not computed.kept:
+            # The last tokens only once the blocks are certain to stay: a decoder that has all of them relies on them.
+            ends = {name: end for name, end in ends.items() if end < target.announce.tokens}
+        if ends:
+            readable(target, computed, ends)
+        elif not target.pushes:
+            self._settle(target)
+
+    def _post(self, target: Target, computed: Computed) -> None:
+        while (
+            target.closing is None
+            and len(target.flying) < MOST_FLYING
+            and all(piece.epoch == computed.epoch for piece in target.flying)
+        ):
+            ends = due(target, computed)
+            if not ends:
+                break
+            try:
+                layers, rows = next_piece(target, computed, ends)
+                if not len(rows):
+                    target.posted.update(layers)
+                    written(target, layers)
+                    continue
+                transfer = self._lane.post(target, rows)
+            except TopologyError as error:
+                self._close(target, f"its blocks do not fit: {error}")
+                return
+            except BackendError as error:
+                self._failed(target, error.message)
+                return
+            target.flying.append(Piece(transfer, layers, computed.epoch))
+            target.posted.update(layers)
+            self._poll(target)
+        self._end_if_complete(target)
+
+    def _poll(self, target: Target) -> None:
+        for piece in list(target.flying):
+            state = self._lane.look(piece.transfer)
+            if state is State.FAILED:
+                self._failed(target, f"{piece.transfer.peer}: {piece.transfer.reason}")
+                return
+            if state is State.DONE:
+                target.flying.remove(piece)
+                if piece.epoch == self._outgoing.epoch(target.key.transfer_id):
+                    written(target, piece.layers)
+                elif not target.flying:
+                    lost(target)
+        self._end_if_complete(target)
+
+    def _end_if_complete(self, target: Target) -> None:
+        if target.closing is None and not target.direct and not target.flying and target.complete:
+            self._settle(target)
+
+    def _failed(self, target: Target, reason: str) -> None:
+        """A post failed: again on a new lane, or for good."""
+        target.failures += 1
+        self._drop()
+        if target.closing is not None:
+            return
+        if target.failures >= MAX_FAILURES:
+            self._close(target, reason)
+        else:
+            name = target.key.transfer_id
+            log.info("push of %s to %s failed (%s); trying again on a new lane", name, self.decoder, reason)
+            self._event.set()
+
+    def _close(self, target: Target, cause: str) -> None:
+        """Post nothing more of it, and say why once nothing is under way."""
+        if target.closing is None and target.settled is None:
+            target.closing, target.cause = time.monotonic(), cause
+            name = target.key.transfer_id
+            log.warning("push of %s to %s (%s) is given up: %s", name, self.decoder, target.key.rank, cause)
+
+    def _quieten(self, target: Target, now: float) -> None:
+        if target.flying and now > (target.closing or now) + QUIET_AFTER:
+            self._drop()
+        if not target.flying and not self._lane.holds(target):
+            self._settle(target)
+
+    def _settle(self, target: Target) -> None:
+        if target.settled is None:
+            settle(target)
+        if releasable(target, time.monotonic()):
+            self._release(target)
+
+    def _release(self, target: Target) -> None:
+        target.released = True
+        self._outgoing.settled(target.key.transfer_id, self.decoder, target.key.rank)
+
+    def _drop(self) -> None:
+        self._lane.drop(self._targets.values(), self._close)
+
+    def _tell(self, target: Target) -> None:
+        target.news = False
+        key, heard = target.key, dict(target.unheard)
+        future = self._session().deliver(
+            f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
+            progress(target, self._source),
+            max(LEAST_KEPT, target.deadline - time.monotonic()),
+        )
+        future.add_done_callback(functools.partial(self._told, target, heard))
+
+    def _told(self, target: Target, layers: dict[str, int], done: Future[Message]) -> None:
+        """On the session's thread."""
+        error = done.exception()
+        if error is None:
+            self._put(_Heard(target, layers, nobody=False))
+        elif isinstance(error, RefusedByDaemon):
+            self._put(_Heard(target, {}, nobody=True))
+
+    def _forget(self, now: float) -> None:
+        over = [name for name, target in self._targets.items() if expired(target, now, KEEP)]
+        spare = len(self._targets) - len(over) - MOST_TARGETS
+        if spare > 0:
+            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.settled is not None)
+            over += [name for name, _ in zip(settled, range(spare), strict=False)]
+        for name in over:
+            self._targets.pop(name, None)
+
+
+def _nothing(key: PushKey) -> PushAnnounce:
+    """Stands for an announcement that was withdrawn before it came."""
+    return PushAnnounce(
+        key=key, generations=("", ""), tokens=0, computed=0, blocks=(), landing=b"", seconds=0.0
+    )
