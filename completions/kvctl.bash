@@ -31,6 +31,7 @@ _kvctl() {
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
         describe-topology:--output|describe-topology:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml dot mermaid svg" -- "$current")); return ;;
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
+        demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
@@ -69,7 +70,7 @@ _kvctl() {
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
-            options='--mode --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
+            options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'

@@ -96,6 +96,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from export-geometry" -l socket -r 
 complete -c kvctl -n "__fish_seen_subcommand_from export-geometry" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from export-geometry" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l mode -x -a 'pull push' -d 'Who moves the KV: the decoder after the prefill, or the prefiller layer by layer during it.'
+complete -c kvctl -n "__fish_seen_subcommand_from demo" -l backend -x -a 'nixl mooncake direct auto' -d 'What moves the KV; direct needs no transfer engine.'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l simulate -d 'Worker processes with made-up KV instead of vLLM: a few seconds.'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l keep -d 'Leave everything running after the summary, until Ctrl-C.'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l dir -r -F -d 'Keep what a second demo can use again (the model) here; made if missing.'

@@ -12,6 +12,7 @@ from kvctl.parsing import one_of
 from kvctl.settings import Settings
 
 MODES = get_args(Mode)
+BACKENDS = ("nixl", "mooncake", "direct", "auto")
 
 
 def demo(
@@ -26,6 +27,16 @@ def demo(
             help="Who moves the KV: the decoder after the prefill, or the prefiller layer by layer during it.",
         ),
     ] = "pull",
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar="|".join(BACKENDS),
+            parser=one_of(*BACKENDS),
+            help="What moves the KV; direct needs no transfer engine. [default: nixl, or direct without NIXL]",
+            show_default=False,
+        ),
+    ] = None,
     simulate: Annotated[
         bool,
         typer.Option("--simulate", help="Worker processes with made-up KV instead of vLLM: a few seconds."),
@@ -58,7 +69,12 @@ def demo(
 
     run(
         Options(
-            mode=cast("Mode", mode), simulate=simulate, keep=keep, directory=directory, keep_files=keep_files
+            mode=cast("Mode", mode),
+            backend=backend,
+            simulate=simulate,
+            keep=keep,
+            directory=directory,
+            keep_files=keep_files,
         ),
         settings,
     )

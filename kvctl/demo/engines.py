@@ -36,7 +36,7 @@ write_model(sys.argv[1], Path(sys.argv[2]))
 
 
 @contextlib.contextmanager
-def real(mode: Mode, folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
+def real(mode: Mode, backend: str, folder: Path, lasting: Path, board: Board) -> Iterator[Running]:
     """Two kvds, two engines and the single engine, all ready; ended on the way out.
 
     The model and what vLLM finds out about it go below ``lasting``, everything else below ``folder``. Raises
@@ -54,7 +54,7 @@ def real(mode: Mode, folder: Path, lasting: Path, board: Board) -> Iterator[Runn
             board.begin(name, f"starting the {name} engine")
         prefill, decode, alone = (_spec(name, model, folder, lasting) for name in names)
         start = stack.enter_context(engines())
-        deployment = launch(start, hosts, prefill, decode, mode=mode)
+        deployment = launch(start, hosts, prefill, decode, mode=mode, extra={"backend": backend})
         single = start(alone)
         _wait_ready(dict(zip(names, (deployment.prefill, deployment.decode, single), strict=True)), board)
         yield Running(

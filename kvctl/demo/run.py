@@ -30,9 +30,14 @@ ENDING = "demo: ending all that was started ..."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line asked for; ``directory`` is for what outlasts a demo, None for a throwaway one."""
+    """What the command line asked for.
+
+    ``backend`` is None for NIXL, or direct where that is not installed; ``directory`` is for what outlasts a demo, None
+    for a throwaway one.
+    """
 
     mode: Mode = "pull"
+    backend: str | None = None
     simulate: bool = False
     keep: bool = False
     directory: Path | None = None
@@ -53,6 +58,7 @@ def run(options: Options, settings: Settings) -> None:
             "leave --simulate out, or --mode push",
         )
     _check_installed(simulate=options.simulate)
+    backend = _backend(options.backend)
     with (
         one_interruption("" if sys.stderr.isatty() else ENDING),
         _workplace(options.directory, keep_files=options.keep_files) as (folder, lasting),
@@ -62,9 +68,9 @@ def run(options: Options, settings: Settings) -> None:
             with unwinding() as stack:
                 with board(settings.color) as steps:
                     if options.simulate:
-                        running = stack.enter_context(simulated(folder, steps))
+                        running = stack.enter_context(simulated(backend, folder, steps))
                     else:
-                        running = stack.enter_context(real(options.mode, folder, lasting, steps))
+                        running = stack.enter_context(real(options.mode, backend, folder, lasting, steps))
                     document = summarize(running, send_requests(running, steps), began)
                 show(document, settings)
                 if options.keep:
@@ -82,10 +88,24 @@ def _check_installed(*, simulate: bool) -> None:
         raise UsageError(
             "vLLM is not installed here", "type `make demo` in a checkout, or `kvctl demo --simulate`"
         )
-    if find_spec("nixl") is None:
-        raise UsageError(
-            "NIXL is not installed here", "type `pip install 'kvctl[nixl]'`, or `make demo` in a checkout"
+
+
+def _backend(asked: str | None) -> str:
+    """The backend to run with; raise `UsageError` where the one that was asked for has no engine here."""
+    if asked is None and find_spec("nixl") is None:
+        _say(
+            "demo: NIXL is not installed here; the workers read each other's memory directly (--backend direct)"
         )
+        return "direct"
+    backend = asked or "nixl"
+    # auto does without an engine on one host, and says so in the workers' logs.
+    if backend in ("nixl", "mooncake") and find_spec(backend) is None:
+        name = {"nixl": "NIXL", "mooncake": "Mooncake"}[backend]
+        raise UsageError(
+            f"{name} is not installed here",
+            f"type `pip install 'kvctl[{backend}]'`, `make demo` in a checkout, or `kvctl demo --backend direct`",
+        )
+    return backend
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The demo without vLLM: worker processes with KV-shaped memory of their own; kvd, the wire and NIXL are real."""
+"""The demo without vLLM: worker processes with KV-shaped memory of their own; kvd, wire and backend are real."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Engine:
 
 
 @contextlib.contextmanager
-def simulated(folder: Path, board: Board) -> Iterator[Running]:
+def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
     """Two kvds, two workers that prefill and one that decodes, all ready; ended on the way out.
 
     Raises `DaemonStartFailed` and `WorkerFailed`.
@@ -129,7 +129,7 @@ def simulated(folder: Path, board: Board) -> Iterator[Running]:
         for host, ranks in zip(hosts, (PREFILL_RANKS, DECODE_RANKS), strict=True):
             for rank in range(ranks):
                 with held():
-                    workers.append(_start(host, rank, ranks, folder))
+                    workers.append(_start(host, (rank, ranks), backend, folder))
             engines.append(Engine(workers[-ranks:], numbers.sample(range(1, BLOCKS), BLOCKS - 1)))
         prefill, decode = engines
         for worker in workers:
@@ -159,7 +159,8 @@ def _end(workers: list[WorkerProcess], kind: type[BaseException] | None, *_: obj
         worker.end(END_SECONDS if kind is None else 0.0)
 
 
-def _start(host: Kvd, rank: int, ranks: int, folder: Path) -> WorkerProcess:
+def _start(host: Kvd, place: tuple[int, int], backend: str, folder: Path) -> WorkerProcess:
+    rank, ranks = place
     log_path = folder / f"{host.name}-{rank}.log"
     with log_path.open("ab") as log:
         process = subprocess.Popen(
@@ -178,6 +179,7 @@ def _start(host: Kvd, rank: int, ranks: int, folder: Path) -> WorkerProcess:
         "rank": rank,
         "ranks": ranks,
         "blocks": BLOCKS,
+        "backend": backend,
         "runtime_dir": str(host.directory),
     }
     worker.give(who)

@@ -1,8 +1,8 @@
 """One worker of a simulated engine, a process: `python -m kvctl.demo.tied PARENT kvctl.demo.simulated_worker`.
 
-It does what the connector does inside a vLLM worker, on memory of its own: registers it with NIXL and with kvd, asks
-kvd for a peer, claims the lease, plans, reads, reports. The first worker of an engine is its scheduler as well. Orders
-come as JSON lines on stdin, the first says who this is; one JSON line on stdout answers each.
+It does what the connector does inside a vLLM worker, on memory of its own: registers it with a backend and with kvd,
+asks kvd for a peer, claims the lease, plans, reads, reports. The first worker of an engine is its scheduler as well.
+Orders come as JSON lines on stdin, the first says who this is; one JSON line on stdout answers each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import GroupShare, ReportTransfers, TransferRecord
 
-BACKEND = "nixl"
 ANSWER_SECONDS = 20.0
 LEASE_SECONDS = 30.0
 POLL_SECONDS = 50e-6
@@ -79,6 +78,7 @@ class Worker:
 
     facts: EngineFacts
     cache: Cache
+    backend: str
     home: Home
     session: Session
     incarnation: str
@@ -140,7 +140,7 @@ def _open(who: Orders) -> Worker:
             "transfer_mode": "pull",
         },
     )
-    home = open_home(BACKEND, f"{facts.engine_id}-tp{rank}", {})
+    home = open_home(who["backend"], f"{facts.engine_id}-tp{rank}", {})
     home.register(cache.geometry.regions)
     incarnation = uuid.uuid4().hex
     card = WorkerCard(
@@ -149,7 +149,7 @@ def _open(who: Orders) -> Worker:
         incarnation=incarnation,
         pid=os.getpid(),
         host=socket.gethostname(),
-        backend=BACKEND,
+        backend=who["backend"],
         geometry=encode_worker(cache.geometry),
         metadata=home.metadata(),
     )
@@ -157,7 +157,7 @@ def _open(who: Orders) -> Worker:
     session = Session(lambda: RegisterWorker(card), directory=directory, name=f"worker-{rank}")
     leases: dict[str, float] = {}
     scheduler = _scheduler(facts, leases, directory) if rank == 0 else None
-    worker = Worker(facts, cache, home, session, incarnation, scheduler, leases)
+    worker = Worker(facts, cache, who["backend"], home, session, incarnation, scheduler, leases)
     # The generation is there once kvd knows all workers of the engine.
     (scheduler or session).wait(lambda state: bool(state.engine_generation), ANSWER_SECONDS)
     return worker
@@ -236,7 +236,9 @@ def _load(worker: Worker, orders: Orders) -> Orders:
         "post": posted - posting,
         "wire": time.monotonic() - posted,
     }
-    record = _record(worker, orders, (peer.plan, rows, blocks), started=started, stages=stages)
+    backend = next((t.backend for t in transfers if t.backend), worker.backend)
+    moved = (peer.plan, rows, blocks)
+    record = _record(worker, orders, moved, backend=backend, started=started, stages=stages)
     _ask(worker.session, ReportTransfers(incarnation=worker.incarnation, records=(record,)), Ok)
     _ask(worker.session, LeaseRelease(key=key), Ok)
     return {"difference": first_difference(worker.cache, blocks, source["request"])}
@@ -273,6 +275,7 @@ def _record(
     orders: Orders,
     moved: tuple[Plan, dict[int, Descriptors], dict[int, BlockList]],
     *,
+    backend: str,
     started: float,
     stages: dict[str, float],
 ) -> TransferRecord:
@@ -292,7 +295,7 @@ def _record(
         remote_engine=source["engine_id"],
         remote_generation=source["generation"],
         remote_request_id=source["request"],
-        backend=BACKEND,
+        backend=backend,
         mode="pull",
         state="done",
         started=started,
