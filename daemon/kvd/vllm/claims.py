@@ -8,15 +8,18 @@ again.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.vllm.errors import BadParams
-from kvd.vllm.params import RemotePrefill, read_remote_prefill
+from kvd.vllm.params import RemotePrefill, RemotePush, read_remote_prefill, read_remote_push, wants_push
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
@@ -55,8 +58,9 @@ _NOBODY = RemotePrefill(
 class Claim:
     """One request's claim.
 
-    ``valid_until`` is time.monotonic() seconds until which the blocks are certainly kept. ``used``: a load was
-    ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the request has finished.
+    With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
+    until which the blocks are certainly kept. ``used``: a load was ordered, or nothing is to be loaded.
+    ``ended``: the lease is released. ``over``: the request has finished.
     """
 
     request_id: str
@@ -76,6 +80,7 @@ class Claim:
     over: bool = False
     computed: int = 0
     cause: str = ""
+    transfer_id: str = ""
 
     @property
     def pending(self) -> bool:
@@ -117,6 +122,7 @@ class Claims:
         self._session = session
         self._claims: dict[str, Claim] = {}
         self._known = known
+        self._declined: list[tuple[str, RemotePrefill]] = []
 
     def get(self, request_id: str) -> Claim | None:
         """The claim of a request, if it has one."""
@@ -124,6 +130,9 @@ class Claims:
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
         """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
+        if wants_push(params):
+            self._begin_push(request_id, params, prompt_tokens, state=state)
+            return
         now, prefill = time.monotonic(), _NOBODY
         try:
             prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
@@ -134,16 +143,34 @@ class Claims:
             self._claims[request_id] = Claim(request_id, prefill, tokens, now, cause=str(error))
             return
         claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now)
-        claim.peer = self._session.call(
-            GetPeer(
-                local_engine=self._engine_id,
-                engine_id=prefill.engine_id,
-                endpoint=Endpoint(prefill.host, prefill.port),
-                generation=prefill.generation,
-            ),
-            self._settings.handshake_timeout,
-        )
+        self._ask_peer(claim)
         self._ask_lease(claim, now, 0.0)
+
+    def _begin_push(
+        self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool
+    ) -> None:
+        """As `begin` where the prefiller pushes: its blocks are nothing to us, so there is no lease to claim."""
+        now, prefill, tokens = time.monotonic(), _NOBODY, max(0, prompt_tokens - state)
+        try:
+            pushed = self._read_push(params)
+        except BadParams as error:
+            self._claims[request_id] = Claim(request_id, prefill, max(1, tokens), now, cause=str(error))
+            return
+        prefill = msgspec.structs.replace(
+            _NOBODY, engine_id=pushed.engine_id, host=pushed.host, port=pushed.port, tokens=tokens
+        )
+        claim = self._claims[request_id] = Claim(
+            request_id, prefill, tokens, now, valid_until=math.inf, transfer_id=pushed.transfer_id
+        )
+        self._ask_peer(claim)
+
+    def _read_push(self, params: Mapping[str, Any]) -> RemotePush:
+        if self._settings.mode != "push":
+            raise BadParams(
+                f'kv_transfer_params ask for a push and the mode of this engine is "{self._settings.mode}": set "mode":'
+                ' "push" in kv_connector_extra_config of both engines, or have the router pull'
+            )
+        return read_remote_push(params, own_engine_id=self._engine_id)
 
     def advance(self, claim: Claim, now: float) -> None:
         """Look at what has come in for a claim; never waits."""
@@ -173,10 +200,12 @@ class Claims:
                 self._ask_lease(claim, now, seconds)
 
     def end(self, claim: Claim, result: Literal["done", "miss", "aborted"]) -> None:
-        """The blocks are needed no longer: release the lease.
+        """The blocks are needed no longer: release the lease, or decline the push that was not ordered.
 
         The claim stays, used, until the request is forgotten.
         """
+        if claim.transfer_id and not claim.used:
+            self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
         if claim.prefill.request_id:
             key = self._key(claim.prefill)
@@ -185,9 +214,13 @@ class Claims:
                 LeaseRelease(key=key, result=result),
                 self._settings.lease_seconds * 2,
             )
-
         if claim.over:
             self._claims.pop(claim.request_id, None)
+
+    def take_declined(self) -> list[tuple[str, RemotePrefill]]:
+        """Pushes of which nothing is wanted, by transfer id and prefiller. Clears them."""
+        declined, self._declined = self._declined, []
+        return declined
 
     def request_over(self, claim: Claim) -> None:
         """The request has finished or was aborted. While its load is on the way the claim stays, to be released."""
@@ -196,6 +229,18 @@ class Claims:
             self.end(claim, "aborted")  # never scheduled: nobody will read those blocks
         elif claim.ended:
             self._claims.pop(claim.request_id, None)
+
+    def _ask_peer(self, claim: Claim) -> None:
+        prefill = claim.prefill
+        claim.peer = self._session.call(
+            GetPeer(
+                local_engine=self._engine_id,
+                engine_id=prefill.engine_id,
+                endpoint=Endpoint(prefill.host, prefill.port),
+                generation=prefill.generation,
+            ),
+            self._settings.handshake_timeout,
+        )
 
     def _look_at_peer(self, claim: Claim) -> None:
         prefill = claim.prefill
@@ -211,6 +256,8 @@ class Claims:
                     claim.cause = f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}"
                     return
                 self._known.learn(prefill.engine_id, answer.peer.generation)
+                if claim.transfer_id:  # the router cannot know it
+                    claim.prefill = msgspec.structs.replace(prefill, generation=answer.peer.generation)
                 claim.handshake_seconds = answer.seconds
             claim.peer_known = True
         elif not self._session.state.connected and self._known.fits(prefill):

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Home, Lane, State
 from kvd.backends.errors import BackendError
-from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
-from kvd.topology.plan import Plan, plan_worker
 from kvd.vllm.load import Load, apply_plan, complain, look, post
+from kvd.vllm.peers import Peer, meet
 from kvd.wire.identity import EngineCard
 
 log = logging.getLogger(__name__)
@@ -43,18 +42,15 @@ STUCK_AFTER = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer engine's card and the plan to read from it."""
-
-    card: EngineCard
-    plan: Plan
-    metadata: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Gone:
     generation: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    load: Load
+    cause: str
 
 
 @dataclass(slots=True)
@@ -69,8 +65,8 @@ class _Undead:
 class PeerLane:
     """The thread of one peer engine.
 
-    `know`, `load`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for each
-    load, on this thread or the watcher's.
+    `know`, `load`, `drop`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for
+    each load, on this thread or the watcher's.
     """
 
     def __init__(
@@ -86,7 +82,7 @@ class PeerLane:
         self._local = local
         self._siblings = siblings
         self._ended = ended
-        self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | _Dropped | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False
@@ -113,6 +109,13 @@ class PeerLane:
                 self._inbox.put(load)
         if stopped:
             self._end(load, "the engine is shutting down")
+
+    def drop(self, load: Load, cause: str) -> None:
+        """Nobody waits for this load any more: end it where nothing of it is posted.
+
+        What is posted runs on: ending it would cost all others on this lane a new one.
+        """
+        self._inbox.put(_Dropped(load, cause))
 
     def gone(self, generation: str, reason: str) -> None:
         """This generation of the peer ended: its loads are misses."""
@@ -193,12 +196,16 @@ class PeerLane:
         youngest = max(load.posted for load in self._active)
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: EngineCard | Load | _Gone) -> None:
+    def _take(self, message: EngineCard | Load | _Gone | _Dropped) -> None:
         if isinstance(message, EngineCard):
             self._learn(message)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
                 self._part(f"peer {self.engine_id} is gone: {message.reason}")
+        elif isinstance(message, _Dropped):
+            if message.load in self._due:
+                self._due.remove(message.load)
+            self._refuse(message.load, message.cause)
         elif id(message) in self._waiting:
             self._start(message)
 
@@ -208,13 +215,12 @@ class PeerLane:
         if self._peer is not None:
             self._part(f"peer {self.engine_id} restarted as generation {card.generation}")
         try:
-            geometry = engine_geometry(card)
-            plan = plan_worker(self._local, self._siblings, geometry.workers)
+            peer = meet(card, self._local, self._siblings)
         except (GeometryError, TopologyError) as error:
             self._absent = f"peer {self.engine_id} does not fit: {error}"
             log.error("%s", self._absent)  # noqa: TRY400 - the message says it all
             return
-        self._peer = Peer(card, plan, tuple(w.metadata for w in card.workers))
+        self._peer = peer
         try:
             self._open_lane()
         except BackendError as error:
@@ -240,7 +246,8 @@ class PeerLane:
             )
         else:
             try:
-                apply_plan(load, peer.plan, picks=self._home.traits.strided_lists)
+                if load.plan is None:
+                    apply_plan(load, peer.plan, picks=self._home.traits.strided_lists)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", load.order.request_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
@@ -22,7 +22,8 @@ class Load:
     """A load order with what became of it. Times are time.monotonic() seconds.
 
     ``transfers`` are those on the lane of now, ``failures`` counts the lanes on which this load failed, and
-    ``complain_at`` is when the log next says that it is stuck.
+    ``complain_at`` is when the log next says that it is stuck. A load that is a part of something larger brings its
+    ``plan`` and ``copies``, and ``then`` is told of its end. ``dropped`` says why nobody waits for it any more.
     """
 
     order: LoadOrder
@@ -40,6 +41,8 @@ class Load:
     complain_at: float = 0.0
     plan: Plan | None = None
     cause: str = ""
+    dropped: str = ""
+    then: Callable[[Load], None] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -125,9 +128,9 @@ def record(
         local_rank=rank,
         remote_engine=order.prefill.engine_id,
         remote_generation=order.prefill.generation,
-        remote_request_id=order.prefill.request_id,
+        remote_request_id=order.transfer_id or order.prefill.request_id,
         backend=next((t.backend for t in load.transfers if t.backend), backend),
-        mode="pull",
+        mode="push" if order.transfer_id else "pull",
         state="miss" if load.cause else "done",
         cause=load.cause,
         started=time.time() - (time.monotonic() - load.received),
@@ -136,7 +139,7 @@ def record(
         descriptors=load.raw_descriptors,
         coalesced_descriptors=sum(c.runs for c in load.copies.values()),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
-        groups=_shares(order.block_lists(), plan, geometry),
+        groups=group_shares(order.block_lists(), plan, geometry),
         stages={
             "queued": max(0.0, load.received - order.claimed),
             "handshake": load.handshake + order.handshake_seconds,
@@ -156,9 +159,10 @@ def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:
     )
 
 
-def _shares(
+def group_shares(
     local: Mapping[int, BlockList], plan: Plan | None, geometry: WorkerGeometry
 ) -> tuple[GroupShare, ...]:
+    """Blocks and bytes of each group that a load fills on this worker; nothing before it was planned."""
     if plan is None:
         return ()
     shares = []

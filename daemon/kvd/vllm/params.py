@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,7 +20,11 @@ import numpy as np
 from kvd.topology.plan import BlockList
 from kvd.vllm.errors import BadParams
 
+Read = TypeVar("Read")
+
 CONTRACT = 1
+LONGEST_NAME = 512
+"""Most characters of a transfer id and an engine id, as in kvd."""
 MOST_BLOCKS = 1 << 31
 """Block ids and numbers are below this: vLLM's tables hold 32 bits."""
 
@@ -90,12 +94,7 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
 
     Raises `BadParams` that names the entry and, where there is one, the next step.
     """
-    contract = params.get("kvd_contract")
-    if contract != CONTRACT:
-        raise BadParams(
-            f"kv_transfer_params have kvd_contract {contract!r}, this side speaks {CONTRACT}: the prefiller does"
-            " not run KvdConnector, or another version of it"
-        )
+    _check_contract(params, "the prefiller does not run KvdConnector, or another version of it")
     names = {
         "engine_id": "remote_engine_id",
         "request_id": "remote_request_id",
@@ -108,12 +107,64 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
         "lease_seconds": "kvd_lease_seconds",
         "lease_opened": "kvd_lease_opened",
     }
-    if missing := [theirs for theirs in names.values() if theirs not in params]:
+    read = _convert(params, names, RemotePrefill, "hand on what the prefiller returned, unchanged")
+    _check(read)
+    _check_not_own(read.engine_id, own_engine_id)
+    return read
+
+
+class RemotePush(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decoder is told of a prefill that is to be pushed to it: by whom, and under which name.
+
+    ``transfer_id`` is the router's, the same on both sides; ``host`` and ``port`` are of the prefiller's kvd.
+    """
+
+    transfer_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    host: str
+    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+
+
+def wants_push(params: Mapping[str, Any] | None) -> bool:
+    """Whether the router wants the KV to be pushed: it names the transfer, or the mode."""
+    return params is not None and (
+        params.get("kvd_transfer_id") is not None or params.get("transfer_mode") == "push"
+    )
+
+
+def read_remote_push(params: Mapping[str, Any], *, own_engine_id: str = "") -> RemotePush:
+    """The decoder's view of the params of a push. Raises `BadParams` that names the entry."""
+    _check_contract(params, "the router must say which contract it speaks")
+    if params.get("transfer_mode") != "push":
         raise BadParams(
-            f"kv_transfer_params lack {', '.join(missing)}: hand on what the prefiller returned, unchanged"
+            f"kv_transfer_params have kvd_transfer_id and transfer_mode {params.get('transfer_mode')!r}: a transfer id"
+            ' belongs to "push"'
         )
+    names = {
+        "transfer_id": "kvd_transfer_id",
+        "engine_id": "remote_engine_id",
+        "host": "remote_host",
+        "port": "remote_port",
+    }
+    read = _convert(params, names, RemotePush, "a pushed request needs what names the prefiller")
+    _check_not_own(read.engine_id, own_engine_id)
+    return read
+
+
+def _check_contract(params: Mapping[str, Any], why: str) -> None:
+    contract = params.get("kvd_contract")
+    if contract != CONTRACT:
+        raise BadParams(
+            f"kv_transfer_params have kvd_contract {contract!r}, this side speaks {CONTRACT}: {why}"
+        )
+
+
+def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[Read], step: str) -> Read:
+    """A struct from the entries that ``names`` gives for its fields; ``step`` says what to do where one is missing."""
+    if missing := [theirs for theirs in names.values() if theirs not in params]:
+        raise BadParams(f"kv_transfer_params lack {', '.join(missing)}: {step}")
     try:
-        read = msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, RemotePrefill)
+        return msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         entry = where.rstrip("`")
@@ -121,13 +172,14 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
         raise BadParams(
             f"kv_transfer_params: {what}, at {names.get(ours, ours)}{entry[len(ours) :]}"
         ) from None
-    _check(read)
-    if read.engine_id == own_engine_id:
+
+
+def _check_not_own(engine_id: str, own_engine_id: str) -> None:
+    if engine_id == own_engine_id:
         raise BadParams(
             f"kv_transfer_params name this very engine ({own_engine_id}) as the prefiller: two engines share one id,"
             " or the router sent the request back to where it came from"
         )
-    return read
 
 
 def _check(read: RemotePrefill) -> None:

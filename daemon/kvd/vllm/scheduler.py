@@ -63,6 +63,7 @@ class SchedulerHalf:
         self.incarnation = uuid.uuid4().hex
         self._leases = Leases(settings.lease_grace)
         self._orders: list[LoadOrder] = []
+        self._dropped: list[str] = []
         self._known = KnownPeers()
         self._generation = ""
         self._session = open_session(self._card, self._pushed)
@@ -90,9 +91,12 @@ class SchedulerHalf:
     def step_orders(self) -> StepOrders:
         """What the workers have to do in the coming step. Clears what it hands out."""
         orders = StepOrders(
-            loads=self._orders, freed=self._leases.take_freed(time.monotonic(), self._closed_by_us)
+            loads=self._orders,
+            dropped=self._dropped,
+            declined=self._claims.take_declined(),
+            freed=self._leases.take_freed(time.monotonic(), self._closed_by_us),
         )
-        self._orders = []
+        self._orders, self._dropped = [], []
         self._claims.renew(time.monotonic())
         return orders
 
@@ -136,6 +140,7 @@ class SchedulerHalf:
         if claim is None or claim.used or external_tokens <= 0:
             return
         now = time.monotonic()
+        most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
         tokens = claim.computed + external_tokens
         groups = {
             index: wanted(
@@ -158,10 +163,12 @@ class SchedulerHalf:
                     index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in groups.items()
                 },
                 tokens=tokens,
-                seconds=min(self.settings.load_timeout, claim.valid_until - now),
+                seconds=min(most, claim.valid_until - now),
                 claimed=now,
                 handshake_seconds=claim.handshake_seconds,
                 refused=claim.cause,
+                transfer_id=claim.transfer_id,
+                computed=claim.computed,
             )
         )
 
@@ -172,7 +179,7 @@ class SchedulerHalf:
                 claim.cause = claim.cause or cause
         for request_id in finished:
             if claim := self._claims.get(request_id):
-                if claim.cause:
+                if claim.cause and not claim.over:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
                 self._claims.end(claim, "miss" if claim.cause else "done")
 
@@ -183,6 +190,8 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         if claim := self._claims.get(request.request_id):
+            if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
+                self._dropped.append(request.request_id)
             self._claims.request_over(claim)
             return False, None
         if not wants_prefill_here(request.kv_transfer_params) or not completed:

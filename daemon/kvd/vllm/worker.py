@@ -6,6 +6,7 @@ moves things between queues.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -22,17 +23,22 @@ from kvd.backends.contract import Home
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
+from kvd.vllm.arrivals import Arrival, record_arrival
+from kvd.vllm.arriving import WORDS_KEPT, Here, PeerArrivals, push_topic
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.params import RemotePrefill
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.vllm.watch import Watch
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.wire.push import PushKey, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
-from kvd.wire.transfer import ReportTransfers
+from kvd.wire.reply import Ok
+from kvd.wire.transfer import ReportTransfers, TransferRecord
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +78,10 @@ class WorkerHalf:
         self.incarnation = uuid.uuid4().hex
         self._home = home
         self._lanes: dict[str, PeerLane] = {}
+        self._arrivals: dict[str, PeerArrivals] = {}
+        self._cards: dict[str, EngineCard] = {}
         self._known: dict[str, str] = {}
+        self._begun: dict[str, Load] = {}
         self._closed = False
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
@@ -100,7 +109,7 @@ class WorkerHalf:
         self._results.sent.update(orders.freed)
         now = time.monotonic()
         for order in orders.loads:
-            load = Load(order=order, received=now, deadline=now + order.seconds)
+            load = self._begun[order.request_id] = Load(order, received=now, deadline=now + order.seconds)
             if order.refused:
                 self._refuse(load, order.refused)
             elif order.seconds <= 0:
@@ -109,12 +118,17 @@ class WorkerHalf:
                 self._hand_over(load)
             else:
                 self._ask_for_peer(load)
+        for request_id in orders.dropped:
+            self._drop(request_id)
+        for transfer_id, prefill in orders.declined:
+            self._decline(transfer_id, prefill)
 
     def results(self) -> Results:
         """What ended since this was last asked. Clears it."""
         while not self._ended.empty():
             load = self._ended.get()
             request_id = load.order.request_id
+            self._begun.pop(request_id, None)
             self._results.received.add(request_id)
             self._outcomes.loads[request_id] = load.cause
             if load.cause:
@@ -138,7 +152,7 @@ class WorkerHalf:
         """
         with self._lock:
             self._closed = True
-            lanes = list(self._lanes.values())
+            lanes: list[PeerArrivals | PeerLane] = [*self._arrivals.values(), *self._lanes.values()]
         for lane in lanes:
             lane.stop()
         until = time.monotonic() + CLOSE_SECONDS
@@ -167,6 +181,66 @@ class WorkerHalf:
             return lane
 
     def _hand_over(self, load: Load) -> None:
+        engine_id = load.order.prefill.engine_id
+        way = self._peer_arrivals(engine_id) if load.order.transfer_id else self._lane(engine_id)
+        if way is None or load.dropped:
+            self._refuse(load, load.dropped or "the engine is shutting down")
+        else:
+            way.load(load)
+            self._watch.nudge()
+
+    def _peer_arrivals(self, engine_id: str) -> PeerArrivals | None:
+        """What a peer pushes here; None once this worker closes."""
+        with self._lock:
+            arrivals = self._arrivals.get(engine_id)
+            if arrivals is None and not self._closed:
+                arrivals = self._arrivals[engine_id] = PeerArrivals(
+                    engine_id,
+                    Here(
+                        engine_id=self.engine.engine_id,
+                        rank=self._card.rank,
+                        home=self._home,
+                        local=self.geometry,
+                        siblings=self._siblings,
+                        session=self._session,
+                        announce_seconds=self.settings.handshake_timeout,
+                        read_seconds=self.settings.load_timeout,
+                        read=self._read,
+                        drop=self._drop_read,
+                        ended=self._arrived,
+                        refused=self._refuse,
+                    ),
+                )
+                if engine_id in self._cards:
+                    arrivals.know(self._cards[engine_id])
+            return arrivals
+
+    def _drop(self, request_id: str) -> None:
+        """Nobody waits for this load any more."""
+        load = self._begun.get(request_id)
+        if load is None:
+            return
+        cause, engine_id = "the request is over", load.order.prefill.engine_id
+        load.dropped = cause
+        with self._lock:
+            way = (self._arrivals if load.order.transfer_id else self._lanes).get(engine_id)
+        if way is not None:
+            way.drop(load, cause)
+
+    def _decline(self, transfer_id: str, prefill: RemotePrefill) -> None:
+        """Nothing of that push is wanted here: its prefiller need not wait for our announcement."""
+        key = PushKey(
+            transfer_id=transfer_id,
+            prefiller=prefill.engine_id,
+            prefiller_endpoint=Endpoint(prefill.host, prefill.port),
+            decoder=self.engine.engine_id,
+            rank=self._card.rank,
+        )
+        word = PushWithdraw(key=key, generation=prefill.generation)
+        self._session.deliver(push_topic(key), word, WORDS_KEPT)
+
+    def _read(self, load: Load) -> None:
+        """Read a part of what is pushed to a worker that reads by itself."""
         lane = self._lane(load.order.prefill.engine_id)
         if lane is None:
             self._refuse(load, "the engine is shutting down")
@@ -174,9 +248,13 @@ class WorkerHalf:
             lane.load(load)
             self._watch.nudge()
 
+    def _drop_read(self, load: Load, cause: str) -> None:
+        if lane := self._lane(load.order.prefill.engine_id):
+            lane.drop(load, cause)
+
     def _watch_lanes(self, now: float) -> float:
         with self._lock:
-            lanes = list(self._lanes.values())
+            lanes: list[PeerArrivals | PeerLane] = [*self._arrivals.values(), *self._lanes.values()]
         return min((lane.watch(now) for lane in lanes), default=math.inf)
 
     def _ask_for_peer(self, load: Load) -> None:
@@ -215,7 +293,12 @@ class WorkerHalf:
         engine_id = ready.peer.engine.engine_id
         lane = self._lane(engine_id)
         if lane is not None:
+            with self._lock:
+                self._cards[engine_id] = ready.peer
+                arrivals = self._arrivals.get(engine_id)
             lane.know(ready.peer)
+            if arrivals is not None:
+                arrivals.know(ready.peer)
             # After the lane: a step that finds the peer known puts its load behind the card.
             self._known[engine_id] = ready.peer.generation
 
@@ -225,8 +308,17 @@ class WorkerHalf:
             self._learn(message)
         elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
             self._known.pop(message.engine_id, None)
+            with self._lock:
+                self._cards.pop(message.engine_id, None)
+                arrivals = self._arrivals.get(message.engine_id)
+            if arrivals is not None:
+                arrivals.gone(message.generation, message.reason)
             if lane := self._lane(message.engine_id):
                 lane.gone(message.generation, message.reason)
+        elif isinstance(message, PushProgress):
+            if arrivals := self._arrivals.get(message.key.prefiller):
+                arrivals.progress(message)
+            return Ok()
         return None
 
     # --- ends ---
@@ -238,10 +330,20 @@ class WorkerHalf:
 
     def _load_ended(self, load: Load) -> None:
         """On a lane's thread, the watcher's or the session's: hand over to the step, and write it down."""
+        if load.then is not None:
+            load.then(load)
+            return
         self._ended.put(load)
+        self._write_down(load, functools.partial(record, load))
+
+    def _arrived(self, arrival: Arrival) -> None:
+        """On the thread of arrivals: as `_load_ended`."""
+        self._ended.put(arrival.load)
+        self._write_down(arrival.load, functools.partial(record_arrival, arrival))
+
+    def _write_down(self, load: Load, made: Callable[..., TransferRecord]) -> None:
         try:
-            entry = record(
-                load,
+            entry = made(
                 engine_id=self.engine.engine_id,
                 rank=str(self.geometry.rank),
                 backend=self.settings.backend,

@@ -1,0 +1,547 @@
+"""What one peer engine pushes here: a thread that announces blocks, counts what arrives, and gives up what does not.
+
+The peer writes, and it alone knows what is under way. So a load that did not complete is reported only after every
+source has said that it writes no more, or after the landing was closed, which needs nobody's word. The other loads on a
+closed landing are announced anew on the next one, and all of them is written again. Where the backend has no landings
+this side reads by itself (`kvd.vllm.fetching`), and a load ends when its reads have.
+
+As in `kvd.vllm.lane` a call into the backend may hang: what was never announced is ended by the watcher, what was stays
+unreported until the call returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvd.backends.contract import Home
+from kvd.backends.errors import BackendError
+from kvd.client.cards import engine_geometry
+from kvd.geometry.errors import GeometryError
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.errors import TopologyError
+from kvd.vllm.arrivals import Arrival, Part, announcement, expect
+from kvd.vllm.fetching import Fetching
+from kvd.vllm.landing import Landings
+from kvd.vllm.lane import STUCK_AFTER
+from kvd.vllm.load import Load, complain
+from kvd.vllm.peers import Peer, meet
+from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
+from kvd.wire.identity import Endpoint, EngineCard, RankId
+from kvd.wire.names import rank_name
+from kvd.wire.push import PushDone, PushKey, PushProgress, PushWithdraw
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 2.0
+"""How long the sources may take to say that they write no more."""
+SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
+"""Seconds between two turns of serving the landing: quick while something arrives, slower while nothing does."""
+GENERATION_AGAIN = 0.05
+"""Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
+WORDS_KEPT = 60.0
+"""Seconds for which a withdrawal or a done is repeated to a kvd that does not take it."""
+NAMES_KEPT = 900.0
+"""Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This worker, as its arrivals need to know it.
+
+    ``announce_seconds`` is how long a prefiller may take to acknowledge an announcement. ``ended`` is told of arrivals
+    that ended, ``refused`` of loads that ended before they became one. Where this side reads by itself ``read`` begins
+    a read on the peer's lane, ``drop`` ends one that is not posted, and each may take ``read_seconds``.
+    """
+
+    engine_id: str
+    rank: RankId
+    home: Home
+    local: WorkerGeometry
+    siblings: tuple[WorkerGeometry, ...]
+    session: Talk
+    announce_seconds: float
+    read_seconds: float
+    read: Callable[[Load], None]
+    drop: Callable[[Load, str], None]
+    ended: Callable[[Arrival], None]
+    refused: Callable[[Load, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    generation: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    load: Load
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    """The prefiller's kvd answered an announcement, or it was given up."""
+
+    arrival: Arrival
+    attempt: int
+    future: Future[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read by ourselves ended; ``complete`` are the parts of which it was the last."""
+
+    arrival: Arrival
+    load: Load
+    complete: tuple[Part, ...]
+
+
+_Word = EngineCard | Load | PushProgress | _Gone | _Dropped | _Answered | _Read
+
+
+def push_topic(key: PushKey) -> str:
+    """What deliveries about a push are kept under: each word takes the place of the one before."""
+    return f"push {key.prefiller} {key.transfer_id}"
+
+
+class PeerArrivals:
+    """The thread of what one peer engine pushes.
+
+    `know`, `load`, `progress`, `drop`, `gone` and `stop` only put something into a queue and return. Each load ends
+    once, by ``here.ended`` or ``here.refused``, on this thread or the watcher's.
+    """
+
+    def __init__(self, engine_id: str, here: Here) -> None:
+        self.engine_id = engine_id
+        self._here = here
+        self._inbox: queue.SimpleQueue[_Word | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Load] = {}  # nothing of them was announced
+        self._active: dict[str, Arrival] = {}  # by transfer id
+        self._names: dict[str, float] = {}
+        self._stopped = False
+        self._peer: Peer | None = None
+        self._fetching: Fetching | None = None
+        self._absent = f"peer {engine_id} is not known here"
+        self._landings = Landings(engine_id, here.home, self._busy)
+        self._next = math.inf
+        self._lively = 0.0
+        self._doing = ""
+        self._thread = threading.Thread(target=self._run, name=f"kvd-push-{engine_id[:12]}", daemon=True)
+        self._thread.start()
+
+    def know(self, card: EngineCard) -> None:
+        """The peer as it is now."""
+        self._inbox.put(card)
+
+    def load(self, load: Load) -> None:
+        """Have one request's KV pushed."""
+        with self._lock:
+            stopped = self._stopped
+            if not stopped:
+                self._waiting[id(load)] = load
+                self._inbox.put(load)
+        if stopped:
+            self._here.refused(load, "the engine is shutting down")
+
+    def progress(self, progress: PushProgress) -> None:
+        """A prefilling worker's word. One about a transfer that is not on its way is no error."""
+        self._inbox.put(progress)
+
+    def drop(self, load: Load, cause: str) -> None:
+        """Nobody waits for this load any more: give it up."""
+        self._inbox.put(_Dropped(load, cause))
+
+    def gone(self, generation: str, reason: str) -> None:
+        """This generation of the peer ended: its loads are misses."""
+        self._inbox.put(_Gone(generation, reason))
+
+    def stop(self) -> None:
+        """Give up whatever is on the way, close the landing, end the thread: begin all that."""
+        with self._lock:
+            self._stopped = True
+        self._inbox.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end after `stop`. False where the peer may still write."""
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive() and not self._landings.due
+
+    # --- the watcher's thread ---
+
+    def watch(self, now: float) -> float:
+        """End what was never announced and whose time is up; complain of what was and is stuck.
+
+        Gives the time.monotonic() at which to look again, infinity where nothing is held.
+        """
+        patience = STUCK_AFTER + QUIET_SECONDS
+        with self._lock:
+            announced = [a.load for a in (*self._active.values(), *self._landings.held) if a.announced]
+            stuck = [load for load in announced if now > load.deadline + patience]
+            late = [load for load in self._waiting.values() if stuck or now > load.deadline]
+            for load in late:
+                del self._waiting[id(load)]
+            waiting = list(self._waiting.values())
+        for load in stuck:
+            complain(load, now, self.engine_id, self._doing)
+        why = f"the thread of what peer {self.engine_id} pushes is busy {self._doing or 'with other loads'}"
+        for load in late:
+            self._here.refused(load, f"not announced within its {load.deadline - load.received:.1f} s: {why}")
+        looks = [load.deadline for load in waiting]
+        looks += [max(load.deadline + patience, load.complain_at) for load in announced]
+        return min(looks, default=math.inf)
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            try:
+                open_ = self._turn()
+            except Exception as error:  # the thread must outlive any single load
+                log.exception("what %s pushes: unexpected error", self.engine_id)
+                self._end_all(f"unexpected error among the arrivals: {type(error).__name__}: {error}")
+        self._end_all("the engine is shutting down")
+        while self._active:  # reads of our own that are still under way; the lanes end them
+            word = self._inbox.get()
+            if isinstance(word, _Read):
+                word.arrival.reading.discard(word.load)
+                self._end_settled()
+        self._bury(math.inf)
+        with self._lock:
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for load in waiting:
+            self._here.refused(load, "the engine is shutting down")
+
+    def _turn(self) -> bool:
+        heard = False
+        try:
+            word = self._inbox.get(timeout=self._pause(time.monotonic()))
+            while word is not None:
+                heard = True
+                self._take(word)
+                word = self._inbox.get_nowait()
+            return False
+        except queue.Empty:
+            pass
+        now = time.monotonic()
+        if heard or now >= self._next:
+            for arrival in list(self._active.values()):
+                if self._active.get(arrival.key.transfer_id) is arrival:
+                    self._look(arrival, now)
+            self._bury(now)
+            dues = [*self._landings.due, *(self._due(arrival) for arrival in self._active.values())]
+            self._next = min(dues, default=math.inf)
+        if self._active:
+            self._landings.serve()
+        return True
+
+    def _pause(self, now: float) -> float | None:
+        pause = max(0.0, self._next - now)
+        if self._active and self._landings.possible:
+            pause = min(pause, SERVE_FAST if now - self._lively < FAST_FOR else SERVE_SLOW)
+        return pause if math.isfinite(pause) else None
+
+    def _due(self, arrival: Arrival) -> float:
+        """When to look at it again if nothing is heard of it."""
+        if not arrival.cause:
+            return min(arrival.load.deadline, arrival.due)
+        return arrival.withdrawn + QUIET_SECONDS if self._landings.possible else math.inf
+
+    def _take(self, word: _Word) -> None:
+        if isinstance(word, PushProgress):
+            self._progress(word)
+        elif isinstance(word, Load):
+            self._start(word)
+        elif isinstance(word, EngineCard):
+            self._learn(word)
+        elif isinstance(word, _Answered):
+            self._answered(word)
+        elif isinstance(word, _Read):
+            self._was_read(word)
+        elif isinstance(word, _Dropped):
+            self._drop(word)
+        elif self._peer is not None and self._peer.card.generation == word.generation:
+            self._part(f"peer {self.engine_id} is gone: {word.reason}")
+
+    # --- the peer ---
+
+    def _learn(self, card: EngineCard) -> None:
+        if self._peer is not None and self._peer.card.generation == card.generation:
+            return
+        if self._peer is not None:
+            self._part(f"peer {self.engine_id} restarted as generation {card.generation}")
+        here = self._here
+        try:
+            self._peer = meet(card, here.local, here.siblings)
+        except (GeometryError, TopologyError) as error:
+            self._absent = f"peer {self.engine_id} does not fit: {error}"
+            return
+        if not self._landings.possible:
+            remotes = engine_geometry(card).workers
+            self._fetching = Fetching(here.local, here.siblings, remotes, here.read, here.read_seconds)
+
+    def _part(self, why: str) -> None:
+        """This generation of the peer is over, and nobody is there to say that it writes no more."""
+        self._peer, self._absent = None, why
+        self._end_all(why)
+
+    # --- loads ---
+
+    def _start(self, load: Load) -> None:
+        with self._lock:
+            if id(load) not in self._waiting:
+                return  # the watcher has ended it, or it was dropped
+        peer, order = self._peer, load.order
+        if peer is None:
+            self._refuse(load, self._absent)
+        elif order.prefill.generation != peer.card.generation:
+            generations = f"generation {peer.card.generation} now, the push was asked of generation"
+            self._refuse(load, f"peer {self.engine_id} is {generations} {order.prefill.generation}")
+        elif order.transfer_id in self._names:
+            self._refuse(
+                load, f"transfer {order.transfer_id} was announced before: an id is for one prefill only"
+            )
+        else:
+            began = time.monotonic()
+            try:
+                expected = expect(peer.plan, order.block_lists(), order.tokens)
+            except Exception as error:
+                if not isinstance(error, TopologyError):
+                    log.exception("plan for the load of %s", order.request_id)
+                self._refuse(load, str(error) or type(error).__name__)
+            else:
+                self._take_up(Arrival(load, peer.plan, expected, self._key(load)), began)
+
+    def _key(self, load: Load) -> PushKey:
+        prefill = load.order.prefill
+        return PushKey(
+            transfer_id=load.order.transfer_id,
+            prefiller=self.engine_id,
+            prefiller_endpoint=Endpoint(prefill.host, prefill.port),
+            decoder=self._here.engine_id,
+            rank=self._here.rank,
+        )
+
+    def _take_up(self, arrival: Arrival, now: float) -> None:
+        name = arrival.key.transfer_id
+        with self._lock:
+            self._active[name] = arrival
+        self._names[name] = now
+        while now - next(iter(self._names.values())) > NAMES_KEPT:
+            self._names.pop(next(iter(self._names)))
+        arrival.anew(now)
+
+    def _claim(self, load: Load) -> bool:
+        """Whether a load of which nothing was announced is still ours to announce or to end, not the watcher's."""
+        with self._lock:
+            return self._waiting.pop(id(load), None) is not None
+
+    def _refuse(self, load: Load, cause: str) -> None:
+        if self._claim(load):
+            self._here.refused(load, cause)
+
+    def _look(self, arrival: Arrival, now: float) -> None:
+        """Do what is due for an arrival."""
+        if arrival.cause:
+            if self._settled(arrival):
+                self._end(arrival, arrival.cause)
+            elif self._landings.possible and now >= arrival.withdrawn + QUIET_SECONDS:
+                self._drop_landing()
+        elif not arrival.left and not arrival.reading:
+            self._end(arrival, "")
+        elif now > arrival.load.deadline:
+            self._give_up(
+                arrival, f"not complete within its {arrival.load.deadline - arrival.load.received:.1f} s"
+            )
+        elif now >= arrival.due:
+            self._announce(arrival, now)
+
+    def _announce(self, arrival: Arrival, now: float) -> None:
+        here, generation = self._here, self._here.session.state.engine_generation
+        left = min(arrival.load.deadline, arrival.began + here.announce_seconds) - now
+        if not generation:
+            arrival.due = now + GENERATION_AGAIN
+            if left <= 0:
+                self._give_up(arrival, "kvd misses workers of this engine, so its blocks cannot be announced")
+            return
+        try:
+            self._landings.open()
+        except BackendError as error:
+            self._give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
+            return
+        if not arrival.announced and not self._claim(arrival.load):
+            self._forget(arrival)
+            return
+        arrival.sent(self._landings.number, now)
+        self._lively = now
+        attempt, metadata = arrival.key.attempt, self._landings.metadata
+        asked = here.session.deliver(
+            push_topic(arrival.key), lambda: announcement(arrival, generation, metadata), left
+        )
+        asked.add_done_callback(lambda future: self._inbox.put(_Answered(arrival, attempt, future)))
+
+    def _answered(self, word: _Answered) -> None:
+        arrival = word.arrival
+        if not self._current(arrival, word.attempt) or arrival.cause:
+            return
+        error = word.future.exception()
+        if error is None:
+            arrival.heard(time.monotonic())
+        elif not arrival.taken:
+            self._give_up(arrival, f"prefiller {self.engine_id} did not take the announcement: {error}")
+
+    def _progress(self, progress: PushProgress) -> None:
+        key, source = progress.key, progress.source
+        arrival = self._active.get(key.transfer_id)
+        if arrival is None or not arrival.asked or not self._current(arrival, key.attempt):
+            return
+        if (key.decoder, key.rank) != (arrival.key.decoder, arrival.key.rank):
+            return
+        now = self._lively = time.monotonic()
+        arrival.heard(now)
+        if self._fetching is None:
+            for there in progress.there:
+                arrival.tick(source, there.layers, now)
+        elif not arrival.cause:
+            self._fetch(arrival, progress)
+        if progress.quiet or progress.failed:
+            arrival.quiet.add(source)
+        name = f"prefiller {self.engine_id}/{rank_name(source)}"
+        if progress.failed:
+            self._give_up(arrival, f"{name}: {progress.failed}")
+        elif progress.quiet and any(rank == source for rank, _ in arrival.left):
+            self._give_up(arrival, f"{name} writes no more of it")
+
+    def _fetch(self, arrival: Arrival, progress: PushProgress) -> None:
+        def ended(load: Load, complete: tuple[Part, ...]) -> None:
+            self._inbox.put(_Read(arrival, load, complete))
+
+        try:
+            if self._fetching is not None:
+                self._fetching.fetch(arrival, progress.source, progress.there, ended)
+        except Exception as error:
+            if not isinstance(error, TopologyError):
+                log.exception("read of transfer %s", arrival.key.transfer_id)
+            self._give_up(arrival, str(error) or type(error).__name__)
+
+    def _was_read(self, word: _Read) -> None:
+        word.arrival.reading.discard(word.load)
+        word.arrival.backend = next((t.backend for t in word.load.transfers if t.backend), "")
+        if word.load.cause:
+            self._give_up(word.arrival, word.load.cause)
+        else:
+            for source, layer in word.complete:
+                word.arrival.tick(source, (layer,), time.monotonic())
+
+    def _drop(self, word: _Dropped) -> None:
+        arrival = self._active.get(word.load.order.transfer_id)
+        if arrival is not None and arrival.load is word.load:
+            self._give_up(arrival, word.cause)
+        else:
+            self._refuse(word.load, word.cause)
+
+    # --- ends ---
+
+    def _give_up(self, arrival: Arrival, cause: str) -> None:
+        """A miss, to be reported when nothing of it can land any more: ask the sources to write no more."""
+        if arrival.cause or self._active.get(arrival.key.transfer_id) is not arrival:
+            return
+        arrival.cause = cause
+        arrival.withdrawn = time.monotonic()
+        if arrival.announced:
+            self._withdraw(arrival)
+        for load in arrival.reading:
+            self._here.drop(load, cause)
+
+    def _withdraw(self, arrival: Arrival) -> None:
+        """Takes the place of the announcement, should that still be repeated."""
+        word = PushWithdraw(key=arrival.key, generation=arrival.load.order.prefill.generation)
+        self._here.session.deliver(push_topic(arrival.key), word, WORDS_KEPT)
+
+    def _settled(self, arrival: Arrival) -> bool:
+        """Whether nothing of it can land any more."""
+        if not arrival.asked:
+            return True
+        return not arrival.reading and (arrival.silent or not self._landings.possible)
+
+    def _end_all(self, why: str) -> None:
+        """Give up whatever there is, and ask nobody."""
+        for arrival in self._active.values():
+            if not arrival.cause:
+                arrival.cause, arrival.withdrawn = why, time.monotonic()
+                for load in arrival.reading:
+                    self._here.drop(load, why)
+        self._drop_landing()
+        self._end_settled()
+
+    def _drop_landing(self) -> None:
+        """Close the landing and end what is given up; all else that was announced on it is announced anew."""
+        stands = self._landings.close()
+        held = [arrival for arrival in self._active.values() if arrival.asked]
+        if not self._landings.possible:
+            return
+        if stands is None:
+            for arrival in held:
+                if arrival.cause:
+                    self._end(arrival, arrival.cause)
+                else:
+                    arrival.anew(time.monotonic())
+            return
+        # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
+        landing, error = stands
+        with self._lock:
+            self._landings.hold(landing, [(arrival, arrival.cause or error) for arrival in held])
+            for arrival in held:
+                del self._active[arrival.key.transfer_id]
+        for arrival in held:
+            if not arrival.cause:
+                self._withdraw(arrival)
+
+    def _bury(self, now: float) -> None:
+        for arrival, cause in self._landings.bury(now):
+            self._end(arrival, cause)
+
+    def _end_settled(self) -> None:
+        for arrival in list(self._active.values()):
+            if arrival.cause and self._settled(arrival):
+                self._end(arrival, arrival.cause)
+
+    def _end(self, arrival: Arrival, cause: str) -> None:
+        self._forget(arrival)
+        if not arrival.announced and not self._claim(arrival.load):
+            return
+        if not cause and self._fetching is not None and arrival.announced:
+            self._here.session.deliver(push_topic(arrival.key), PushDone(key=arrival.key), WORDS_KEPT)
+        arrival.load.cause = cause
+        arrival.load.ended = time.monotonic()
+        try:
+            self._here.ended(arrival)
+        except Exception:
+            log.exception("end of the load of %s from %s", arrival.load.order.request_id, self.engine_id)
+
+    def _forget(self, arrival: Arrival) -> None:
+        with self._lock:
+            self._active.pop(arrival.key.transfer_id, None)
+
+    def _current(self, arrival: Arrival, attempt: int) -> bool:
+        return self._active.get(arrival.key.transfer_id) is arrival and arrival.key.attempt == attempt
+
+    @contextmanager
+    def _busy(self, doing: str) -> Iterator[None]:
+        """Say what the thread does in the backend, for the watcher."""
+        before, self._doing = self._doing, doing
+        try:
+            yield
+        finally:
+            self._doing = before
