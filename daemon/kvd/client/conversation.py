@@ -42,7 +42,9 @@ QUEUE = 4096
 """Most messages that wait to be sent, most calls in flight, most deliveries kept."""
 REGISTER_AGAIN = (0.1, 2.0)
 DELIVER_AGAIN = (0.25, 5.0)
-"""First and longest pause before something is sent again, in seconds; it doubles in between."""
+"""First and longest pause before something that was refused is sent again, in seconds; it doubles in between."""
+UNANSWERED_SECONDS = 5.0
+"""Pause before a delivery is sent again on the same connection where no answer came: kvd may have much to do."""
 GOODBYE_SECONDS = 0.5
 TURN = 256
 """Most messages taken from the socket before the clocks are looked at."""
@@ -276,6 +278,8 @@ class Conversation:
             what = "given up" if message.final else "kept"
             log.info("%s: delivery %s refused, %s: %s", self.shared.name, kept.key, what, message.message)
             if not message.final:
+                kept.due = time.monotonic() + kept.pause
+                kept.pause = min(kept.pause * 2, DELIVER_AGAIN[1])
                 return
         self._forget(correlation, kept)
         if isinstance(message, Refused):
@@ -330,8 +334,7 @@ class Conversation:
         if kept.key is None and sent:
             kept.due = kept.gives_up  # a call is sent once a connection; registering again makes it due again
         else:
-            kept.due = now + (kept.pause if sent else DELIVER_AGAIN[0])
-            kept.pause = min(kept.pause * 2, DELIVER_AGAIN[1])
+            kept.due = now + (UNANSWERED_SECONDS if sent else DELIVER_AGAIN[0])
 
     def _give_up(self, correlation: int, kept: Kept) -> None:
         self._forget(correlation, kept)
