@@ -31,9 +31,10 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
     threading.Thread(target=opening.run, name=f"open-{target.session}", daemon=True).start()
     if not opening.wait(timeout_s):
         raise PeerUnreachable(
-            f"peer {peer} at {target.session} did not answer within {timeout_s} s; {knock(target.session)}",
+            f"peer {peer} did not answer within {timeout_s} s; "
+            f"{knock(target.session, 'its process is stopped, or its host very busy')}",
             backend=NAME,
-            hint="is its process stopped, or its main thread stuck?",
+            hint="the option connect_timeout_s says how long to wait",
         )
     failure = _read(engine, opening.number, target, peer, until)
     if failure is not None:
@@ -94,7 +95,7 @@ def _read(engine: Engine, number: int | None, target: Target, peer: str, until: 
     else:
         return None
     return PeerUnreachable(
-        f"peer {peer} at {target.session} {what}: Mooncake gives no reason; {knock(target.session)}",
+        f"peer {peer} {what}; {knock(target.session, 'Mooncake gives no reason')}",
         backend=NAME,
         hint=LOG,
     )

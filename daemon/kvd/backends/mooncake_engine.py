@@ -141,8 +141,11 @@ class Engine:
         raise RegistrationError(f"{len(regions)} regions: Mooncake answered {failed}", backend=NAME, hint=LOG)
 
 
-def knock(session: str) -> str:
-    """Why a session may have failed, from whether its port still takes connections; waits 0.2 s at most."""
+def knock(session: str, otherwise: str) -> str:
+    """What became of a session, from whether its port still takes connections; waits 0.2 s at most.
+
+    ``otherwise`` is what may be wrong where it does.
+    """
     host, _, port = session.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
@@ -150,10 +153,7 @@ def knock(session: str) -> str:
         return f"nothing listens at {session} any more: the peer's process ended or closed its memory"
     except (OSError, ValueError) as error:
         return f"{session} cannot be reached: {error}"
-    return (
-        f"{session} still takes connections: the peer refused the address, or made no progress for as long as "
-        "Mooncake waits (30 s), or a connection broke"
-    )
+    return f"{session} still takes connections: {otherwise}"
 
 
 def _registrable(region: Region, library: Library) -> None:

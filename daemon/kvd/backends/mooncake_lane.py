@@ -20,6 +20,8 @@ from kvd.backends.mooncake_target import Target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
+_ALIVE = "the peer refused the address, made no progress for Mooncake's 30 s, or a connection broke"
+
 
 @dataclass(slots=True, eq=False)
 class _Work:
@@ -219,7 +221,7 @@ class MooncakeLane:
         session = work.peer.target.session
         return (
             f"{work.operation} of {transfer.bytes} bytes in {transfer.descriptors} descriptors, peer {transfer.peer} "
-            f"at {session}: {work.failed}; {knock(session)}"
+            f"at {session}: {work.failed}; {knock(session, _ALIVE)}"
         )
 
     def _fail(self, peer: _Peer, reason: str) -> None:
