@@ -21,8 +21,10 @@ from vllm.v1.request import RequestStatus
 from kvd.backends.choose import open_home
 from kvd.client.session import Session
 from kvd.vllm.groups import group_facts
+from kvd.vllm.marks import marker
 from kvd.vllm.memory_pool import kv_memory
 from kvd.vllm.orders import StepOrders, StepOutcomes
+from kvd.vllm.pushing import Pushing
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.settings import read_settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
@@ -80,6 +82,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._bad_blocks: set[int] = set()
+        self._pushing: Pushing | None = None
+        # With microbatches the hook is called when half of the step's tokens are there.
+        self._layerwise = not getattr(vllm_config.parallel_config, "use_ubatching", False)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
                 self._settings,
@@ -117,7 +122,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             functools.partial(
                 Session, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
             ),
+            marker(self._vllm_config.device_config.device_type),
         )
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """A step is about to begin: note what it computes of pushed requests, before it overwrites any block."""
+        if self._worker is None or not isinstance(kv_connector_metadata, _Metadata):
+            return
+        pushing = self._worker.pushing
+        self._pushing = pushing if pushing.begin(kv_connector_metadata.orders) else None
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin the loads of this step; returns at once."""
@@ -129,12 +142,21 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: loads are complete before a request is scheduled."""
 
     def save_kv_layer(
-        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+        self,
+        layer_name: str,
+        kv_layer: torch.Tensor,  # noqa: ARG002 - vLLM's signature
+        attn_metadata: Any,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
     ) -> None:
-        """Nothing to save: decoders read."""
+        """A layer of this step is computed: what is pushed of it may be sent."""
+        if self._pushing is not None and self._layerwise:
+            self._pushing.saved(layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing to wait for."""
+        """The step is over, also for layers without a hook. Nothing is waited for: blocks stay until they are sent."""
+        if self._pushing is not None:
+            self._pushing.stepped()
+            self._pushing = None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
         """What ended since the last step, through the channel that fits the number of groups.
@@ -189,12 +211,17 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks for a claim exist: order its load."""
         self._half.allocated(request, blocks.get_block_ids(), num_external_tokens)
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:  # noqa: ARG002
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's orders for the workers."""
-        return _Metadata(self._half.step_orders())
+        return _Metadata(self._half.step_orders(scheduler_output))
+
+    def has_pending_push_work(self) -> bool:
+        """Whether a pushed request's blocks are held: only a step can learn that they were sent."""
+        return self._half.holds_pushed
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Loads ended on all workers."""
+        self._half.sent(set(connector_output.finished_sending or ()))
         told = connector_output.kv_connector_worker_meta
         self._half.loads_ended(
             set(connector_output.finished_recving or ()),

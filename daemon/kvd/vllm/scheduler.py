@@ -21,6 +21,7 @@ from kvd.vllm.groups import GroupFacts
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
+from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
@@ -62,6 +63,7 @@ class SchedulerHalf:
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
         self._leases = Leases(settings.lease_grace)
+        self._pushes = Pushes(settings, self.groups)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -78,8 +80,11 @@ class SchedulerHalf:
 
     def new_request(self, request: Request) -> None:
         """A request arrived: begin what will need time."""
-        if wants_prefill_here(request.kv_transfer_params) and self.has_state:
-            _drop_last_token(request)
+        if wants_prefill_here(request.kv_transfer_params):
+            if self.has_state:
+                _drop_last_token(request)
+            if wants_push_here(request.kv_transfer_params):
+                self._pushes.begin(request)
         elif wants_remote_prefill(request.kv_transfer_params):
             self._claims.begin(
                 request.request_id,
@@ -88,9 +93,12 @@ class SchedulerHalf:
                 state=self.has_state,
             )
 
-    def step_orders(self) -> StepOrders:
-        """What the workers have to do in the coming step. Clears what it hands out."""
+    def step_orders(self, output: Scheduled | None = None) -> StepOrders:
+        """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
+        pushes, push_ends = self._pushes.take(output)
         orders = StepOrders(
+            pushes=pushes,
+            push_ends=push_ends,
             loads=self._orders,
             dropped=self._dropped,
             declined=self._claims.take_declined(),
@@ -185,6 +193,15 @@ class SchedulerHalf:
 
     # --- prefilling side ---
 
+    @property
+    def holds_pushed(self) -> bool:
+        """Whether blocks of a pushed request are held, so that the engine has to keep stepping."""
+        return self._pushes.pending
+
+    def sent(self, request_ids: set[str]) -> None:
+        """All workers are done with the blocks of these requests: vLLM frees them now."""
+        self._pushes.sent(request_ids)
+
     def finished(
         self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
@@ -194,8 +211,12 @@ class SchedulerHalf:
                 self._dropped.append(request.request_id)
             self._claims.request_over(claim)
             return False, None
+        if self._pushes.knows(request.request_id):
+            return self._pushes.finished(request.request_id, block_ids, completed=completed), None
         if not wants_prefill_here(request.kv_transfer_params) or not completed:
             return False, None
+        if wants_push_here(request.kv_transfer_params):
+            return False, None  # it could not be pushed, and nobody will ask for it
         state = self._session.state
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
         self._generation = state.engine_generation or self._generation

@@ -114,7 +114,7 @@ class Sender:
         self._event = threading.Event()
         self._targets: dict[Name, Target] = {}
         self._peer: Decoder | None = None
-        self._asked = ""
+        self._asked: str | None = None
         self._lane = WriteLane(decoder, home)
         self._behind = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
@@ -272,6 +272,12 @@ class Sender:
                 return
             target = Target(_nothing(key), time.monotonic(), withdrawn=True)
             self._lane.leave(newer.flying if newer is not None else ())
+            # It counts as a worker that has its part; who the others are stands in the card.
+            self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
+            if self._peer is not None:
+                self._outgoing.workers(key.transfer_id, self.decoder, self._peer.ranks)
+            elif self._asked is None:
+                self._ask(key, "")
             self._targets[key.transfer_id, key.rank] = target
         target.withdrawn = True
         if target.settled is not None:
@@ -315,7 +321,7 @@ class Sender:
             self._put(_Absent(generation, f"decoder {self.decoder}: kvd answered {what}"))
 
     def _know(self, card: EngineCard) -> None:
-        self._asked = ""
+        self._asked = None
         if self._peer is None or self._peer.generation != card.generation:
             self._part()
             try:
@@ -323,6 +329,8 @@ class Sender:
             except GeometryError as error:
                 self._absent(_Absent(card.generation, f"decoder {self.decoder} does not fit: {error}"))
                 return
+        for name, _ in self._targets:
+            self._outgoing.workers(name, self.decoder, self._peer.ranks)
         for target in self._open():
             if target.pushes is None and target.closing is None:
                 self._meet(target, self._peer)
@@ -344,7 +352,7 @@ class Sender:
             self._close(target, f"decoder {self.decoder} does not fit: {error}")
 
     def _absent(self, item: _Absent) -> None:
-        self._asked = ""
+        self._asked = None
         for target in self._open():
             if target.pushes is None and target.announce.generations[1] == item.generation:
                 self._close(target, item.cause)

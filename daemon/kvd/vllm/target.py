@@ -101,6 +101,7 @@ def due(target: Target, computed: Computed) -> dict[str, int]:
     ends = {
         name: sendable(push, reached=computed.reached(name), total=total)
         for name, push in (target.pushes or {}).items()
+        if push.source_group in computed.blocks  # a state's block is known last
     }
     return {name: end for name, end in ends.items() if end > target.posted.get(name, 0)}
 

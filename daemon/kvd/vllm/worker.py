@@ -27,15 +27,18 @@ from kvd.vllm.arrivals import Arrival, record_arrival
 from kvd.vllm.arriving import WORDS_KEPT, Here, PeerArrivals, push_topic
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
+from kvd.vllm.marks import no_mark
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.outgoing import Ready
 from kvd.vllm.params import RemotePrefill
+from kvd.vllm.pushing import Pushing
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.vllm.watch import Watch
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
-from kvd.wire.push import PushKey, PushProgress, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
@@ -70,7 +73,9 @@ class WorkerHalf:
         siblings: tuple[WorkerGeometry, ...],
         home: Home,
         open_session: Callable[[Callable[[], RegisterWorker], Callable[[Message], Message | None]], Talk],
+        mark: Callable[[], Ready | None] = no_mark,
     ) -> None:
+        """``mark`` is what `kvd.vllm.marks.marker` gave for the device that the memory is on."""
         self.settings = settings
         self.engine = engine
         self.geometry = geometry
@@ -88,6 +93,7 @@ class WorkerHalf:
         self._results = Results()
         self._outcomes = StepOutcomes()
         home.register(geometry.regions)
+        self.pushing = Pushing(engine.engine_id, home, geometry, siblings, lambda: self._session, mark)
         rank = geometry.rank
         self._card = WorkerCard(
             engine=engine,
@@ -135,6 +141,7 @@ class WorkerHalf:
                 self._results.failed.add(request_id)
                 self._results.bad_blocks |= load.order.block_ids
         results, self._results = self._results, Results()
+        results.sent |= self.pushing.sent()
         return results
 
     def outcomes(self) -> StepOutcomes | None:
@@ -155,8 +162,10 @@ class WorkerHalf:
             lanes: list[PeerArrivals | PeerLane] = [*self._arrivals.values(), *self._lanes.values()]
         for lane in lanes:
             lane.stop()
+        self.pushing.stop()
         until = time.monotonic() + CLOSE_SECONDS
         stuck = [lane.engine_id for lane in lanes if not lane.join(until - time.monotonic())]
+        stuck += self.pushing.join(until)
         self._watch.close()
         self._session.close()
         if stuck:
@@ -290,6 +299,7 @@ class WorkerHalf:
         future.add_done_callback(answered)
 
     def _learn(self, ready: PeerReady) -> None:
+        self.pushing.know(ready)
         engine_id = ready.peer.engine.engine_id
         lane = self._lane(engine_id)
         if lane is not None:
@@ -304,8 +314,12 @@ class WorkerHalf:
 
     def _pushed(self, message: Message) -> Message | None:
         """On the session's thread."""
+        if isinstance(message, PeerGone):
+            self.pushing.gone(message)
         if isinstance(message, PeerReady):
             self._learn(message)
+        elif isinstance(message, (PushAnnounce, PushWithdraw, PushDone)):
+            return self.pushing.pushed(message)
         elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
             self._known.pop(message.engine_id, None)
             with self._lock:
