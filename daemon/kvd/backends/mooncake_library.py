@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import logging
 import os
 import socket
@@ -16,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvd.backends.errors import BackendUnavailable
+from kvd.backends.errors import BackendError, BackendUnavailable
 
 NAME = "mooncake"
 DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
@@ -135,17 +136,41 @@ def advertised_host(environ: Mapping[str, str] | None = None) -> str:
 
     Loopback where there is no route: then there is nobody else to reach this host either.
     """
-    given = (os.environ if environ is None else environ).get("VLLM_HOST_IP", "")
-    if given:
+    environ = os.environ if environ is None else environ
+    if given := environ.get("VLLM_HOST_IP"):
         return given
-    for family, beyond in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-                probe.connect((beyond, 9))  # sends nothing: it only asks for a route
-                return str(probe.getsockname()[0])
-        except OSError:
-            continue
-    return "127.0.0.1"
+    six = "MC_USE_IPV6" in environ
+    family, beyond = (socket.AF_INET6, "2001:db8::1") if six else (socket.AF_INET, "192.0.2.1")
+    try:
+        with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
+            probe.connect((beyond, 9))  # sends nothing: it only asks for a route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "::1" if six else "127.0.0.1"
+
+
+def check_host(host: str, environ: Mapping[str, str] | None = None) -> None:
+    """Refuse an address on which Mooncake would not listen: it does so with one version of IP.
+
+    Raises:
+        BackendError: an address of the other version, or one with a port.
+    """
+    six = "MC_USE_IPV6" in (os.environ if environ is None else environ)
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        if ":" in host or not host:
+            raise BackendError(
+                f"option host is {host!r}; it is an address without a port", backend=NAME
+            ) from None
+        return  # a name
+    if version != (6 if six else 4):
+        raise BackendError(
+            f"host is {host}, of IP version {version}, and MC_USE_IPV6 is {'' if six else 'not '}set: Mooncake would "
+            f"not listen there",
+            backend=NAME,
+            hint=("unset" if six else "set") + " MC_USE_IPV6, or name another address with the option host",
+        )
 
 
 def _version() -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvd.backends.errors import BackendError
-from kvd.backends.mooncake_library import NAME, advertised_host
+from kvd.backends.mooncake_library import NAME, advertised_host, check_host
 
 PROTOCOLS = ("tcp", "rdma")
 QUEUE = 1024
@@ -78,7 +78,9 @@ class Settings:
         ):
             if not fits:
                 raise BackendError(f"option {name} is {value!r}; it is {wanted}", backend=NAME)
-        return settings if settings.host else replace(settings, host=advertised_host())
+        settings = settings if settings.host else replace(settings, host=advertised_host())
+        check_host(settings.host)
+        return settings
 
 
 def _number(value: object, *, above: float) -> bool:

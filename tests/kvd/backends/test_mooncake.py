@@ -26,7 +26,13 @@ from kvd.backends.errors import (
     TransferRefused,
 )
 from kvd.backends.mooncake import MooncakeHome, open_home
-from kvd.backends.mooncake_library import advertised_host, engine_environment, load, prepare_environment
+from kvd.backends.mooncake_library import (
+    advertised_host,
+    check_host,
+    engine_environment,
+    load,
+    prepare_environment,
+)
 from kvd.backends.mooncake_rows import Bounds, cut
 from kvd.backends.mooncake_settings import Settings
 from kvd.backends.mooncake_target import Target, pack_target, parse_target
@@ -336,6 +342,17 @@ def test_advertised_host() -> None:
     assert Settings.of({"host": "h"}).host == "h"
     assert Settings.of({}).host
     assert advertised_host({})
+    assert ":" in advertised_host({"MC_USE_IPV6": "1"})
+    for host in ("10.1.2.3", "prefill-7.example"):
+        check_host(host, {})
+    check_host("fd00::1", {"MC_USE_IPV6": "1"})
+    for host, environ, says in (
+        ("fd00::1", {}, "IP version 6, and MC_USE_IPV6 is not set"),
+        ("10.1.2.3", {"MC_USE_IPV6": "1"}, "IP version 4, and MC_USE_IPV6 is set"),
+        ("10.1.2.3:9", {}, "without a port"),
+    ):
+        with pytest.raises(BackendError, match=says):
+            check_host(host, environ)
 
 
 def test_environment_before_import() -> None:
