@@ -1,6 +1,6 @@
 """How long a backend takes to post and complete N descriptors, as ratios to one large transfer in the same run.
 
-    python benchmarks/backend_post.py [--backend nixl] [--mib 64] [--counts 1,100,10000] [--json]
+    python benchmarks/backend_post.py [--backend nixl] [--mib 64] [--counts 1,100,10000] [--memfd] [--json]
 
 Two homes in two processes; ``contiguous`` descriptors are neighbours on both sides, ``fragmented`` ones leave gaps and
 go through the remote side in random order. Absolute times depend on the machine and its load; the ratios much less.
@@ -15,10 +15,12 @@ import multiprocessing
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
 
+from kvd.backends import direct_memory
 from kvd.backends.choose import available, open_home
 from kvd.backends.contract import Lane, State
 from kvd.geometry.model import Region
@@ -27,14 +29,24 @@ from kvd.topology.descriptors import Descriptors
 REPEATS = 5
 
 
-def serve(kind: str, size: int, pipe: Connection) -> None:
+def serve(kind: str, size: int, memfd: bool, pipe: Connection) -> None:
     """The peer: registers memory, sends its metadata and address, waits to be told to end."""
     home = open_home(kind, "source", {})
-    memory = np.ones(size, np.uint8)
+    memory = (
+        np.frombuffer(direct_memory.memfd("source", size), np.uint8) if memfd else np.empty(size, np.uint8)
+    )
+    memory[:] = 1
     home.register([Region(memory.ctypes.data, size)])
     pipe.send((home.metadata(), memory.ctypes.data))
     pipe.recv()
     home.close()
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long a call takes."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def once(lane: Lane, rows: Descriptors) -> tuple[float, float]:
@@ -58,17 +70,21 @@ def rows_of(count: int, size: int, local: int, remote: int, *, fragmented: bool)
     return Descriptors(at + local, there + remote, length)
 
 
-def measure(kind: str, size: int, counts: list[int]) -> list[dict[str, float | int | str]]:
+def measure(
+    kind: str, size: int, counts: list[int], *, memfd: bool = False
+) -> list[dict[str, float | int | str]]:
     """One row for each count and shape; the first row is the one large transfer that ratios refer to."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    peer = context.Process(target=serve, args=(kind, size, theirs))
+    peer = context.Process(target=serve, args=(kind, size, memfd, theirs))
     peer.start()
     metadata, remote = ours.recv()
     home = open_home(kind, "target", {})
     buffer = np.ones(size, np.uint8)
     local = buffer.ctypes.data
     home.register([Region(local, size)])
+    other = np.ones(size, np.uint8)
+    copies = [seconds(lambda: np.copyto(buffer, other)) for _ in range(REPEATS)]
     started = time.perf_counter()
     lane = home.lane("source")
     made = time.perf_counter()
@@ -96,6 +112,7 @@ def measure(kind: str, size: int, counts: list[int]) -> list[dict[str, float | i
     lane.close()
     closed = time.perf_counter()
     found[0] |= {"lane_s": made - started, "add_s": added - made, "close_s": closed - started_close}
+    found[0]["memcpy_bytes_per_s"] = size / statistics.median(copies)
     ours.send(None)
     peer.join()
     home.close()
@@ -108,9 +125,14 @@ def main() -> None:
     parser.add_argument("--backend", default="nixl")
     parser.add_argument("--mib", type=int, default=64, help="size of the large transfer in MiB")
     parser.add_argument("--counts", default="1,100,1000,10000", help="numbers of descriptors")
+    parser.add_argument(
+        "--memfd", action="store_true", help="the peer's memory is a memfd, which direct and auto map"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON; seconds and bytes")
     options = parser.parse_args()
-    rows = measure(options.backend, options.mib << 20, [int(n) for n in options.counts.split(",")])
+    rows = measure(
+        options.backend, options.mib << 20, [int(n) for n in options.counts.split(",")], memfd=options.memfd
+    )
     if options.json:
         json.dump(
             {"backend": options.backend, "version": available()[options.backend], "rows": rows}, sys.stdout
@@ -119,6 +141,7 @@ def main() -> None:
         return
     first = rows[0]
     print(f"lane {first['lane_s']:.4f} s, add {first['add_s']:.4f} s, close {first['close_s']:.4f} s")  # noqa: T201
+    print(f"memcpy within one process {float(first['memcpy_bytes_per_s']) / 1e9:.2f} GB/s")  # noqa: T201
     print(f"{'shape':11} {'count':>7} {'post ms':>9} {'total ms':>9} {'GB/s':>6} {'ratio':>6}")  # noqa: T201
     for row in rows:
         times = f"{float(row['post_s']) * 1e3:9.2f} {float(row['total_s']) * 1e3:9.2f}"

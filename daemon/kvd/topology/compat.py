@@ -71,7 +71,7 @@ FACT_RULES: dict[str, FactRule] = {
     "load_failure_policy": FactRule(fatal=False, note="each side's own; only the reading side's matters"),
     "vllm_version": FactRule(fatal=False, note="geometry is exchanged, so versions may differ; upgrade soon"),
     "connector_version": FactRule(fatal=False, note="the wire's own version is checked at the handshake"),
-    "backend": FactRule(fatal=True, note="two transfer engines cannot talk to each other"),
+    "backend": FactRule(fatal=True, note="what one backend offers another cannot read: set the same on both"),
     "backend_version": FactRule(fatal=False, note="engines of unlike versions usually talk; untested"),
     "transfer_mode": FactRule(fatal=True, note="one side would wait for the other to begin"),
 }

@@ -38,7 +38,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         _says("Directory of kvd's sockets; as kvd's own default: `$KVD_RUNTIME_DIR`, else `/run/kvd`."),
     ] = None
     backend: Annotated[
-        str, _says("What moves the bytes: `nixl`, or `memory` within one process, for tests.")
+        str,
+        _says(
+            "What moves the bytes, the same on both engines: `nixl`, `mooncake`; `direct` between workers on one host;"
+            " `auto`, direct where it can be and else a transfer engine; `memory` within one process, for tests."
+        ),
     ] = "nixl"
     backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}
     mode: Annotated[
