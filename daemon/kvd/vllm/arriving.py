@@ -463,6 +463,8 @@ class PeerArrivals:
             self._withdraw(arrival)
         for load in arrival.reading:
             self._here.drop(load, cause)
+        if self._settled(arrival):
+            self._end(arrival, cause)
 
     def _withdraw(self, arrival: Arrival) -> None:
         """Takes the place of the announcement, should that still be repeated."""

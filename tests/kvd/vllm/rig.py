@@ -119,6 +119,21 @@ def memory(layers: int) -> tuple[Buffer, dict[str, Tensor]]:
     return buffer, tensors
 
 
+def gather(worker: WorkerHalf, count: int) -> Results:
+    """The results of ``count`` loads, as vLLM's steps would gather them."""
+    gathered = Results()
+
+    def look() -> bool:
+        step = worker.results()
+        gathered.received |= step.received
+        gathered.failed |= step.failed
+        gathered.bad_blocks |= step.bad_blocks
+        return len(gathered.received) >= count
+
+    eventually(look)
+    return gathered
+
+
 class Rig:
     """Engine ``p`` has written its blocks; engine ``d`` reads them."""
 
@@ -156,17 +171,7 @@ class Rig:
 
     def results(self, count: int = 1) -> Results:
         """The results of ``count`` loads, as vLLM's steps would gather them."""
-        gathered = Results()
-
-        def look() -> bool:
-            step = self.decoder.results()
-            gathered.received |= step.received
-            gathered.failed |= step.failed
-            gathered.bad_blocks |= step.bad_blocks
-            return len(gathered.received) >= count
-
-        eventually(look)
-        return gathered
+        return gather(self.decoder, count)
 
     def causes(self) -> dict[str, str]:
         """Causes by request of what `results` gave last."""
