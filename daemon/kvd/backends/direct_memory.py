@@ -15,7 +15,10 @@ import numpy as np
 from kvd.geometry.model import Region
 
 _COOKIE_BYTES = 32
-_UNSHRINKABLE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_FIXED_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_READ_ONLY_FOR_OTHERS = (
+    0x10  # F_SEAL_FUTURE_WRITE, which Python's fcntl does not name: mappings of before may write
+)
 
 
 class Backing(msgspec.Struct, frozen=True):
@@ -27,7 +30,7 @@ class Backing(msgspec.Struct, frozen=True):
 
 
 def memfd(name: str, length: int) -> mmap.mmap:
-    """Fresh memory that other processes can map and nobody can shrink under them; zeros, in pages as touched.
+    """Fresh memory that other processes can map to read, and nobody can shrink under them; zeros, in pages as touched.
 
     The mapping keeps a descriptor of the memfd open, which is how they reach it.
 
@@ -37,8 +40,9 @@ def memfd(name: str, length: int) -> mmap.mmap:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, length)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _UNSHRINKABLE)
-        return mmap.mmap(fd, length)
+        mapping = mmap.mmap(fd, length)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _FIXED_SIZE | _READ_ONLY_FOR_OTHERS)
+        return mapping
     finally:
         os.close(fd)
 

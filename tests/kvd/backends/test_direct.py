@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from kvd.backends import direct_lane, direct_rows
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import DirectHome, Settings
 from kvd.backends.direct_lane import DirectLane
-from kvd.backends.direct_memory import Backing
+from kvd.backends.direct_memory import Backing, backing, memfd
 from kvd.backends.direct_source import Card
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable
@@ -238,6 +239,26 @@ def test_memory_that_its_owner_may_shrink_is_not_mapped(start: Start, reader: Re
     assert not lane._peers["p"].source.mapped
     assert finish(lane, lane.submit("p", reader.rows(peer, (0, 0, SIZE)))) is State.DONE
     assert (reader.buffer == pattern(SIZE)).all()
+
+
+def test_others_may_map_a_memfd_but_neither_write_nor_resize_it() -> None:
+    memory = memfd("test", SIZE)
+    memory[:3] = b"abc"
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    known = backing(Region(address, SIZE))
+    assert known is not None
+    other = os.open(f"/proc/{os.getpid()}/fd/{known.fd}", os.O_RDWR)
+    assert mmap.mmap(other, SIZE, prot=mmap.PROT_READ)[:3] == b"abc"
+    for forbidden in (
+        lambda: mmap.mmap(other, SIZE),
+        lambda: os.pwrite(other, b"x", 0),
+        lambda: os.ftruncate(other, SIZE // 2),
+    ):
+        with pytest.raises(PermissionError):
+            forbidden()
+    memory[:3] = b"xyz"  # its owner still may
+    os.close(other)
+    os.close(known.fd)
 
 
 @both_ways
