@@ -233,6 +233,37 @@ def packed_layer(
     return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
 
 
+def whole_block_layer(
+    tensor: LiveTensor, regions: Sequence[Region], *, blocks: Blocks, packing: str
+) -> Layer:
+    """The layer of a tensor ``(block, 1, token, cell)`` whose shape is not its content: kernel blocks move whole.
+
+    The caches of sparse attention hold the values of all tokens of a kernel block first and then all scales, so a
+    token's bytes stand in two places. ``packing`` says what is in there; that and the tokens of a kernel block, of
+    which a block may be several, must be the same on both sides, and so must context parallelism. Raises
+    `UnknownShape` where shape and facts disagree or a kernel block is not one piece.
+    """
+    at = _dims(tensor, ("block", "head", "token", "dim"))
+    kernel_blocks, _ = _tokens(tensor, at, blocks)
+    kernel_tokens, context = tensor.shape[at["token"]], blocks.context
+    cell = tensor.shape[at["dim"]] * tensor.itemsize
+    _expect(tensor, "heads", tensor.shape[at["head"]], 1)
+    _expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
+    _expect(tensor, "bytes between tokens", tensor.strides[at["token"]], cell)
+    step, size = kernel_tokens * context.size, kernel_tokens * cell
+    axes: tuple[Axis, ...] = (
+        Axis("token", 0, kernel_blocks, step, tensor.strides[at["block"]]),
+        Axis("byte", 0, size, 1, 1),
+    )
+    shape: tuple[tuple[str, int], ...] = (("token", blocks.tokens), ("byte", size))
+    if context.size > 1:
+        axes = (Axis("context", context.rank, 1, 1, 0), *axes)
+        shape = (("context", context.size), *shape)
+        packing = f"{packing}, {context.interleave} tokens in a row"
+    fld = Field("block", f"{packing}, blocks of {kernel_tokens} tokens", 1, 0, axes, shape)
+    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
+
+
 def state_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],

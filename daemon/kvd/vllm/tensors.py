@@ -19,6 +19,7 @@ from kvd.geometry.live import (
     latent_layer,
     packed_layer,
     state_layer,
+    whole_block_layer,
 )
 from kvd.geometry.model import Group, Layer, Rank, Region, WorkerGeometry
 from kvd.geometry.shards import ContextShare, share
@@ -147,7 +148,11 @@ def _layer(
     if getattr(spec, "num_head_slots", None) is not None:
         raise UnknownShape(
             f"{tensor.layer}: {spec.num_head_slots} head slots a page for {spec.num_kv_heads} heads"
-            f" ({type(spec).__name__}, {spec.kv_quant_mode!s}): which head is where is not known"
+            f" ({type(spec).__name__}, {_packing(spec)}): which head is where is not known"
+        )
+    if (covers := getattr(spec, "tokens_per_state", 1)) != 1:
+        raise UnknownShape(
+            f"{tensor.layer}: one entry for {covers} tokens ({type(spec).__name__}); known is one for each token"
         )
     context = (
         ContextShare(place.rank.dcp, place.dcp, place.interleave)
@@ -155,16 +160,16 @@ def _layer(
         else ContextShare()
     )
     blocks = Blocks(count=num_blocks, tokens=facts.block_size, context=context)
-    latent = is_spec(spec, "MLAAttentionSpec")
+    latent = is_spec(spec, "MLAAttentionSpec") or is_spec(spec, "SlidingWindowMLASpec")
+    if latent and _by_block(tensor, spec):
+        return whole_block_layer(tensor, regions, blocks=blocks, packing=_packing(spec))
     # With context parallelism, ranks of one context group hold the same heads of different tokens.
     ranks = place.tp // place.dcp
     heads = (
         None if latent else share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, ranks)
     )
     if (cell := getattr(spec, "state_content_bytes", None)) is not None:
-        return packed_layer(
-            tensor, regions, blocks=blocks, heads=heads, cell=cell, packing=f"packed {spec.kv_quant_mode!s}"
-        )
+        return packed_layer(tensor, regions, blocks=blocks, heads=heads, cell=cell, packing=_packing(spec))
     if heads is None:
         return latent_layer(
             tensor, regions, dims=("block", "head", "token", "dim"), blocks=blocks, size=spec.head_size
@@ -188,6 +193,29 @@ def _layer(
         key_size=spec.head_size,
         value_size=spec.head_size_v,
     )
+
+
+def _packing(spec: Any) -> str:
+    """What vLLM calls the format of quantised pages; numbers of its enumeration may change from version to version."""
+    mode = getattr(spec, "kv_quant_mode", "none")
+    name = str(getattr(mode, "name", mode)).lower()
+    given = getattr(spec, "cache_dtype_str", None)
+    return f"packed {name}" if given in (None, name) else f"packed {name} {given}"
+
+
+def _by_block(tensor: LiveTensor, spec: Any) -> bool:
+    """Whether a block holds the values of all its tokens and then their scales, as the caches of sparse attention do.
+
+    DeepSeek V3.2's index is bytes of no declared format; V4 names itself in ``model_version``. The cells of 656 and 352
+    bytes of ``fp8_ds_mla`` and ``nvfp4_ds_mla`` have their scales inside.
+    """
+    if getattr(spec, "model_version", None) is not None:
+        return True
+    if tensor.itemsize != 1:
+        return False
+    role = getattr(getattr(spec, "cache_role", None), "value", None)
+    undeclared = getattr(spec, "state_content_bytes", None) is None and _packing(spec) == "packed none"
+    return role == "indexer" or undeclared
 
 
 def _total_heads(spec: Any, place: Place) -> int:

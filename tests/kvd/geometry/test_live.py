@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from kvd.geometry.check import check_worker
 from kvd.geometry.errors import BadGeometry, UnevenShard, UnknownShape
 from kvd.geometry.live import (
     Blocks,
@@ -13,9 +15,12 @@ from kvd.geometry.live import (
     cpu_attention_layer,
     find_region,
     state_fields,
+    whole_block_layer,
 )
-from kvd.geometry.model import Axis, Layer, Region
+from kvd.geometry.model import Axis, Group, Layer, Rank, Region, WorkerGeometry
 from kvd.geometry.shards import ContextShare, Share, share, token_axes
+from kvd.topology.errors import FieldMismatch
+from kvd.topology.plan import BlockList, compile_plan, plan_worker
 
 REGIONS = (Region(4096, 1 << 20),)
 
@@ -134,6 +139,51 @@ def test_shares() -> None:
         share("heads", 8, 0, 3)
     with pytest.raises(BadGeometry, match="rank 3 of 3"):
         share("heads", 3, 3, 3)
+
+
+def arranged(kernel_tokens: int, blocks: int, context: ContextShare | None = None) -> WorkerGeometry:
+    """32 tokens of 12 bytes in kernel blocks that hold them in an order of their own, as ``blocks`` blocks."""
+    kernel_blocks, context = 32 // kernel_tokens, context or ContextShare()
+    view = LiveTensor(
+        "l", 4096, (kernel_blocks, 1, kernel_tokens, 12), (kernel_tokens * 12, 12, 12, 1), "uint8", 1
+    )
+    tokens = 32 // blocks * context.size
+    layer = whole_block_layer(view, REGIONS, blocks=Blocks(blocks, tokens, context), packing="index")
+    worker = WorkerGeometry(
+        Rank(tp=context.rank, dcp=context.rank), blocks, REGIONS, (Group(0, "mla", tokens, (layer,)),)
+    )
+    check_worker(worker)
+    return worker
+
+
+def test_kernel_blocks_of_an_order_of_their_own_move_whole() -> None:
+    here, there = arranged(8, 2), arranged(8, 4)
+    plan = plan_worker(here, [here], [there])
+    mine, theirs = BlockList(0, np.array([1])), BlockList(0, np.array([3, 0]))
+    rows = compile_plan(plan, {0: mine}, {0: theirs}, tokens=16)[0]
+    assert sorted(zip(rows.local - 4096, rows.remote - 4096, rows.length, strict=True)) == [
+        (192, 288, 96),
+        (288, 0, 96),
+    ]
+
+
+def test_kernel_blocks_of_an_order_of_their_own_fit_only_their_like() -> None:
+    here, longer = arranged(8, 4), arranged(16, 2)
+    with pytest.raises(FieldMismatch, match=r"index, blocks of 8 tokens .* index, blocks of 16 tokens"):
+        plan_worker(here, [here], [longer])
+    halves = [arranged(8, 4, ContextShare(rank, 2)) for rank in (0, 1)]
+    with pytest.raises(FieldMismatch):
+        plan_worker(here, [here], halves)
+    thinner = [arranged(8, 4, ContextShare(rank, 4)) for rank in range(4)]
+    with pytest.raises(FieldMismatch, match="has 2 of context here and 4 there"):
+        plan_worker(halves[0], halves, thinner)
+    assert plan_worker(halves[1], halves, halves).sources == (1,)
+
+
+def test_a_block_of_an_order_of_its_own_that_is_not_one_piece() -> None:
+    view = LiveTensor("l", 4096, (4, 1, 8, 12), (256, 16, 16, 1), "uint8", 1)
+    with pytest.raises(UnknownShape, match="bytes between tokens is 16 in the tensor and 12 in the spec"):
+        whole_block_layer(view, REGIONS, blocks=Blocks(4, 8), packing="index")
 
 
 def test_interleaved_tokens() -> None:
