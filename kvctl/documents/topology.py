@@ -33,7 +33,9 @@ class EngineEnd(Struct, frozen=True, kw_only=True):
     tp: Count
     pp: Count
     dcp: Count
-    block_sizes: Annotated[tuple[Count, ...], Meta(description="tokens that one block covers, by group")]
+    block_sizes: Annotated[
+        tuple[Count, ...], Meta(description="tokens that one block covers, by group; 0 of a state")
+    ]
 
 
 class Factor(Struct, frozen=True, kw_only=True):
@@ -52,7 +54,7 @@ class Group(Struct, frozen=True, kw_only=True):
     index: Count
     kind: str
     layers: Annotated[tuple[str, ...], Meta(description="names, over all pipeline stages")]
-    block_size: Annotated[int, Meta(ge=0, description="tokens")]
+    block_size: Annotated[int, Meta(ge=0, description="tokens; 0 where a block is a state")]
     bytes_per_block: Annotated[Bytes, Meta(description="content of one page of one layer, in bytes")]
 
 

@@ -64,5 +64,5 @@ def rank_names(engine: EngineEnd) -> tuple[str, ...]:
 def shape(engine: EngineEnd) -> str:
     """``tp4 pp2, blocks of 16``."""
     sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
-    blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes))
+    blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes) if n)
     return " ".join(s for s in sizes if s) + (f", blocks of {blocks}" if blocks else "")

@@ -78,7 +78,7 @@ def _header(pair: Pair) -> Text:
 
 def _groups(pair: Pair) -> RenderableType:
     rows = [
-        [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size), size(g.bytes_per_block)]
+        [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size or "state"), size(g.bytes_per_block)]
         for g in pair.groups
     ]
     return column_table(

@@ -111,6 +111,14 @@ def test_block_sizes_that_differ_are_told(planned: Any) -> None:
     assert codes(pair)["BLOCK_GEOMETRY"] == "info"
 
 
+def test_a_state_has_no_tokens(planned: Any) -> None:
+    pair = planned("qwen3-next-80b-a3b", "tp=4", "tp=8")
+    assert [g["block_size"] for g in pair["groups"]] == [0, 0, 0, 272]
+    assert pair["remote"]["block_sizes"] == [0, 0, 0, 144]
+    [sizes] = [f for f in pair["factors"] if f["name"] == "block sizes"]
+    assert (sizes["local"], sizes["remote"]) == ("state, state, state, 272", "state, state, state, 144")
+
+
 def test_layouts_that_differ_are_told(planned: Any) -> None:
     pair = planned("llama-3.1-8b", "tp=2,layout=HND", "tp=2,layout=NHD")
     assert {"LAYOUT_MISMATCH": "info", "DESCRIPTOR_STORM": "warning"}.items() <= codes(pair).items()

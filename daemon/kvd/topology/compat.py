@@ -212,8 +212,15 @@ def _groups(local: EngineGeometry, remote: EngineGeometry) -> Factor:
     return Factor("groups", here, there, ok=True, note=note, fatal=True)
 
 
+def block_tokens(group: Group) -> int:
+    """Tokens that one block covers; 0 of a state, whatever the distance between two states that are kept."""
+    return 0 if group.kind == "mamba" else group.block_size
+
+
 def _block_sizes(local: EngineGeometry, remote: EngineGeometry) -> Factor:
-    here, there = (", ".join(str(g.block_size) for g in groups_of(e).values()) for e in (local, remote))
+    here, there = (
+        ", ".join(str(block_tokens(g) or "state") for g in groups_of(e).values()) for e in (local, remote)
+    )
     note = "" if here == there else "blocks are cut and joined by the plan; more descriptors"
     return Factor("block sizes", here, there, ok=True, note=note)
 

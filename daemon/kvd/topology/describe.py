@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvd.geometry.model import EngineGeometry, GroupKind
-from kvd.topology.compat import Factor, compare, compatible, groups_of
+from kvd.topology.compat import Factor, block_tokens, compare, compatible, groups_of
 from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
 from kvd.topology.findings import Finding, find
@@ -15,7 +15,7 @@ from kvd.topology.plan import Plan, Read, plan_worker
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """One engine of a pair; ``block_sizes`` are in tokens, by group."""
+    """One engine of a pair; ``block_sizes`` are in tokens, by group, and 0 for a group of states."""
 
     engine_id: str
     generation: str
@@ -30,8 +30,8 @@ class EngineSummary:
 class GroupSummary:
     """One KV cache group of the local engine.
 
-    ``layers`` are those of all pipeline stages; ``bytes_per_block`` is the content of one page of one layer on one
-    worker, without padding.
+    ``layers`` are those of all pipeline stages; ``block_size`` is in tokens, 0 where a block is a state;
+    ``bytes_per_block`` is the content of one page of one layer on one worker, without padding.
     """
 
     index: int
@@ -115,7 +115,7 @@ def summarize_engine(engine: EngineGeometry) -> EngineSummary:
         tp=engine.tp,
         pp=engine.pp,
         dcp=engine.dcp,
-        block_sizes=tuple(g.block_size for g in groups_of(engine).values()),
+        block_sizes=tuple(block_tokens(g) for g in groups_of(engine).values()),
     )
 
 
@@ -134,7 +134,7 @@ def summarize_groups(engine: EngineGeometry) -> tuple[GroupSummary, ...]:
                     for name in g.layer_names
                 )
             ),
-            block_size=group.block_size,
+            block_size=block_tokens(group),
             bytes_per_block=group.layers[0].page.content if group.layers else 0,
         )
         for index, group in groups_of(engine).items()
