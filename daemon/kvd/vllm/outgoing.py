@@ -120,8 +120,7 @@ class Outgoing:
             for step in steps:
                 self._step(step, ready)
             self._now = tuple(step.transfer_id for step in steps if step.groups)
-            touched = [*self._now, *(end.transfer_id for end in ends)]
-            wakes = self._wakes(touched) if touched else []
+            wakes = self._wakes([*(s.transfer_id for s in steps), *(e.transfer_id for e in ends)])
         self._noted = set()
         for wake in wakes:
             wake()

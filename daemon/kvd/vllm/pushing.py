@@ -148,8 +148,10 @@ class Pushing:
 
     def _sender(self, decoder: str) -> Sender | None:
         with self._lock:
+            if self._closed:
+                return None
             sender = self._senders.get(decoder)
-            if sender is None and not self._closed and len(self._senders) < MOST_SENDERS:
+            if sender is None and len(self._senders) < MOST_SENDERS:
                 sender = self._senders[decoder] = Sender(
                     decoder,
                     self._engine_id,

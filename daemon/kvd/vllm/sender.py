@@ -31,7 +31,6 @@ from kvd.vllm.outgoing import Computed, Outgoing
 from kvd.vllm.talk import Talk
 from kvd.vllm.target import (
     MOST_FLYING,
-    READS_END,
     Piece,
     Target,
     due,
@@ -40,7 +39,7 @@ from kvd.vllm.target import (
     next_piece,
     progress,
     readable,
-    releasable,
+    release_at,
     same,
     settle,
     written,
@@ -184,7 +183,7 @@ class Sender:
         for target in list(self._targets.values()):
             if target.news:
                 self._tell(target)
-            if releasable(target, now):
+            if now >= release_at(target):
                 self._release(target)
         self._forget(now)
         return True
@@ -208,8 +207,8 @@ class Sender:
             return POLL if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
         dues = [target.deadline for target in open_ if target.closing is None]
         dues += self._lane.dues
-        dues += [t.settled + READS_END for t in self._targets.values() if t.settled and not t.released]
-        if self._targets and not dues:
+        dues += [release_at(target) for target in self._targets.values() if not target.released]
+        if self._targets:
             dues.append(time.monotonic() + KEEP)
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
@@ -479,7 +478,7 @@ class Sender:
     def _settle(self, target: Target) -> None:
         if target.settled is None:
             settle(target)
-        if releasable(target, time.monotonic()):
+        if time.monotonic() >= release_at(target):
             self._release(target)
 
     def _release(self, target: Target) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -179,12 +180,12 @@ def progress(target: Target, source: RankId) -> PushProgress:
     )
 
 
-def releasable(target: Target, now: float) -> bool:
-    """Whether the blocks may be overwritten. A decoder that reads by itself may have to hear first that it must not."""
+def release_at(target: Target) -> float:
+    """When its blocks may be overwritten: a decoder that reads by itself has to hear first that it must not."""
     if target.settled is None or target.released:
-        return False
+        return math.inf
     reads = target.direct and bool(target.cause) and not target.withdrawn
-    return not reads or now > target.settled + READS_END
+    return target.settled + READS_END if reads else target.settled
 
 
 def expired(target: Target, now: float, keep: float) -> bool:
