@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +152,11 @@ def test_nothing_lands_of_a_writer_that_was_killed() -> None:
     assert run("backend_landing.py", "kill", str(8 * BYTES))["landed"] == 0
 
 
-@pytest.mark.slow
-def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) -> None:
+@contextmanager
+def peer_process(size: int) -> Iterator[tuple[int, bytes, int]]:
+    """A process to read from: its pid, its metadata and the address of its memory."""
     peer = subprocess.Popen(
-        [sys.executable, str(SUPPORT / "backend_peer.py"), "mooncake", "4096"],
+        [sys.executable, str(SUPPORT / "backend_peer.py"), "mooncake", str(size)],
         env=environ(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -163,21 +164,44 @@ def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) ->
     )
     try:
         assert peer.stdout is not None
-        metadata = bytes.fromhex(json.loads(peer.stdout.readline())["metadata"])
-        lane = homes(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
-        stop(peer.pid)
+        hello = json.loads(peer.stdout.readline())
+        yield peer.pid, bytes.fromhex(hello["metadata"]), hello["address"]
+    finally:
+        peer.kill()
+        peer.communicate()
+
+
+@pytest.mark.slow
+def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) -> None:
+    lane = homes(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
+    with peer_process(4096) as (pid, metadata, _):
+        stop(pid)
         before = time.monotonic()
         with pytest.raises(PeerUnreachable, match=r"did not answer within 0\.3 s"):
             lane.add("p", metadata)
         lane.close()
         assert time.monotonic() - before < 30  # Mooncake itself waits 61 s
-    finally:
-        peer.kill()
-        peer.communicate()
     opening = [t for t in threading.enumerate() if t.name.startswith("open-")]
     for thread in opening:  # the peer's end lets it go, and it destroys its engine
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_mooncake_fails_what_makes_no_progress(
+    homes: Callable[..., MooncakeHome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"):
+        monkeypatch.setenv(name, "")  # so that what the option sets is taken back
+    memory: Bytes = np.zeros(4096, np.uint8)
+    lane = homes(memory, LOCAL | {"progress_timeout_s": 1}).lane("p")
+    with peer_process(4096) as (pid, metadata, address):
+        lane.add("p", metadata)
+        stop(pid)
+        transfer = lane.submit("p", rows((memory.ctypes.data, address, 4096)))
+        assert lane.poll(transfer) is State.PENDING
+        assert wait(lane, transfer, 25) is State.FAILED
+        assert "still takes connections: the peer refused the address, made no progress" in transfer.reason
 
 
 def test_many_pieces_of_many_transfers(homes: Callable[..., MooncakeHome]) -> None:
