@@ -59,7 +59,7 @@ class Here:
 
     ``announce_seconds`` is how long a prefiller may take to acknowledge an announcement. ``ended`` is told of arrivals
     that ended, ``refused`` of loads that ended before they became one. Where this side reads by itself ``read`` begins
-    a read on the peer's lane, ``drop`` ends one that is not posted, and each may take ``read_seconds``.
+    a read on the peer's lane, and each may take ``read_seconds``.
     """
 
     engine_id: str
@@ -71,7 +71,6 @@ class Here:
     announce_seconds: float
     read_seconds: float
     read: Callable[[Load], None]
-    drop: Callable[[Load, str], None]
     ended: Callable[[Arrival], None]
     refused: Callable[[Load, str], None]
 
@@ -85,7 +84,6 @@ class _Gone:
 @dataclass(frozen=True, slots=True)
 class _Dropped:
     load: Load
-    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,9 @@ class PeerArrivals:
         """A prefilling worker's word. One about a transfer that is not on its way is no error."""
         self._inbox.put(progress)
 
-    def drop(self, load: Load, cause: str) -> None:
-        """Nobody waits for this load any more: give it up."""
-        self._inbox.put(_Dropped(load, cause))
+    def drop(self, load: Load) -> None:
+        """Nobody waits for this load any more: give it up, for the reason that it names."""
+        self._inbox.put(_Dropped(load))
 
     def gone(self, generation: str, reason: str) -> None:
         """This generation of the peer ended: its loads are misses."""
@@ -447,9 +445,9 @@ class PeerArrivals:
     def _drop(self, word: _Dropped) -> None:
         arrival = self._active.get(word.load.order.transfer_id)
         if arrival is not None and arrival.load is word.load:
-            self._give_up(arrival, word.cause)
+            self._give_up(arrival, word.load.dropped)
         else:
-            self._refuse(word.load, word.cause)
+            self._refuse(word.load, word.load.dropped)
 
     # --- ends ---
 
@@ -462,7 +460,7 @@ class PeerArrivals:
         if arrival.announced:
             self._withdraw(arrival)
         for load in arrival.reading:
-            self._here.drop(load, cause)
+            load.dropped = cause
         if self._settled(arrival):
             self._end(arrival, cause)
 
@@ -483,7 +481,7 @@ class PeerArrivals:
             if not arrival.cause:
                 arrival.cause, arrival.withdrawn = why, time.monotonic()
                 for load in arrival.reading:
-                    self._here.drop(load, why)
+                    load.dropped = why
         self._drop_landing()
         self._end_settled()
 

@@ -47,12 +47,6 @@ class _Gone:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    load: Load
-    cause: str
-
-
 @dataclass(slots=True)
 class _Undead:
     """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
@@ -65,8 +59,9 @@ class _Undead:
 class PeerLane:
     """The thread of one peer engine.
 
-    `know`, `load`, `drop`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for
-    each load, on this thread or the watcher's.
+    `know`, `load`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for each
+    load, on this thread or the watcher's. A load that is dropped ends where nothing of it is posted; what is posted
+    runs on, since ending it would cost all others on this lane a new one.
     """
 
     def __init__(
@@ -82,7 +77,7 @@ class PeerLane:
         self._local = local
         self._siblings = siblings
         self._ended = ended
-        self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | _Dropped | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False
@@ -109,13 +104,6 @@ class PeerLane:
                 self._inbox.put(load)
         if stopped:
             self._end(load, "the engine is shutting down")
-
-    def drop(self, load: Load, cause: str) -> None:
-        """Nobody waits for this load any more: end it where nothing of it is posted.
-
-        What is posted runs on: ending it would cost all others on this lane a new one.
-        """
-        self._inbox.put(_Dropped(load, cause))
 
     def gone(self, generation: str, reason: str) -> None:
         """This generation of the peer ended: its loads are misses."""
@@ -196,16 +184,12 @@ class PeerLane:
         youngest = max(load.posted for load in self._active)
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: EngineCard | Load | _Gone | _Dropped) -> None:
+    def _take(self, message: EngineCard | Load | _Gone) -> None:
         if isinstance(message, EngineCard):
             self._learn(message)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
                 self._part(f"peer {self.engine_id} is gone: {message.reason}")
-        elif isinstance(message, _Dropped):
-            if message.load in self._due:
-                self._due.remove(message.load)
-            self._refuse(message.load, message.cause)
         elif id(message) in self._waiting:
             self._start(message)
 
@@ -271,6 +255,9 @@ class PeerLane:
         if not self._due or self._peer is None:
             return
         load = self._due.pop(0)
+        if load.dropped:
+            self._refuse(load, load.dropped)
+            return
         if time.monotonic() > load.deadline:
             self._refuse(load, f"not posted within its {load.deadline - load.received:.1f} s")
             return

@@ -215,7 +215,6 @@ class WorkerHalf:
                         announce_seconds=self.settings.handshake_timeout,
                         read_seconds=self.settings.load_timeout,
                         read=self._read,
-                        drop=self._drop_read,
                         ended=self._arrived,
                         refused=self._refuse,
                     ),
@@ -229,12 +228,12 @@ class WorkerHalf:
         load = self._begun.get(request_id)
         if load is None:
             return
-        cause, engine_id = "the request is over", load.order.prefill.engine_id
-        load.dropped = cause
-        with self._lock:
-            way = (self._arrivals if load.order.transfer_id else self._lanes).get(engine_id)
-        if way is not None:
-            way.drop(load, cause)
+        load.dropped = "the request is over"
+        if load.order.transfer_id:
+            with self._lock:
+                arrivals = self._arrivals.get(load.order.prefill.engine_id)
+            if arrivals is not None:
+                arrivals.drop(load)
 
     def _decline(self, transfer_id: str, prefill: RemotePrefill) -> None:
         """Nothing of that push is wanted here: its prefiller need not wait for our announcement."""
@@ -256,10 +255,6 @@ class WorkerHalf:
         else:
             lane.load(load)
             self._watch.nudge()
-
-    def _drop_read(self, load: Load, cause: str) -> None:
-        if lane := self._lane(load.order.prefill.engine_id):
-            lane.drop(load, cause)
 
     def _watch_lanes(self, now: float) -> float:
         with self._lock:

@@ -257,6 +257,20 @@ def test_freed_blocks_are_passed_on_as_sent(rig: Rig) -> None:
     assert rig.decoder.results().sent == set()
 
 
+def test_a_dropped_load_that_is_posted_runs_on_and_one_that_is_not_ends(rig: Rig) -> None:
+    go_on, reached = rig.gates.stop("submit")
+    rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="posted"))
+    assert reached.wait(10)
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="behind"))
+    rig.decoder.start(StepOrders(dropped=["behind", "posted", "somebody elses"]))
+    go_on.set()
+    assert rig.results(2).failed == {"behind"}
+    assert rig.causes() == {"behind": "the request is over", "posted": ""}
+    assert rig.same((2,), (5,))
+    assert rig.untouched(9)
+    assert rig.gates.opened == 1
+
+
 def test_the_worker_presents_its_card(rig: Rig) -> None:
     card = rig.script.card()
     assert isinstance(card, RegisterWorker)
