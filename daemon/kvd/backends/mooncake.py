@@ -11,7 +11,7 @@ from typing import Any
 
 from kvd.backends.contract import Traits
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, RegistrationError
+from kvd.backends.errors import BackendError, RegistrationError, TransferRefused
 from kvd.backends.mooncake_engine import Engine
 from kvd.backends.mooncake_lane import MooncakeLane
 from kvd.backends.mooncake_library import NAME, Library, load
@@ -149,14 +149,18 @@ class MooncakeLanding:
         """What the writing peer's `MooncakeLane.add` needs; good until `close`.
 
         Raises:
-            BackendError: the landing is closed.
+            TransferRefused: the landing is closed.
         """
-        if not self._open:
-            raise BackendError(f"landing {self.name!r} is closed", backend=NAME)
+        self._opened()
         return self._metadata
 
     def serve(self) -> None:
-        """Nothing to do: Mooncake's thread lands the bytes."""
+        """Nothing to do while it is open: Mooncake's thread lands the bytes.
+
+        Raises:
+            TransferRefused: the landing is closed.
+        """
+        self._opened()
 
     def close(self) -> None:
         """End the landing: when this returns nothing that the peer writes can land any more. Idempotent.
@@ -167,3 +171,7 @@ class MooncakeLanding:
         self._open = False
         self._engine.destroy()
         self._closed(self)
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise TransferRefused(f"landing {self.name!r} is closed", backend=NAME)

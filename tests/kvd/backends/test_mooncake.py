@@ -239,8 +239,9 @@ def test_a_landing_takes_what_its_peer_writes_and_no_more_once_closed(
     assert mine.sum() == 900
     landing.close()
     landing.close()
-    with pytest.raises(BackendError, match="closed"):
-        landing.metadata()
+    for call in (landing.metadata, landing.serve):
+        with pytest.raises(TransferRefused, match="closed"):
+            call()
     failed = lane.submit("a", into, "write")
     assert wait(lane, failed, 20) is State.FAILED
     assert "nothing listens" in failed.reason
