@@ -18,7 +18,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, Read, block_pairs, window_start
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
-from kvd.wire.push import BlockRun, PushAnnounce, PushKey
+from kvd.wire.push import PushKey
 from kvd.wire.transfer import TransferRecord
 
 Part = tuple[RankId, str]
@@ -116,20 +116,6 @@ def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected
         nbytes += count * read.bytes_per_block
         descriptors += count * len(read.layers) * read.layer_segments
     return Expected(frozenset(parts), nbytes, descriptors)
-
-
-def announcement(arrival: Arrival, generation: str, landing: bytes) -> PushAnnounce:
-    """The announcement of an arrival, good for as long as it has left. ``generation`` is the decoder's own."""
-    order = arrival.load.order
-    return PushAnnounce(
-        key=arrival.key,
-        generations=(order.prefill.generation, generation),
-        tokens=order.tokens,
-        computed=order.computed,
-        blocks=tuple(BlockRun(group, first, ids) for group, (first, ids) in sorted(order.groups.items())),
-        landing=landing,
-        seconds=max(0.001, arrival.load.deadline - time.monotonic()),
-    )
 
 
 def record_arrival(

@@ -16,28 +16,26 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home
 from kvd.backends.errors import BackendError
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
-from kvd.vllm.arrivals import Arrival, Part, announcement, expect
+from kvd.vllm.announcing import Here, announce, done, push_key, withdraw
+from kvd.vllm.arrivals import Arrival, Part, expect
 from kvd.vllm.fetching import Fetching
 from kvd.vllm.landing import Landings
 from kvd.vllm.lane import STUCK_AFTER
 from kvd.vllm.load import Load, complain
 from kvd.vllm.peers import Peer, meet
-from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint, EngineCard, RankId
+from kvd.wire.identity import EngineCard
 from kvd.wire.names import rank_name
-from kvd.wire.push import PushDone, PushKey, PushProgress, PushWithdraw
+from kvd.wire.push import PushProgress
 
 log = logging.getLogger(__name__)
 
@@ -47,32 +45,8 @@ SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
 """Seconds between two turns of serving the landing: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
-WORDS_KEPT = 60.0
-"""Seconds for which a withdrawal or a done is repeated to a kvd that does not take it."""
 NAMES_KEPT = 900.0
 """Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """This worker, as its arrivals need to know it.
-
-    ``announce_seconds`` is how long a prefiller may take to acknowledge an announcement. ``ended`` is told of arrivals
-    that ended, ``refused`` of loads that ended before they became one. Where this side reads by itself ``read`` begins
-    a read on the peer's lane, and each may take ``read_seconds``.
-    """
-
-    engine_id: str
-    rank: RankId
-    home: Home
-    local: WorkerGeometry
-    siblings: tuple[WorkerGeometry, ...]
-    session: Talk
-    announce_seconds: float
-    read_seconds: float
-    read: Callable[[Load], None]
-    ended: Callable[[Arrival], None]
-    refused: Callable[[Load, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +79,6 @@ class _Read:
 
 
 _Word = EngineCard | Load | PushProgress | _Gone | _Dropped | _Answered | _Read
-
-
-def push_topic(key: PushKey) -> str:
-    """What deliveries about a push are kept under: each word takes the place of the one before."""
-    return f"push {key.prefiller} {key.transfer_id}"
 
 
 class PeerArrivals:
@@ -319,17 +288,8 @@ class PeerArrivals:
                     log.exception("plan for the load of %s", order.request_id)
                 self._refuse(load, str(error) or type(error).__name__)
             else:
-                self._take_up(Arrival(load, peer.plan, expected, self._key(load)), began)
-
-    def _key(self, load: Load) -> PushKey:
-        prefill = load.order.prefill
-        return PushKey(
-            transfer_id=load.order.transfer_id,
-            prefiller=self.engine_id,
-            prefiller_endpoint=Endpoint(prefill.host, prefill.port),
-            decoder=self._here.engine_id,
-            rank=self._here.rank,
-        )
+                key = push_key(self._here.engine_id, self._here.rank, order.transfer_id, order.prefill)
+                self._take_up(Arrival(load, peer.plan, expected, key), began)
 
     def _take_up(self, arrival: Arrival, now: float) -> None:
         name = arrival.key.transfer_id
@@ -383,10 +343,8 @@ class PeerArrivals:
             return
         arrival.sent(self._landings.number, now)
         self._lively = now
-        attempt, metadata = arrival.key.attempt, self._landings.metadata
-        asked = here.session.deliver(
-            push_topic(arrival.key), lambda: announcement(arrival, generation, metadata), left
-        )
+        attempt = arrival.key.attempt
+        asked = announce(here.session, arrival, generation, self._landings.metadata, left)
         asked.add_done_callback(lambda future: self._inbox.put(_Answered(arrival, attempt, future)))
 
     def _answered(self, word: _Answered) -> None:
@@ -465,9 +423,7 @@ class PeerArrivals:
             self._end(arrival, cause)
 
     def _withdraw(self, arrival: Arrival) -> None:
-        """Takes the place of the announcement, should that still be repeated."""
-        word = PushWithdraw(key=arrival.key, generation=arrival.load.order.prefill.generation)
-        self._here.session.deliver(push_topic(arrival.key), word, WORDS_KEPT)
+        withdraw(self._here.session, arrival.key, arrival.load.order.prefill.generation)
 
     def _settled(self, arrival: Arrival) -> bool:
         """Whether nothing of it can land any more."""
@@ -522,7 +478,7 @@ class PeerArrivals:
         if not arrival.announced and not self._claim(arrival.load):
             return
         if not cause and self._fetching is not None and arrival.announced:
-            self._here.session.deliver(push_topic(arrival.key), PushDone(key=arrival.key), WORDS_KEPT)
+            done(self._here.session, arrival.key)
         arrival.load.cause = cause
         arrival.load.ended = time.monotonic()
         try:

@@ -23,8 +23,9 @@ from kvd.backends.contract import Home
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
+from kvd.vllm.announcing import Here, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, record_arrival
-from kvd.vllm.arriving import WORDS_KEPT, Here, PeerArrivals, push_topic
+from kvd.vllm.arriving import PeerArrivals
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.marks import no_mark
@@ -38,7 +39,7 @@ from kvd.vllm.watch import Watch
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
-from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
@@ -237,15 +238,8 @@ class WorkerHalf:
 
     def _decline(self, transfer_id: str, prefill: RemotePrefill) -> None:
         """Nothing of that push is wanted here: its prefiller need not wait for our announcement."""
-        key = PushKey(
-            transfer_id=transfer_id,
-            prefiller=prefill.engine_id,
-            prefiller_endpoint=Endpoint(prefill.host, prefill.port),
-            decoder=self.engine.engine_id,
-            rank=self._card.rank,
-        )
-        word = PushWithdraw(key=key, generation=prefill.generation)
-        self._session.deliver(push_topic(key), word, WORDS_KEPT)
+        key = push_key(self.engine.engine_id, self._card.rank, transfer_id, prefill)
+        withdraw(self._session, key, prefill.generation)
 
     def _read(self, load: Load) -> None:
         """Read a part of what is pushed to a worker that reads by itself."""
