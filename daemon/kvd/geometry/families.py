@@ -113,6 +113,11 @@ def _state_dtype(family: str, text: Mapping[str, Any]) -> str | None:
 
 def _plain(text: Mapping[str, Any], prefix: str) -> Iterator[LayerShape]:
     """Llama, Qwen, Mistral, Gemma, gpt-oss and their like: every layer has keys and values."""
+    if unlike := next((key for key in UNLIKE_LAYERS if text.get(key)), None):
+        raise UnknownShape(
+            f"{text.get('model_type')} says {unlike}: its layers have unlike heads or share caches, which is not read"
+            " from a configuration; export the geometry of an engine that serves it"
+        )
     last = ".attn.attn" if text.get("model_type") == "gpt_oss" else ".self_attn.attn"
     for depth in range(_int(text, "num_hidden_layers")):
         yield LayerShape(f"{prefix}.layers.{depth}{last}", depth, _attention(text, depth))
@@ -129,11 +134,22 @@ def _attention(text: Mapping[str, Any], depth: int) -> AttentionShape:
     return AttentionShape("full", heads, size, size)
 
 
+UNLIKE_LAYERS = (
+    "global_head_dim",
+    "num_global_key_value_heads",
+    "swa_head_dim",
+    "swa_num_key_value_heads",
+    "num_kv_shared_layers",
+    "block_configs",
+    "attention_other_setting",
+)
+"""Keys by which Gemma 3n and 4, MiMo, Nemotron NAS and Step tell that layers differ in more than their window."""
+
+
 def _heads(text: Mapping[str, Any]) -> tuple[int, int]:
     queries = _int(text, "num_attention_heads")
-    return int(text.get("num_key_value_heads") or queries), int(
-        text.get("head_dim") or _int(text, "hidden_size") // queries
-    )
+    heads = _int(text, "num_key_value_heads") if text.get("num_key_value_heads") else queries
+    return heads, _int(text, "head_dim") if text.get("head_dim") else _int(text, "hidden_size") // queries
 
 
 def _layer_type(text: Mapping[str, Any], depth: int) -> str:

@@ -193,6 +193,8 @@ def test_hybrids_have_one_page_size_in_all_groups() -> None:
         ({"num_attention_heads": None}, "num_attention_heads"),
         ({"index_head_dim": 128}, "index"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_key_value_heads": [8, 4]}, r"\[8, 4\] of num_key_value_heads"),
+        ({"global_head_dim": 512}, "llama says global_head_dim: its layers have unlike heads"),
     ],
 )
 def test_configurations_that_make_no_model(change: dict[str, Any], words: str) -> None:
