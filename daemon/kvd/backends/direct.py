@@ -83,8 +83,7 @@ class DirectHome:
         self._closed = False
         try:
             self._process = this_process()
-            self._cookie = Cookie()
-            _look_at_self(self._process.pid, self._cookie)
+            self._cookie = _readable_cookie(self._process.pid)
         except OSError as error:
             raise BackendUnavailable(
                 f"a process cannot read another's memory on this system: {error}",
@@ -175,6 +174,12 @@ def _backings(regions: Sequence[Region]) -> tuple[Backing, ...]:
     return ()
 
 
-def _look_at_self(pid: int, cookie: Cookie) -> None:
-    """Read the cookie by the call that peers use; raises OSError where there is no such call or a filter on it."""
-    read_bytes(pid, cookie.address, len(cookie.secret))
+def _readable_cookie(pid: int) -> Cookie:
+    """A cookie that the call which peers use can read; raises OSError where there is no such call or a filter on it."""
+    cookie = Cookie()
+    try:
+        read_bytes(pid, cookie.address, len(cookie.secret))
+    except OSError:
+        cookie.close()
+        raise
+    return cookie

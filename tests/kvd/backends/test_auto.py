@@ -201,6 +201,17 @@ def test_without_its_engine_it_is_direct_only(worker: Make, caplog: pytest.LogCa
         me.home.lane("engine").add("tp0", peer.elsewhere())
 
 
+def test_where_nothing_can_be_read_directly_it_is_the_engine_alone(
+    worker: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(direct, "read_bytes", _refusing)
+    me, peer = worker(), worker()
+    assert "a process cannot read another's memory on this system" in caplog.text
+    lane = me.home.lane("engine")
+    lane.add("tp0", peer.metadata)
+    assert read(lane, me, peer) == "memory"
+
+
 def test_what_the_peer_lacks_is_told_in_its_words(worker: Make) -> None:
     me, peer = worker(), worker()
     with pytest.raises(PeerMetadataError, match=r"at the peer: no /proc.*NIXL is not installed"):

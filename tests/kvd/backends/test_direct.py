@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvd.backends import direct_lane, direct_rows
+from kvd.backends import direct, direct_lane, direct_rows
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import DirectHome, Settings
 from kvd.backends.direct_lane import DirectLane
 from kvd.backends.direct_memory import Backing, backing, memfd
 from kvd.backends.direct_source import Card
 from kvd.backends.envelope import pack, unpack
-from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable
+from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_peer import pattern
@@ -259,6 +259,16 @@ def test_others_may_map_a_memfd_but_neither_write_nor_resize_it() -> None:
     memory[:3] = b"xyz"  # its owner still may
     os.close(other)
     os.close(known.fd)
+
+
+def test_a_system_without_the_call_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> bytes:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(direct, "read_bytes", refusing)
+    with pytest.raises(BackendUnavailable, match="Function not implemented") as refused:
+        direct.open_home("x", options={})
+    assert "seccomp" in refused.value.hint
 
 
 @both_ways
