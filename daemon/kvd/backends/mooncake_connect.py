@@ -32,7 +32,7 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
     if not opening.wait(timeout_s):
         raise PeerUnreachable(
             f"peer {peer} did not answer within {timeout_s} s; "
-            f"{knock(target.session, 'its process is stopped, or its host very busy')}",
+            f"{knock(target.session, 'it is stopped, very busy, or held up by a connection that says nothing')}",
             backend=NAME,
             hint="the option connect_timeout_s says how long to wait",
         )
