@@ -39,7 +39,10 @@ class Transfer(Struct, frozen=True, kw_only=True):
     started: Time
     seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
     bytes_per_second: Annotated[
-        BytesPerSecond | None, Meta(description="bytes over the stages post and wire")
+        BytesPerSecond | None,
+        Meta(
+            description="bytes over the stages post and wire; null of a push, which runs beside the computing"
+        ),
     ]
     tokens: Count
     bytes: Bytes
@@ -76,7 +79,7 @@ def transfer_document(row: LedgerRow) -> Transfer:
         cause=record.cause,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
-        bytes_per_second=record.bytes / moving if moving > 0 else None,
+        bytes_per_second=record.bytes / moving if moving > 0 and record.mode == "pull" else None,
         tokens=record.tokens,
         bytes=record.bytes,
         descriptors=record.descriptors,

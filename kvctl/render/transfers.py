@@ -37,7 +37,7 @@ def transfers_screen(body: Transfers, wide: bool) -> RenderableType:
                 transfer.backend,
                 transfer.mode,
                 str(transfer.tokens),
-                f"{transfer.coalesced_descriptors}/{transfer.descriptors}",
+                f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}",
                 stages(transfer),
             ]
         if causes:

@@ -24,8 +24,11 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic
     clock, in the order in which they happen: ``queued`` (scheduler's claim to the worker's start),
     ``handshake``, ``plan``, ``post``, ``wire`` (end of posting to last completion). They do not overlap; an
-    engine that copies while it posts shows that time as ``post``. ``bytes`` counts
-    every byte that a descriptor names once.
+    engine that copies while it posts shows that time as ``post``. Of a push they are ``queued``,
+    ``handshake``, ``announce`` (until the prefiller has acknowledged), ``wait`` (until the first layer is
+    there) and ``wire`` (until the last one is): most of it is the prefiller's computing. ``bytes`` counts every
+    byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it
+    knows.
     """
 
     transfer_id: str

@@ -169,7 +169,7 @@ class PushRig:
                 EngineFacts(engine_id=name, model="m", groups=len(groups), tp=size, world_size=size),
                 worker_geometry(tensors, config, groups, where),
                 sibling_geometries(tensors, config, groups, where),
-                LandingHome(inner, gates) if lands else SlowHome(inner, gates),
+                LandingHome(inner, gates) if lands else _unlanded(SlowHome(inner, gates)),
                 script.open,
             )
         )
@@ -274,6 +274,11 @@ class PushRig:
         self.gates.close_errors.clear()
         for worker in (*self.d.workers, *self.p.workers):
             worker.close()
+
+
+def _unlanded(home: SlowHome) -> SlowHome:
+    home.traits = replace(home.traits, lands=False)
+    return home
 
 
 def pushed(
