@@ -1,4 +1,4 @@
-"""The screen and the document of a push: its own stages, no rate, and no count of copies that only the prefiller has."""
+"""The screen and the document of a push: its own stages, no rate, no count of copies that only the prefiller has."""
 
 from __future__ import annotations
 
