@@ -104,7 +104,8 @@ class Lane(Protocol):
     def close(self) -> None:
         """End the lane.
 
-        When this returns, no byte of any of its transfers can land any more. Idempotent.
+        When this returns, no byte of any of its transfers can land here any more. Idempotent. What it was still
+        writing may land at the peer for as long as the peer keeps its landing.
         """
         ...
 

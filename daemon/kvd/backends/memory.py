@@ -2,8 +2,8 @@
 
 Homes of one process find each other through a registry by name and generation, and the bytes are copied when a
 transfer is polled. A `Faults` script makes the n-th transfer wait, fail half-way or land late, always at the same
-point, so what a connector does about it can be asserted. Like the real engines it lets late bytes land until the lane
-is closed.
+point, so what a connector does about it can be asserted. Like the real engines it lets late bytes land: those of a read
+until its lane is closed, those of a write until what they are written into is closed, whatever became of the lane.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvd.topology.grid import Picks
 NAME = "memory"
 VERSION = "1"
 
-_homes: weakref.WeakValueDictionary[str, MemoryHome] = weakref.WeakValueDictionary()
+_agents: weakref.WeakValueDictionary[str, MemoryHome | MemoryLanding] = weakref.WeakValueDictionary()
 _generations = itertools.count(1)
 
 
@@ -44,7 +44,7 @@ class Faults:
 
     ``hold``: these stay PENDING until `release`. ``refuse``: these raise `TransferRefused`. ``fail_after``: these copy
     that many descriptors and end FAILED. ``late``: these fail at once with nothing copied, and all their bytes land at
-    `release` unless their lane was closed before.
+    `release`, unless that was made impossible before: by closing the lane that read, or what was written into.
     """
 
     hold: set[int] = field(default_factory=set)
@@ -80,7 +80,7 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> MemoryHome:
 class MemoryHome:
     """Memory of this process that peers of this process may read and write."""
 
-    traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane")
+    traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane", lands=True)
 
     def __init__(self, name: str, faults: Faults) -> None:
         self.name = name
@@ -89,8 +89,9 @@ class MemoryHome:
         self.submits = itertools.count()
         self._agent = f"{name}.{next(_generations)}"
         self._lanes: set[MemoryLane] = set()
+        self._landings: set[MemoryLanding] = set()
         self._closed = False
-        _homes[self._agent] = self
+        _agents[self._agent] = self
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory. Once, before `metadata` and `lane`.
@@ -127,18 +128,69 @@ class MemoryHome:
         self._lanes.add(lane)
         return lane
 
+    def landing(self, name: str) -> MemoryLanding:
+        """A fresh landing for one peer engine.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._registered()
+        landing = MemoryLanding(f"{self._agent}.{name}", self.regions, self._landings.discard)
+        self._landings.add(landing)
+        return landing
+
     def close(self) -> None:
-        """Close all lanes and vanish from the peers' sight. Idempotent."""
+        """Close all lanes and landings and vanish from the peers' sight. Idempotent."""
         for lane in list(self._lanes):
             lane.close()
+        for landing in list(self._landings):
+            landing.close()
         self._closed = True
-        _homes.pop(self._agent, None)
+        _agents.pop(self._agent, None)
 
     def _registered(self) -> None:
         if self._closed:
             raise BackendError(f"home {self.name!r} is closed", backend=NAME)
         if not self.regions:
             raise RegistrationError("register memory first", backend=NAME)
+
+
+class MemoryLanding:
+    """What one peer engine writes into: the home's memory under another name."""
+
+    def __init__(
+        self, name: str, regions: tuple[Region, ...], closed: Callable[[MemoryLanding], None]
+    ) -> None:
+        self.regions = regions
+        self._agent = f"{name}.{next(_generations)}"
+        self._closed = closed
+        _agents[self._agent] = self
+
+    def metadata(self) -> bytes:
+        """What the writing peer's `MemoryLane.add` needs.
+
+        Raises:
+            TransferRefused: the landing is closed.
+        """
+        self._opened()
+        return pack(Envelope(NAME, VERSION, self._agent, self.regions, b""))
+
+    def serve(self) -> None:
+        """Do nothing: the writer's polls copy.
+
+        Raises:
+            TransferRefused: the landing is closed.
+        """
+        self._opened()
+
+    def close(self) -> None:
+        """End the landing: what was to land late never will. Idempotent."""
+        _agents.pop(self._agent, None)
+        self._closed(self)
+
+    def _opened(self) -> None:
+        if self._agent not in _agents:
+            raise TransferRefused(f"landing {self._agent!r} is closed", backend=NAME)
 
 
 @dataclass(slots=True, eq=False)
@@ -224,10 +276,8 @@ class MemoryLane:
         faults = self._home.faults
         if work.number in faults.hold:
             return State.PENDING
-        if work.agent not in _homes:
-            self._end(
-                transfer, State.FAILED, f"transfer with {transfer.peer}: home {work.agent!r} was closed"
-            )
+        if work.agent not in _agents:
+            self._end(transfer, State.FAILED, f"transfer with {transfer.peer}: {work.agent!r} was closed")
         elif work.number in faults.fail_after:
             _copy(work, faults.fail_after[work.number])
             self._end(transfer, State.FAILED, f"submit {work.number} is to fail half-way")
@@ -237,14 +287,14 @@ class MemoryLane:
         return transfer.state
 
     def close(self) -> None:
-        """End the lane: what was pending has failed and what was to land late never will. Idempotent."""
+        """End the lane: what was pending has failed and what it was to read late never lands. Idempotent."""
         self._open = False
         for transfer in list(self._live):
             self._end(transfer, State.FAILED, f"lane {self.name!r} was closed before the transfer ended")
         self._on_close(self)
 
     def _land(self, work: _Work) -> None:
-        if self._open and work.agent in _homes:
+        if (self._open or work.operation == "write") and work.agent in _agents:
             _copy(work, len(work.rows))
 
     def _end(self, transfer: Transfer, state: State, reason: str) -> None:
@@ -256,11 +306,11 @@ class MemoryLane:
             raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
 
     @staticmethod
-    def _reach(agent: str) -> MemoryHome:
-        home = _homes.get(agent)
-        if home is None:
-            raise PeerUnreachable(f"home {agent!r} was closed, or is in another process", backend=NAME)
-        return home
+    def _reach(agent: str) -> MemoryHome | MemoryLanding:
+        reached = _agents.get(agent)
+        if reached is None:
+            raise PeerUnreachable(f"{agent!r} was closed, or is in another process", backend=NAME)
+        return reached
 
 
 def _copy(work: _Work, count: int) -> None:

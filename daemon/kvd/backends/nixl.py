@@ -12,13 +12,14 @@ import os
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from kvd.backends.contract import Traits
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, RegistrationError
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.nixl_agent import Agent
+from kvd.backends.nixl_landing import SHIELD, NixlLanding, refusal
 from kvd.backends.nixl_lane import NixlLane, Parked
 from kvd.backends.nixl_library import NAME, Library, load, software_only
 from kvd.backends.nixl_serving import Serving, default_interval
@@ -78,7 +79,10 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> NixlHome:
 
 
 class NixlHome:
-    """A worker's registered memory. A thread of NIXL's or of ours answers the peers that read from it."""
+    """A worker's registered memory. A thread of NIXL's or of ours answers the peers that read from it.
+
+    ``traits.lands`` is settled once memory is registered.
+    """
 
     traits = Traits(
         synchronous=True,
@@ -94,12 +98,14 @@ class NixlHome:
         self._library = library
         interval = settings.serve_interval_s
         interval = default_interval() if interval is None else interval
-        self._agent: Agent | None = _agent(library, name, settings, progress=not interval)
+        self._agent: Agent | None = Agent(library, name, telemetry=settings.telemetry, progress=not interval)
         self._serving = Serving(self._agent, interval) if interval else None
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[NixlLane] = set()
+        self._landings: set[NixlLanding] = set()
         self._parked: deque[Parked] = deque()
         self._parks = settings.abandon == "park"
+        self._no_landing = ""
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory. Once, before `metadata` and `lane`.
@@ -117,6 +123,8 @@ class NixlHome:
         self._regions = tuple(regions)
         if self._settings.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
+        self._no_landing = refusal(os.environ, self._regions)
+        self.traits = replace(self.traits, lands=not self._no_landing)
 
     def metadata(self) -> bytes:
         """What a peer's `NixlLane.add` needs: NIXL's blob in our envelope.
@@ -142,12 +150,7 @@ class NixlHome:
         if not self._regions:
             raise RegistrationError("register memory before making a lane", backend=NAME)
         settings = self._settings
-        agent = _agent(self._library, f"{self.name}.{name}", settings, progress=False)
-        try:
-            agent.register(self._regions)
-        except BackendError:
-            agent.destroy()
-            raise
+        agent = self._registered(f"{self.name}.{name}", {})
         lane = NixlLane(
             name,
             agent,
@@ -159,14 +162,34 @@ class NixlHome:
         self._lanes.add(lane)
         return lane
 
+    def landing(self, name: str) -> NixlLanding:
+        """A fresh landing for one peer engine: an agent of its own with the same memory registered.
+
+        Raises:
+            BackendUnavailable: UCX does not start another agent, or none here is both safe and of use
+                (``traits.lands`` is false then).
+            RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
+        """
+        self._opened()
+        if not self._regions:
+            raise RegistrationError("register memory before making a landing", backend=NAME)
+        if self._no_landing:
+            raise BackendUnavailable(f"no landing: {self._no_landing}", backend=NAME)
+        agent = self._registered(f"{self.name}.{name}", SHIELD)
+        landing = NixlLanding(name, agent, self._regions, self._landings.discard)
+        self._landings.add(landing)
+        return landing
+
     def close(self) -> None:
-        """Destroy all lanes, then the home's agent. Idempotent.
+        """Destroy all lanes and landings, then the home's agent. Idempotent.
 
         Raises:
             BackendError: an agent outlived its destruction (see `NixlLane.close`).
         """
         for lane in list(self._lanes):
             lane.close()
+        for landing in list(self._landings):
+            landing.close()
         while self._parked:
             self._parked.popleft().destroy()
         if self._serving:
@@ -174,6 +197,16 @@ class NixlHome:
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.destroy()
+
+    def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
+        """One more agent over the home's memory, which only calls into it advance."""
+        agent = Agent(self._library, name, telemetry=self._settings.telemetry, progress=False, ucx=ucx)
+        try:
+            agent.register(self._regions)
+        except BackendError:
+            agent.destroy()
+            raise
+        return agent
 
     def _alone(self) -> AbstractContextManager[object]:
         """Keeps the serving thread out of the agent."""
@@ -195,7 +228,3 @@ class NixlHome:
         if self._agent is None:
             raise BackendError(f"home {self.name!r} is closed", backend=NAME)
         return self._agent
-
-
-def _agent(library: Library, name: str, settings: Settings, *, progress: bool) -> Agent:
-    return Agent(library, name, telemetry=settings.telemetry, progress=progress)

@@ -6,7 +6,8 @@ import gc
 import logging
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,34 +27,44 @@ class Agent:
     """Owns NIXL's agent and is the only one to refer to it.
 
     ``name`` gets a random suffix: a worker that starts again under its old name must not be taken for its predecessor
-    by agents that still hold a connection to it.
+    by agents that still hold a connection to it. ``ucx`` are UCX settings of this agent alone, without ``UCX_`` before
+    their names; NIXL takes no comma in them, and a variable of the same name in the environment comes before them.
     """
 
-    def __init__(self, library: Library, name: str, *, telemetry: bool, progress: bool) -> None:
+    def __init__(
+        self,
+        library: Library,
+        name: str,
+        *,
+        telemetry: bool,
+        progress: bool,
+        ucx: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.library = library
         self.name = f"{name}.{secrets.token_hex(4)}"
         self._gone: weakref.ref[Any] | None = None
         # NIXL's worker threads (num_threads) advance every post of 1024 descriptors and more by themselves: the bytes
         # of a parked lane would land with nobody calling into it.
         config = library.config(
-            backends=["UCX"],
+            backends=[],
             num_threads=0,
             capture_telemetry=telemetry,
             enable_prog_thread=progress,
         )
         self._telemetry = telemetry
         failure = None
+        self._nixl: Any = None
         try:
-            self._nixl: Any = library.agent(self.name, config)
+            self._nixl = library.agent(self.name, config)
+            settings = ",".join(f"{key}={value}" for key, value in ucx.items())
+            self._nixl.create_backend("UCX", {"engine_config": settings} if settings else {})
         except library.errors as error:
             failure = translate(error, f"start agent {self.name}").message
         if failure:
+            self._nixl = None
             raise BackendUnavailable(
                 failure, backend=NAME, hint="UCX_LOG_LEVEL=info says which transports it tried"
             )
-        if "UCX" not in self._nixl.backends:
-            self.destroy()
-            raise BackendUnavailable("this build of NIXL has no UCX plugin", backend=NAME)
 
     def call(self, doing: str, method: str, *arguments: Any) -> Any:
         """Call one of NIXL's methods.

@@ -169,7 +169,7 @@ class NixlLane:
             return transfer.state
 
     def close(self) -> None:
-        """End the lane. When this returns no byte of any of its transfers can land any more. Idempotent.
+        """End the lane. When this returns no byte of any of its transfers can land here any more. Idempotent.
 
         Transfers get ``drain_s`` seconds to end by themselves. If some don't, the agent is parked where the home allows
         it (see `Parked`), else destroyed.

@@ -27,7 +27,8 @@ INSTALL = "install nixl==1.5.1 (it needs numpy; without CUDA use --no-deps with 
 
 _log = logging.getLogger(__name__)
 
-_INFINIBAND = Path("/sys/class/infiniband")
+INFINIBAND = Path("/sys/class/infiniband")
+"""Holds a link for each RDMA device."""
 
 _SOFTWARE = frozenset({"tcp", "self", "sm", "shm", "mm", "posix", "sysv", "cma", "knem", "xpmem"})
 
@@ -83,7 +84,7 @@ def load() -> Library:
     return Library(api.nixl_agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
 
 
-def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = _INFINIBAND) -> None:
+def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = INFINIBAND) -> None:
     """Set what UCX reads once, when its library is loaded; what the user has set is kept, but for a missing tcp."""
     # libibverbs1 brings a second copy of libnl into the process, and every process that made a UCX context with the ib
     # module then dies with SIGSEGV at exit. Where there is no InfiniBand device the module is of no use anyway.
@@ -99,7 +100,7 @@ def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = _I
 
 
 def software_only(
-    environ: Mapping[str, str], regions: Sequence[Region], infiniband: Path = _INFINIBAND
+    environ: Mapping[str, str], regions: Sequence[Region], infiniband: Path = INFINIBAND
 ) -> bool:
     """Whether bytes can reach ``regions`` only through calls into NIXL, never by a device's own doing.
 

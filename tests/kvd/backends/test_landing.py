@@ -1,0 +1,142 @@
+"""What every landing must do, asked in one process of each backend that has landings."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Landing, LandingHome, Lane, PickingLane, State, Transfer
+from kvd.backends.errors import PeerUnreachable, RegistrationError, TransferRefused
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Grid, Picks
+
+SIZE = 1 << 20
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+class Sides:
+    """An engine that is written to, and one that writes."""
+
+    def __init__(self, kind: str) -> None:
+        self.source: Bytes = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
+        self.target: Bytes = np.zeros(SIZE, np.uint8)
+        self.owner, self.writer = self.home(kind, self.target), self.home(kind, self.source)
+        self.lane: Lane = self.writer.lane("owner")
+
+    @staticmethod
+    def home(kind: str, memory: Bytes) -> LandingHome:
+        home = open_home(kind, "worker", {})
+        assert isinstance(home, LandingHome)
+        home.register([Region(memory.ctypes.data, SIZE)])
+        assert home.traits.lands
+        return home
+
+    def landing(self, peer: str) -> Landing:
+        landing = self.owner.landing(peer)
+        self.lane.add(peer, landing.metadata())
+        return landing
+
+    def rows(self, *triples: tuple[int, int, int]) -> Descriptors:
+        local, remote, length = np.array(triples, np.int64).reshape(-1, 3).T
+        return Descriptors(local + self.source.ctypes.data, remote + self.target.ctypes.data, length)
+
+    def finish(self, transfer: Transfer, *served: Landing) -> State:
+        for _ in range(1_000_000):
+            for landing in served:
+                landing.serve()
+            if self.lane.poll(transfer) is not State.PENDING:
+                break
+        return transfer.state
+
+
+@pytest.fixture(params=["memory", "nixl"])
+def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
+    if request.param == "nixl":
+        pytest.importorskip("nixl", exc_type=ImportError)
+    made = Sides(request.param)
+    yield made
+    made.writer.close()
+    made.owner.close()
+
+
+def test_writes_exactly_the_named_bytes(sides: Sides) -> None:
+    landing = sides.landing("p")
+    transfer = sides.lane.submit("p", sides.rows((7, 4001, 1), (100, 50, 333), (8, 70000, 65537)), "write")
+    assert sides.finish(transfer, landing) is State.DONE
+    image = np.zeros(SIZE, np.uint8)
+    for local, remote, length in ((7, 4001, 1), (100, 50, 333), (8, 70000, 65537)):
+        image[remote : remote + length] = sides.source[local : local + length]
+    assert (sides.target == image).all()
+
+
+def test_picks_write_the_cells_of_a_grid(sides: Sides) -> None:
+    landing, lane = sides.landing("p"), sides.lane
+    assert isinstance(lane, PickingLane)
+    start, end, length, here, there = (
+        np.array([n], np.int64) for n in (sides.source.ctypes.data, sides.target.ctypes.data, 600, 1000, 3000)
+    )
+    grid = Grid(start, end, length, here, there, 40, 25)
+    cells, others = np.array([39, 4], np.int32), np.array([0, 24], np.int32)
+    transfer = lane.submit_picks("p", Picks(grid, cells, others, 1200, 2), "write")
+    assert sides.finish(transfer, landing) is State.DONE
+    image = np.zeros(SIZE, np.uint8)
+    image[:600], image[72000:72600] = sides.source[39000:39600], sides.source[4000:4600]
+    assert (sides.target == image).all()
+
+
+def test_several_landings_of_one_worker_are_peers_of_one_lane(sides: Sides) -> None:
+    both = sides.landing("0#1"), sides.landing("0#2")
+    posted = [
+        sides.lane.submit(peer, sides.rows((0, at, 100)), "write")
+        for peer, at in (("0#1", 0), ("0#2", 500), ("0#1", 900))
+    ]
+    assert [sides.finish(transfer, *both) for transfer in posted] == [State.DONE] * 3
+    assert np.count_nonzero(sides.target) == 300
+
+
+def test_a_new_landing_takes_the_place_of_a_closed_one(sides: Sides) -> None:
+    sides.landing("p").close()
+    landing = sides.landing("p")
+    assert sides.finish(sides.lane.submit("p", sides.rows((0, 0, 100)), "write"), landing) is State.DONE
+    assert (sides.target[:100] == sides.source[:100]).all()
+
+
+def test_nothing_lands_through_a_closed_landing_and_the_others_stay(sides: Sides) -> None:
+    doomed, spared = sides.landing("doomed"), sides.landing("spared")
+    under_way = sides.lane.submit("doomed", sides.rows((0, 0, SIZE // 2)), "write")
+    doomed.close()
+    doomed.close()
+    sides.target[:] = 0
+    after = sides.rows((SIZE // 2, SIZE // 2, 100))
+    assert sides.finish(sides.lane.submit("spared", after, "write"), spared) is State.DONE
+    try:
+        late = sides.lane.submit("doomed", sides.rows((0, 0, 100)), "write")
+    except (TransferRefused, PeerUnreachable):
+        pass
+    else:
+        assert sides.finish(late, spared) is State.FAILED
+    assert sides.finish(under_way, spared) is not State.PENDING
+    assert not sides.target[: SIZE // 2].any()
+    assert np.count_nonzero(sides.target) == 100
+
+
+def test_a_closed_landing_says_so(sides: Sides) -> None:
+    landing = sides.owner.landing("p")
+    landing.close()
+    for call in (landing.metadata, landing.serve):
+        with pytest.raises(TransferRefused, match="closed"):
+            call()
+
+
+def test_a_home_wants_memory_first_and_takes_its_landings_along(sides: Sides) -> None:
+    bare = open_home("memory" if "Memory" in type(sides.owner).__name__ else "nixl", "bare", {})
+    assert isinstance(bare, LandingHome)
+    with pytest.raises(RegistrationError):
+        bare.landing("p")
+    bare.close()
+    landing = sides.owner.landing("p")
+    sides.owner.close()
+    with pytest.raises(TransferRefused, match="closed"):
+        landing.metadata()

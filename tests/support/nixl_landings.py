@@ -1,0 +1,256 @@
+"""Takes NIXL landings away from real writers; prints one JSON line: for each case what landed, and who survived.
+
+Arguments: the size of the memory, the pieces that a write has, and cases, which are run in order with two writers that
+live on from case to case. A case that ends in ``:number`` posts picks of a grid. Cases:
+
+``close``, ``keep``: a writer is stopped in the middle of a write, the landing closed or kept, the memory zeroed, the
+writer continued. ``unshielded``: as ``close``, with a landing whose agent has all of UCX's transports.
+``kill``, ``kill-keep``: the same with a writer that is killed.
+``abandon``: the writer closes its lane in the middle of a write, and then the landing is served.
+``crowd``: one of three landings is closed again and again while it is written, by a writer that nobody stops.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvd.backends import nixl
+from kvd.backends.nixl_landing import SHIELD, NixlLanding
+from kvd.geometry.model import Region
+
+WRITER = Path(__file__).with_name("nixl_writer.py")
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+Found = dict[str, Any]
+
+
+class Writer:
+    """A writing process and what it says."""
+
+    def __init__(self, size: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(WRITER), str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self._line = b""
+        assert self.answer() == "ready"
+
+    def tell(self, **order: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def heard(self) -> Any:
+        """What it said since, or None."""
+        assert self.process.stdout is not None
+        self._line += self.process.stdout.readline() or b""
+        if self._line.endswith(b"\n"):
+            line, self._line = self._line, b""
+            return json.loads(line)
+        return None if self.process.poll() is None else {"state": "died", "status": self.process.returncode}
+
+    def answer(self, *served: NixlLanding, seconds: float = 40) -> Any:
+        """What it says next, with landings being served meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for landing in served:
+                landing.serve()
+            if (said := self.heard()) is not None:
+                return said
+            time.sleep(1e-4)
+        return {"state": "silent"}
+
+    def add(self, peer: str, landing: NixlLanding) -> None:
+        self.tell(do="add", peer=peer, metadata=landing.metadata().hex())
+        assert self.answer(landing) == "added"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """Stop it, and wait until the last of its threads stands still: until then it may go on writing."""
+        os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while any((t / "stat").read_text().rpartition(")")[2].split()[0] != "T" for t in tasks.iterdir()):
+            time.sleep(1e-4)
+
+
+def order(memory: Bytes, pieces: int, by: str, peer: str = "w") -> dict[str, Any]:
+    return {"do": "write", "peer": peer, "address": memory.ctypes.data, "pieces": pieces, "by": by}
+
+
+def waiting() -> int:
+    """Bytes that have come to this process's TCP sockets and that nobody has read yet."""
+    mine = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            mine.add(str(entry.readlink()))
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if f"socket:[{row[9]}]" in mine)
+
+
+def caught(writer: Writer, memory: Bytes, pieces: int) -> dict[str, int]:
+    """Stop the writer in the middle of a write that nobody serves; what has landed, and what waits in our sockets."""
+    assert writer.answer() == "go"
+    some = memory[len(memory) // 2 : len(memory) * 3 // 4 : 1024]  # writes begin at the end
+    until = time.monotonic() + 20
+    while not some.any() and waiting() < 64 << 10 and time.monotonic() < until:
+        pass
+    writer.stop()
+    landed = int(np.count_nonzero(memory))
+    return {"before": landed, "missing": len(memory) - pieces - landed, "waiting": waiting()}
+
+
+def made(home: nixl.NixlHome, name: str, *, shielded: bool) -> NixlLanding:
+    nixl.SHIELD = SHIELD if shielded else {}  # type: ignore[attr-defined]
+    return home.landing(name)
+
+
+def given_up(case: str, home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+    """A writer caught in the middle of a write."""
+    landing = made(home, "writer", shielded=case != "unshielded")
+    other = made(home, "other", shielded=True)
+    writer.add("w", landing)
+    writer.tell(**whole)
+    assert writer.answer() == "go"
+    found: Found = {"first": writer.answer(landing)}
+    for _ in range(10):
+        memory[:] = 0
+        writer.tell(**whole)
+        found |= caught(writer, memory, whole["pieces"])
+        if found["missing"]:
+            break
+        os.kill(writer.process.pid, signal.SIGCONT)
+        assert writer.answer(landing)
+    kept = [landing, other] if case.endswith("keep") else [other]
+    if case.startswith("kill"):
+        writer.end()
+    started = time.monotonic()
+    if landing not in kept:
+        landing.close()
+    found["close_s"] = time.monotonic() - started
+    memory[:] = 0
+    if case.startswith("kill"):
+        for _ in range(200):
+            for one in kept:
+                one.serve()
+            time.sleep(1e-3)
+    else:
+        os.kill(writer.process.pid, signal.SIGCONT)
+        found["write"] = writer.answer(*kept)
+    found["landed"] = int(np.count_nonzero(memory))
+    for one in kept:
+        one.close()
+    return found if case.startswith("kill") else found | renewed(home, writer, memory, whole)
+
+
+def renewed(home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+    """The writer lives, and its next lane reaches a new landing over the same memory."""
+    memory[:] = 0
+    writer.tell(do="renew")
+    assert writer.answer() == "renewed"
+    landing = home.landing("again")
+    writer.add(whole["peer"], landing)
+    writer.tell(**whole)
+    assert writer.answer() == "go"
+    state = writer.answer(landing)["state"]
+    landing.close()
+    return {"again": state, "complete": int(np.count_nonzero(memory)) == len(memory) - whole["pieces"]}
+
+
+def abandoned(home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+    """The writer gives up its write, the landing stays."""
+    landing = home.landing("writer")
+    writer.add("w", landing)
+    writer.tell(**whole)
+    assert writer.answer() == "go"
+    found: Found = {"first": writer.answer(landing)}
+    writer.tell(**whole, seconds=0.05)
+    assert writer.answer() == "go"
+    found["write"] = writer.answer()
+    writer.tell(do="renew")
+    assert writer.answer() == "renewed"
+    memory[:] = 0
+    for _ in range(200):
+        landing.serve()
+    found["landed"] = int(np.count_nonzero(memory))
+    landing.close()
+    return found
+
+
+def crowd(home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int, by: str) -> Found:
+    """Round after round, one of three landings is closed at another moment of a write."""
+    half = len(memory) // 2
+    mine, theirs = memory[:half], memory[half:]
+    expected = half - pieces
+    first, second = writers
+    rounds: list[Found] = []
+    untouched = home.landing("second")
+    second.add("w", untouched)
+    for turn in range(4):
+        doomed, spared = home.landing(f"doomed-{turn}"), home.landing(f"spared-{turn}")
+        first.add("doomed", doomed)  # in the place of its predecessor, from the second round on
+        first.add("spared", spared)
+        memory[:] = 0
+        second.tell(**order(theirs, pieces, by))
+        assert second.answer(untouched) == "go"
+        first.tell(**order(mine, pieces, by, "doomed"))
+        assert first.answer(untouched) == "go"
+        for _ in range(turn * turn * 20):
+            doomed.serve()
+            untouched.serve()
+        doomed.close()
+        mine[:] = 0
+        found: Found = {"doomed": first.answer(untouched)["state"], "late": int(np.count_nonzero(mine))}
+        found["second"] = second.answer(untouched)["state"]
+        found["theirs"] = int(np.count_nonzero(theirs)) == expected
+        first.tell(**order(mine, pieces, by, "spared"))
+        assert first.answer() == "go"
+        found["spared"] = first.answer(spared)["state"]
+        found["mine"] = int(np.count_nonzero(mine)) == expected
+        rounds.append(found)
+        spared.close()
+    untouched.close()
+    return {"rounds": rounds}
+
+
+def run(case: str, home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int) -> Found:
+    case, _, by = case.partition(":")
+    if case == "crowd":
+        return crowd(home, writers, memory, pieces, by)
+    half = memory[: len(memory) // 2]
+    whole = order(half, pieces, by)
+    if case == "abandon":
+        return abandoned(home, writers[0], half, whole)
+    return given_up(case, home, writers.pop() if case.startswith("kill") else writers[0], half, whole)
+
+
+def main() -> None:
+    size, pieces, cases = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    home = nixl.open_home("owner", options={})
+    memory = np.zeros(2 * size, np.uint8)
+    home.register([Region(memory.ctypes.data, memory.nbytes)])
+    writers = [Writer(size), Writer(size)]
+    everyone = list(writers)
+    try:
+        found = {case: run(case, home, writers, memory, pieces) for case in cases}
+        found["alive"] = {"writers": [writer.process.poll() is None for writer in writers]}
+    finally:
+        for writer in everyone:
+            writer.end()
+    home.close()
+    json.dump(found, sys.stdout)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()
