@@ -1,0 +1,52 @@
+"""Errors of traces.
+
+TraceError             code, message with file and line, hint
+├── NotATrace          the file cannot be read, or is something else
+├── TraceVersionError  a trace of a schema that this version does not read
+├── TraceCut           it ends before its last line: a copy or an export that was interrupted
+├── BadTrace           a line that cannot be true: not of its shape, ids below zero or beyond the engine's memory ...
+└── TraceTooLarge      more than this version takes: a line, a list of blocks, the whole; found before it is read
+"""
+
+from __future__ import annotations
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read or written. ``code`` is stable, ``hint`` the next step."""
+
+    code = "KVD-TRACE"
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class NotATrace(TraceError):
+    """The file cannot be read, or is something else."""
+
+    code = "KVD-TRACE-NONE"
+
+
+class TraceVersionError(TraceError):
+    """A trace of a schema that this version does not read."""
+
+    code = "KVD-TRACE-VERSION"
+
+
+class TraceCut(TraceError):
+    """The trace ends before its last line."""
+
+    code = "KVD-TRACE-CUT"
+
+
+class BadTrace(TraceError):
+    """A line that cannot be true."""
+
+    code = "KVD-TRACE-BAD"
+
+
+class TraceTooLarge(TraceError):
+    """More than this version takes."""
+
+    code = "KVD-TRACE-LARGE"
