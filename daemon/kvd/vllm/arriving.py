@@ -371,7 +371,7 @@ class PeerArrivals:
                 arrival.tick(source, there.layers, now)
         elif not arrival.cause:
             self._fetch(arrival, progress)
-        if progress.quiet or progress.failed:
+        if progress.quiet:
             arrival.quiet.add(source)
         name = f"prefiller {self.engine_id}/{rank_name(source)}"
         if progress.failed:

@@ -4,8 +4,8 @@ It is level-triggered. Whatever wakes it, it looks at how far each request is co
 posted, polls what is under way, and tells each decoding worker what is there. Nothing queues up behind a slow peer but
 the tokens themselves: what became ready meanwhile goes into the next post together.
 
-A post that did not complete is waited for or ended with its lane before anything is said to be quiet. The targets that
-were not to blame start over on a new lane from what is certainly written.
+A post that failed or does not end may still land, whatever is done here (`kvd.vllm.write_lane`). Its target fails and
+is never said to be quiet, so the decoder closes its landing. Only what could not be started is posted again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from kvd.vllm.outgoing import Computed, Outgoing
 from kvd.vllm.talk import Talk
 from kvd.vllm.target import (
     MOST_FLYING,
-    Piece,
     Target,
     due,
     expired,
@@ -44,7 +43,7 @@ from kvd.vllm.target import (
     settle,
     written,
 )
-from kvd.vllm.write_lane import WriteLane
+from kvd.vllm.write_lane import WriteLanes
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard, RankId
@@ -56,7 +55,7 @@ POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between looks while something is under way: quick while it is young."""
 MAX_FAILURES = 3
 QUIET_AFTER = 1.0
-"""Seconds for which a post of a withdrawn target may end by itself before its lane is destroyed."""
+"""Seconds for which a post of a target that is over may end by itself before it is left to the decoder's landing."""
 KEEP = 120.0
 """Seconds for which a target is remembered after its end: its messages may come again."""
 MOST_TARGETS = 8192
@@ -114,7 +113,7 @@ class Sender:
         self._targets: dict[Name, Target] = {}
         self._peer: Decoder | None = None
         self._asked: str | None = None
-        self._lane = WriteLane(decoder, home)
+        self._lanes = WriteLanes(decoder, home)
         self._behind = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
         self._thread.start()
@@ -138,7 +137,7 @@ class Sender:
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still be at work."""
         self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and self._lane.clean
+        return not self._thread.is_alive() and self._lanes.clean
 
     def _put(self, item: _Inbox | None) -> None:
         self._inbox.put(item)
@@ -156,8 +155,8 @@ class Sender:
             except Exception:  # the thread must outlive any single message
                 log.exception("pushing to %s: unexpected error", self.decoder)
                 time.sleep(POLL_SLOW)  # a cause that stays must not spin
-        self._drop()
-        self._lane.bury(math.inf)
+        self._lanes.leave()
+        self._lanes.sweep((), math.inf)
 
     def _turn(self) -> bool:
         while True:
@@ -169,17 +168,15 @@ class Sender:
                 return False
             self._handle(item)
         now = time.monotonic()
-        self._lane.bury(now)
         self._behind = False
         for target in self._open():
             try:
                 self._serve(target, now)
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
-                self._drop()
+                self._lanes.leave()
                 self._close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
-        if self._lane.poll_former(now):
-            self._drop()
+        self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
         for target in list(self._targets.values()):
             if target.news:
                 self._tell(target)
@@ -201,12 +198,11 @@ class Sender:
     def _pause(self) -> float | None:
         open_ = self._open()
         flying = [piece.transfer for target in open_ for piece in target.flying]
-        flying += self._lane.former
         if flying or self._behind:
             youngest = max((transfer.posted for transfer in flying), default=math.inf)
             return POLL if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
         dues = [target.deadline for target in open_ if target.closing is None]
-        dues += self._lane.dues
+        dues += self._lanes.due
         dues += [release_at(target) for target in self._targets.values() if not target.released]
         if self._targets:
             dues.append(time.monotonic() + KEEP)
@@ -250,8 +246,8 @@ class Sender:
         if before is not None and before.withdrawn and key.attempt == before.key.attempt:
             self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
             return  # withdrawn before it was announced
-        if before is not None:
-            self._lane.leave(before.flying)
+        if before is not None and before.flying:
+            self._lanes.leave()  # they write into a landing that is no more
         target = Target(announce, time.monotonic() + announce.seconds)
         self._targets[name] = target
         generation = announce.generations[1]
@@ -264,13 +260,13 @@ class Sender:
         key = message.key
         target = self._find(key)
         if target is None:
-            newer = self._targets.get((key.transfer_id, key.rank))
-            if newer is not None and newer.key.attempt > key.attempt:
-                if not self._lane.former:  # else it ends its landing by itself
-                    self._tell(Target(_nothing(key), 0.0, withdrawn=True, settled=time.monotonic()))
-                return
+            other = self._targets.get((key.transfer_id, key.rank))
+            if other is not None and other.key.attempt > key.attempt:
+                return  # the landing of that attempt is closed, or this one would not be here
+            if other is not None and other.flying:
+                self._lanes.leave()
             target = Target(_nothing(key), time.monotonic(), withdrawn=True)
-            self._lane.leave(newer.flying if newer is not None else ())
+            self._targets[key.transfer_id, key.rank] = target
             # It counts as a worker that has its part; who the others are stands in the card.
             self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
             if self._peer is not None:
@@ -361,7 +357,7 @@ class Sender:
         peer, self._peer = self._peer, None
         if peer is None:
             return
-        self._drop()
+        self._lanes.leave()
         for name, target in list(self._targets.items()):
             if target.announce.generations[1] in ("", peer.generation):
                 self._outgoing.gone(name[0], self.decoder)
@@ -419,24 +415,26 @@ class Sender:
                     target.posted.update(layers)
                     written(target, layers)
                     continue
-                transfer = self._lane.post(target, rows)
+                piece = self._lanes.post(target, rows, layers, computed.epoch)
             except TopologyError as error:
                 self._close(target, f"its blocks do not fit: {error}")
                 return
             except BackendError as error:
-                self._failed(target, error.message)
+                self._refused(target, error.message)
                 return
-            target.flying.append(Piece(transfer, layers, computed.epoch))
+            target.flying.append(piece)
             target.posted.update(layers)
             self._poll(target)
         self._end_if_complete(target)
 
     def _poll(self, target: Target) -> None:
         for piece in list(target.flying):
-            state = self._lane.look(piece.transfer)
+            state = self._lanes.look(piece)
             if state is State.FAILED:
-                self._failed(target, f"{piece.transfer.peer}: {piece.transfer.reason}")
-                return
+                target.flying.remove(piece)
+                target.dirty = True
+                self._lanes.leave()
+                self._close(target, f"{piece.transfer.peer}: {piece.transfer.reason}")
             if state is State.DONE:
                 target.flying.remove(piece)
                 if piece.epoch == self._outgoing.epoch(target.key.transfer_id):
@@ -449,12 +447,10 @@ class Sender:
         if target.closing is None and not target.direct and not target.flying and target.complete:
             self._settle(target)
 
-    def _failed(self, target: Target, reason: str) -> None:
-        """A post failed: again on a new lane, or for good."""
+    def _refused(self, target: Target, reason: str) -> None:
+        """A post could not be started, so nothing of it moves: again on a new lane, or not at all."""
         target.failures += 1
-        self._drop()
-        if target.closing is not None:
-            return
+        self._lanes.leave()
         if target.failures >= MAX_FAILURES:
             self._close(target, reason)
         else:
@@ -471,8 +467,10 @@ class Sender:
 
     def _quieten(self, target: Target, now: float) -> None:
         if target.flying and now > (target.closing or now) + QUIET_AFTER:
-            self._drop()
-        if not target.flying and not self._lane.holds(target):
+            target.flying.clear()
+            target.dirty = True
+            self._lanes.leave()
+        if not target.flying:
             self._settle(target)
 
     def _settle(self, target: Target) -> None:
@@ -484,9 +482,6 @@ class Sender:
     def _release(self, target: Target) -> None:
         target.released = True
         self._outgoing.settled(target.key.transfer_id, self.decoder, target.key.rank)
-
-    def _drop(self) -> None:
-        self._lane.drop(self._targets.values(), self._close)
 
     def _tell(self, target: Target) -> None:
         target.news = False

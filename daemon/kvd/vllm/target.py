@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from kvd.backends.contract import Transfer
+from kvd.backends.contract import Lane, Transfer
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.plan import BlockList
 from kvd.topology.push import LayerPush, compile_chunk, sendable
@@ -35,6 +35,7 @@ class Piece:
     transfer: Transfer
     layers: dict[str, int]
     epoch: int
+    lane: Lane
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +44,8 @@ class Target:
 
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
     told of). ``unheard`` are those of which the decoder has not confirmed to know. ``closing`` is since when nothing
-    more is posted, ``cause`` why it failed. ``settled`` is since when nothing is under way and nothing will be,
-    ``released`` that its blocks are not needed either.
+    more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its landing is open.
+    ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
     """
 
     announce: PushAnnounce
@@ -61,6 +62,7 @@ class Target:
     closing: float | None = None
     withdrawn: bool = False
     cause: str = ""
+    dirty: bool = False
     settled: float | None = None
     released: bool = False
 
@@ -176,7 +178,7 @@ def progress(target: Target, source: RankId) -> PushProgress:
             for (group, source_group, tokens), names in by_group.items()
         ),
         failed=target.cause if over else "",
-        quiet=over and (target.withdrawn or bool(target.cause)),
+        quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
     )
 
 
@@ -194,9 +196,9 @@ def expired(target: Target, now: float, keep: float) -> bool:
 
 
 def settle(target: Target) -> None:
-    """Nothing of it is under way and nothing will be; whoever waits for that word is told."""
+    """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
     target.settled = time.monotonic()
-    target.news = target.news or target.withdrawn or bool(target.cause)
+    target.news = target.news or bool(target.cause) or (target.withdrawn and not target.dirty)
 
 
 def _run(target: Target, group: int) -> BlockRun | None:

@@ -81,8 +81,8 @@ class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
 class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=True):
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
-    ``failed`` is the cause; a message with one implies ``quiet``. Answered by `Ok`; one that nobody waits for is no
-    error.
+    ``failed`` is the cause. Without ``quiet`` beside it something may still land, and no other word follows: the
+    decoder has to close its landing. Answered by `Ok`; one that nobody waits for is no error.
     """
 
     key: PushKey

@@ -205,7 +205,7 @@ def test_our_own_generation_is_awaited(rig: PushRig) -> None:
 def test_a_failure_at_one_source_waits_for_the_other(two: PushRig) -> None:
     two.start(pushed((2, 9)))
     two.announced()
-    two.say(tp=1, failed="the request was aborted")
+    two.say(tp=1, failed="the request was aborted", quiet=True)
     (told,) = two.withdrawn()
     assert (told.key.transfer_id, told.key.attempt, told.generation) == ("x", 0, GENERATION)
     assert pending(two), "the other source may still write"

@@ -127,7 +127,7 @@ def test_a_miss_waits_for_the_reads_under_way(rig: PushRig) -> None:
     rig.announced()
     rig.readable("l0", 8, 5, 6)
     eventually(lambda: rig.decoder._lanes["p"]._active)
-    rig.say(failed="the request was aborted")
+    rig.say(failed="the request was aborted", quiet=True)
     rig.withdrawn()
     assert nothing_yet(rig), "reported while a read of it may still land"
     rig.faults.release(0)
