@@ -22,6 +22,7 @@ from kvd.vllm import arriving
 from kvd.vllm.orders import LoadOrder, StepOrders
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.settings import Settings
+from kvd.vllm.target import Piece
 from kvd.vllm.worker import WorkerHalf
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
@@ -168,6 +169,14 @@ def test_the_prefiller_may_free_its_blocks_when_all_decoding_workers_have_theirs
 # --- late writes ---
 
 
+def flying(sides: Both) -> list[Piece]:
+    """What the prefilling worker has posted and not seen the end of."""
+    senders = list(sides.rig.workers[0].half.pushing._senders.values())
+    return [
+        piece for sender in senders for target in list(sender._targets.values()) for piece in target.flying
+    ]
+
+
 def test_a_write_that_is_held_ends_at_the_prefiller_before_the_miss_is_reported() -> None:
     with both(dense("p"), dense("d")) as sides:
         sides.rig.fill(REQUEST.remote)
@@ -175,7 +184,7 @@ def test_a_write_that_is_held_ends_at_the_prefiller_before_the_miss_is_reported(
         faults.hold = {0, 1}
         sides.order(REQUEST.local, REQUEST.tokens)
         sides.rig.run(step(REQUEST.remote, REQUEST.tokens, REQUEST.tokens))
-        eventually(lambda: next(sides.rig.workers[0].half._home._inner.submits))
+        eventually(lambda: flying(sides))
         sides.expire()
         assert gather(sides.half, 1).failed == {"x"}
         assert sides.wire.told(PushWithdraw)
@@ -193,19 +202,16 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
         sides.rig.workers[0].faults.hold = set(range(10))
         sides.order(REQUEST.local, REQUEST.tokens)
         sides.rig.run(step(REQUEST.remote, REQUEST.tokens, REQUEST.tokens))
-        flying = sides.rig.workers[0].half.pushing._senders
-        eventually(lambda: any(t.flying for s in flying.values() for t in s._targets.values()))
+        eventually(lambda: flying(sides))
         sides.wire.cut = True
         yield sides
 
 
 def go_on(sides: Both) -> None:
     """The write that was held runs at the prefiller's next poll; wait until it has."""
-    (sender,) = sides.rig.workers[0].half.pushing._senders.values()
-    (target,) = sender._targets.values()
-    (flying, *_) = target.flying
+    (piece, *_) = flying(sides)
     sides.rig.workers[0].faults.hold.clear()
-    eventually(lambda: flying.transfer.ended)
+    eventually(lambda: piece.transfer.ended)
 
 
 def test_nothing_lands_after_the_miss_of_a_prefiller_that_goes_on_later(stopped: Both) -> None:
