@@ -42,9 +42,20 @@ class BlockState(Protocol):
 class Scheduled(Protocol):
     """What is used of vLLM's SchedulerOutput."""
 
-    num_scheduled_tokens: Mapping[str, int]
-    preempted_req_ids: AbstractSet[str] | None
-    kv_connector_block_state: BlockState | None
+    @property
+    def num_scheduled_tokens(self) -> Mapping[str, int]:
+        """Tokens that the step computes, by request."""
+        ...
+
+    @property
+    def preempted_req_ids(self) -> AbstractSet[str] | None:
+        """Requests that lost their blocks since the last step."""
+        ...
+
+    @property
+    def kv_connector_block_state(self) -> BlockState | None:
+        """The block tables."""
+        ...
 
 
 @dataclass(slots=True)
