@@ -71,6 +71,9 @@ class Prefiller:
             self.requests[request_id].num_computed_tokens += tokens
         return orders.pushes, orders.push_ends
 
+    def holds(self) -> bool:
+        return self.half.holds_pushed
+
     def finish(self, *table: list[int], request_id: str = "r", completed: bool = True) -> bool:
         kept, params = self.half.finished(self.requests[request_id], table, completed=completed)
         assert params is None
@@ -110,9 +113,9 @@ def test_blocks_are_kept_until_all_workers_have_sent_them_and_are_freed_once() -
     p = Prefiller(lease_seconds=12.0)
     p.arrive()
     p.step(10, [5, 6, 7])
-    assert not p.half.holds_pushed
+    assert not p.holds()
     assert p.finish([5, 6, 7])
-    assert p.half.holds_pushed
+    assert p.holds()
     assert p.step(0) == ([], [PushEnd("x", "r", 12.0)])
     assert p.step(0) == ([], [])
     assert not p.script.told(LeaseOpened), "what is pushed needs no lease"
@@ -125,7 +128,7 @@ def test_an_aborted_request_keeps_nothing_and_says_why() -> None:
     p.arrive()
     p.step(4, [5])
     assert not p.finish([5], completed=False)
-    assert not p.half.holds_pushed
+    assert not p.holds()
     ((steps), (end,)) = p.step(0)
     assert (steps, end.transfer_id, end.request_id) == ([], "x", "r")
     assert "aborted" in end.cause
@@ -235,4 +238,4 @@ def test_a_request_without_a_transfer_is_pulled_as_ever() -> None:
     assert kept
     assert params is not None
     assert p.script.told(LeaseOpened)
-    assert not p.half.holds_pushed
+    assert not p.holds()
