@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from kvd.client.cards import engine_geometry
+from kvd.client.errors import ClientError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import UnknownEngine
 from kvd.topology.push import LayerPush, plan_push
+from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.push import PushKey
+
+HANDSHAKE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +50,30 @@ def know_decoder(card: EngineCard, siblings: tuple[WorkerGeometry, ...], source:
     workers = engine_geometry(card).workers
     by_rank = {RankId(tp=w.rank.tp, pp=w.rank.pp, dcp=w.rank.dcp): w for w in workers}
     return Decoder(card.generation, by_rank, siblings, source)
+
+
+def ask_for_decoder(
+    session: Talk, prefiller: str, key: PushKey, generation: str, answered: Callable[[EngineCard | str], None]
+) -> None:
+    """Ask kvd for the decoder of a push; ``answered`` gets its card or the reason, on the session's thread."""
+
+    def look(done: Future[Message]) -> None:
+        try:
+            answer = done.result()
+        except ClientError as error:
+            answered(f"decoder {key.decoder}: {error.message}")
+            return
+        if isinstance(answer, PeerReady):
+            answered(answer.peer)
+        else:
+            answered(f"decoder {key.decoder}: kvd answered {type(answer).__name__}")
+
+    session.call(
+        GetPeer(
+            local_engine=prefiller,
+            engine_id=key.decoder,
+            endpoint=key.decoder_endpoint,
+            generation=generation,
+        ),
+        HANDSHAKE_SECONDS,
+    ).add_done_callback(look)

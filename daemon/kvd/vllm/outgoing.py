@@ -64,10 +64,14 @@ class Computed:
 
 @dataclass(slots=True)
 class _Transfer:
-    """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended."""
+    """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
+
+    ``lists`` are the blocks of a step as arrays, made when they are first asked for.
+    """
 
     step: PushStep
     epoch: int = 0
+    lists: tuple[PushStep, dict[int, BlockList]] | None = None
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     until: float = math.inf
     cause: str = ""
@@ -171,14 +175,16 @@ class Outgoing:
                 return Computed(over=over[0]) if over is not None else None
             step, epoch, cause = transfer.step, transfer.epoch, transfer.cause
             kept = transfer_id in self._ended and not cause
-            marks = dict(transfer.marks)
+            lists, marks = transfer.lists, dict(transfer.marks)
+        if lists is None or lists[0] is not step:
+            lists = transfer.lists = (step, step.block_lists())
         layers: dict[str, int] = {}
         behind = False
         for name, found in marks.items():
             there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
             layers[name] = there
             behind = behind or any(m.tokens > there for m in found)
-        return Computed(step.block_lists(), step.total, epoch, kept, cause, layers, behind)
+        return Computed(lists[1], step.total, epoch, kept, cause, layers, behind)
 
     def epoch(self, transfer_id: str) -> int:
         """How often a transfer was preempted; -1 where it has ended or is not known."""

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Home, State
 from kvd.backends.errors import BackendError
-from kvd.client.errors import ClientError, RefusedByDaemon
+from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
-from kvd.vllm.decoder import Decoder, know_decoder
+from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.vllm.outgoing import Computed, Outgoing
 from kvd.vllm.talk import Talk
 from kvd.vllm.target import (
@@ -36,6 +36,7 @@ from kvd.vllm.target import (
     expired,
     lost,
     next_piece,
+    nothing,
     progress,
     readable,
     release_at,
@@ -45,8 +46,8 @@ from kvd.vllm.target import (
 )
 from kvd.vllm.write_lane import WriteLanes
 from kvd.wire.frame import Message
-from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.names import rank_name
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 
 log = logging.getLogger(__name__)
@@ -59,9 +60,10 @@ QUIET_AFTER = 1.0
 KEEP = 120.0
 """Seconds for which a target is remembered after its end: its messages may come again."""
 MOST_TARGETS = 8192
+TIDY = 1.0
+"""Seconds between two looks for targets that need not be remembered any more."""
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
-HANDSHAKE_SECONDS = 10.0
 
 Name = tuple[str, RankId]
 
@@ -111,6 +113,8 @@ class Sender:
         self._inbox: queue.SimpleQueue[_Inbox | None] = queue.SimpleQueue()
         self._event = threading.Event()
         self._targets: dict[Name, Target] = {}
+        self._live: list[Target] = []  # those for which there is something left to do
+        self._tidied = 0.0
         self._peer: Decoder | None = None
         self._asked: str | None = None
         self._lanes = WriteLanes(decoder, home)
@@ -177,12 +181,15 @@ class Sender:
                 self._lanes.leave()
                 self._close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
         self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
-        for target in list(self._targets.values()):
+        for target in self._live:
             if target.news:
                 self._tell(target)
             if now >= release_at(target):
                 self._release(target)
-        self._forget(now)
+        self._live = [target for target in self._live if not target.over]
+        if now > self._tidied + TIDY:
+            self._tidied = now
+            self._forget(now)
         return True
 
     def _serve(self, target: Target, now: float) -> None:
@@ -193,7 +200,7 @@ class Sender:
             self._quieten(target, now)
 
     def _open(self) -> list[Target]:
-        return [target for target in self._targets.values() if target.settled is None]
+        return [target for target in self._live if target.settled is None]
 
     def _pause(self) -> float | None:
         open_ = self._open()
@@ -203,7 +210,7 @@ class Sender:
             return POLL if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
         dues = [target.deadline for target in open_ if target.closing is None]
         dues += self._lanes.due
-        dues += [release_at(target) for target in self._targets.values() if not target.released]
+        dues += [release_at(target) for target in self._live]
         if self._targets:
             dues.append(time.monotonic() + KEEP)
         return max(0.0, min(dues) - time.monotonic()) if dues else None
@@ -249,7 +256,7 @@ class Sender:
         if before is not None and before.flying:
             self._lanes.leave()  # they write into a landing that is no more
         target = Target(announce, time.monotonic() + announce.seconds)
-        self._targets[name] = target
+        self._put_in(target)
         generation = announce.generations[1]
         if self._peer is not None and self._peer.generation == generation:
             self._meet(target, self._peer)
@@ -265,20 +272,33 @@ class Sender:
                 return  # the landing of that attempt is closed, or this one would not be here
             if other is not None and other.flying:
                 self._lanes.leave()
-            target = Target(_nothing(key), time.monotonic(), withdrawn=True)
-            self._targets[key.transfer_id, key.rank] = target
+            target = Target(nothing(key), time.monotonic(), withdrawn=True)
+            self._put_in(target)
             # It counts as a worker that has its part; who the others are stands in the card.
             self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
             if self._peer is not None:
                 self._outgoing.workers(key.transfer_id, self.decoder, self._peer.ranks)
             elif self._asked is None:
                 self._ask(key, "")
-            self._targets[key.transfer_id, key.rank] = target
         target.withdrawn = True
         if target.settled is not None:
-            target.news = True
+            self._again(target)
         elif target.closing is None:
             target.closing = time.monotonic()
+
+    def _put_in(self, target: Target) -> None:
+        """In the place of an earlier attempt."""
+        name = (target.key.transfer_id, target.key.rank)
+        before = self._targets.pop(name, None)
+        self._live = [live for live in self._live if live is not before]
+        self._targets[name] = target
+        self._live.append(target)
+
+    def _again(self, target: Target) -> None:
+        """Tell the decoder once more what became of a target."""
+        target.news = True
+        if target not in self._live:
+            self._live.append(target)
 
     def _heard(self, item: _Heard) -> None:
         for name, tokens in item.layers.items():
@@ -291,29 +311,11 @@ class Sender:
 
     def _ask(self, key: PushKey, generation: str) -> None:
         self._asked = generation
-        future = self._session().call(
-            GetPeer(
-                local_engine=self._prefiller,
-                engine_id=self.decoder,
-                endpoint=key.decoder_endpoint,
-                generation=generation,
-            ),
-            HANDSHAKE_SECONDS,
-        )
-        future.add_done_callback(functools.partial(self._answered, generation))
 
-    def _answered(self, generation: str, done: Future[Message]) -> None:
-        """On the session's thread."""
-        try:
-            answer = done.result()
-        except ClientError as error:
-            self._put(_Absent(generation, f"decoder {self.decoder}: {error.message}"))
-            return
-        if isinstance(answer, PeerReady):
-            self._put(answer.peer)
-        else:
-            what = type(answer).__name__
-            self._put(_Absent(generation, f"decoder {self.decoder}: kvd answered {what}"))
+        def answered(found: EngineCard | str) -> None:
+            self._put(found if isinstance(found, EngineCard) else _Absent(generation, found))
+
+        ask_for_decoder(self._session(), self._prefiller, key, generation, answered)
 
     def _know(self, card: EngineCard) -> None:
         self._asked = None
@@ -362,6 +364,7 @@ class Sender:
             if target.announce.generations[1] in ("", peer.generation):
                 self._outgoing.gone(name[0], self.decoder)
                 del self._targets[name]
+        self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
 
     # --- one target ---
 
@@ -463,7 +466,8 @@ class Sender:
         if target.closing is None and target.settled is None:
             target.closing, target.cause = time.monotonic(), cause
             name = target.key.transfer_id
-            log.warning("push of %s to %s (%s) is given up: %s", name, self.decoder, target.key.rank, cause)
+            where = f"{self.decoder}/{rank_name(target.key.rank)}"
+            log.warning("push of %s to %s is given up: %s", name, where, cause)
 
     def _quieten(self, target: Target, now: float) -> None:
         if target.flying and now > (target.closing or now) + QUIET_AFTER:
@@ -509,10 +513,3 @@ class Sender:
             over += [name for name, _ in zip(settled, range(spare), strict=False)]
         for name in over:
             self._targets.pop(name, None)
-
-
-def _nothing(key: PushKey) -> PushAnnounce:
-    """Stands for an announcement that was withdrawn before it came."""
-    return PushAnnounce(
-        key=key, generations=("", ""), tokens=0, computed=0, blocks=(), landing=b"", seconds=0.0
-    )

@@ -65,6 +65,13 @@ class Target:
     dirty: bool = False
     settled: float | None = None
     released: bool = False
+    blocks: dict[int, BlockList] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """``blocks`` are the decoder's, by its groups."""
+        self.blocks = {
+            run.group: BlockList(run.first, np.array(run.ids, np.int64)) for run in self.announce.blocks
+        }
 
     @property
     def key(self) -> PushKey:
@@ -88,9 +95,10 @@ class Target:
         total = self.announce.tokens
         return self.pushes is not None and all(self.sent.get(name) == total for name in self.pushes)
 
-    def blocks(self) -> dict[int, BlockList]:
-        """The decoder's blocks by its groups."""
-        return {run.group: BlockList(run.first, np.array(run.ids, np.int64)) for run in self.announce.blocks}
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing left to do for it, unless the decoder says more."""
+        return self.released and not self.news
 
 
 def same(announce: PushAnnounce, other: PushAnnounce) -> bool:
@@ -115,13 +123,13 @@ def next_piece(
     """As many of the layers that are due as fit into one post, with what to write. Raises `TopologyError`."""
     layers: dict[str, int] = {}
     rows: list[Descriptors] = []
-    size, blocks = 0, target.blocks()
+    size = 0
     for name, end in ends.items():
         push = (target.pushes or {})[name]
         found = compile_chunk(
             push,
             computed.blocks,
-            blocks,
+            target.blocks,
             total=target.announce.tokens,
             first=target.posted.get(name, 0),
             last=end,
@@ -204,3 +212,10 @@ def settle(target: Target) -> None:
 def _run(target: Target, group: int) -> BlockRun | None:
     blocks = target.source.get(group)
     return None if blocks is None else BlockRun(group, blocks.first, tuple(blocks.ids.tolist()))
+
+
+def nothing(key: PushKey) -> PushAnnounce:
+    """Stands for an announcement that was withdrawn before it came."""
+    return PushAnnounce(
+        key=key, generations=("", ""), tokens=0, computed=0, blocks=(), landing=b"", seconds=0.0
+    )
