@@ -35,6 +35,7 @@ from kvctl.demo.simulated_cache import (
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, State, Transfer
 from kvd.client.cards import engine_geometry
+from kvd.client.records import block_runs
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
 from kvd.topology.descriptors import Descriptors
@@ -308,6 +309,8 @@ def _record(
         remote_ranks=tuple(str(plan.remote_ranks[at]) for at in sorted(rows)),
         groups=tuple(shares),
         stages=stages,
+        local_blocks=block_runs(blocks),
+        remote_blocks=block_runs(_blocks(source["blocks"])),
     )
 
 

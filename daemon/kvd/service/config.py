@@ -71,9 +71,10 @@ class LeaseSettings(_Section, frozen=True):
 
 
 class LedgerSettings(_Section, frozen=True):
-    """Bounds of the durable record of transfers."""
+    """Bounds of the durable record of transfers. What is oldest goes first; freed space is used again."""
 
     max_rows: Count = 1_000_000
+    max_bytes: Count = 4 << 30
     max_age_seconds: Seconds = 14 * 86400.0
 
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, Read, block_pairs, window_start
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey
-from kvd.wire.transfer import TransferRecord
+from kvd.wire.transfer import TransferRecord, bounded
 
 Part = tuple[RankId, str]
 """A layer, as far as that worker of the prefiller supplies it."""
@@ -124,7 +125,7 @@ def record_arrival(
     """The arrival as the ledger keeps it."""
     load, order = arrival.load, arrival.load.order
     expected = arrival.expected
-    return TransferRecord(
+    entry = TransferRecord(
         transfer_id=f"{order.request_id}@{rank}",
         request_id=order.request_id,
         local_engine=engine_id,
@@ -144,7 +145,25 @@ def record_arrival(
         remote_ranks=tuple(sorted(str(arrival.plan.remote_ranks[i]) for i in _positions(arrival))),
         groups=group_shares(order.block_lists(), arrival.plan, geometry),
         stages=_stages(arrival),
+        attempts=arrival.key.attempt + 1,
+        local_blocks=block_runs(order.block_lists()),
+        moments=_moments(arrival),
     )
+    return bounded(entry)
+
+
+def _moments(arrival: Arrival) -> dict[str, float]:
+    """What happened when, in seconds after the order was received."""
+    load = arrival.load
+    moments = {
+        "queued": load.order.claimed,
+        "announced": arrival.announced,
+        "taken": arrival.taken,
+        "first": arrival.first,
+        "last": arrival.last,
+        "reported": time.monotonic(),
+    }
+    return {name: at - load.received for name, at in moments.items() if at}
 
 
 def _stages(arrival: Arrival) -> dict[str, float]:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
+from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, compile_plan
 from kvd.topology.request import Copies, compile_request
 from kvd.vllm.orders import LoadOrder
-from kvd.wire.transfer import GroupShare, TransferRecord
+from kvd.wire.transfer import GroupShare, TransferRecord, bounded
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Load:
     deadline: float
     handshake: float = 0.0
     planned: float = 0.0
+    planned_at: float = 0.0
     posting: float = 0.0
     posted: float = 0.0
     ended: float = 0.0
@@ -65,7 +67,8 @@ def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
         load.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
     load.plan = plan
     load.raw_descriptors = _uncoalesced(plan, local)
-    load.planned = time.monotonic() - began
+    load.planned_at = time.monotonic()
+    load.planned = load.planned_at - began
 
 
 def post(load: Load, lane: Lane, plan: Plan) -> None:
@@ -121,7 +124,7 @@ def record(
     """The load as the ledger keeps it."""
     order, plan, now = load.order, load.plan, load.ended
     sources = sorted(load.copies) if plan else []
-    return TransferRecord(
+    entry = TransferRecord(
         transfer_id=f"{order.request_id}@{rank}",
         request_id=order.request_id,
         local_engine=engine_id,
@@ -147,7 +150,28 @@ def record(
             "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
             "wire": max(0.0, now - load.posted) if load.posted else 0.0,
         },
+        attempts=load.failures + (not load.cause),
+        local_blocks=block_runs(order.block_lists()),
+        remote_blocks=block_runs(order.prefill.block_lists()),
+        moments=_moments(load),
     )
+    return bounded(entry)
+
+
+def _moments(load: Load) -> dict[str, float]:
+    """What happened when, in seconds after the order was received."""
+    ended = [t.ended for t in load.transfers if t.ended]
+    moments = {
+        "queued": load.order.claimed,
+        "handshake": load.received + load.handshake if load.handshake else 0.0,
+        "planned": load.planned_at,
+        "posting": load.posting,
+        "posted": load.posted,
+        "first": min(ended, default=0.0),
+        "last": max(ended, default=0.0),
+        "reported": time.monotonic(),
+    }
+    return {name: at - load.received for name, at in moments.items() if at}
 
 
 def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:

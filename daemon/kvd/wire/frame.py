@@ -45,7 +45,7 @@ from kvd.wire.registration import (
     Unregister,
 )
 from kvd.wire.reply import Ok, Refused
-from kvd.wire.transfer import ListTransfers, ReportTransfers, Transfers
+from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, Transfers
 
 WIRE_VERSION = 1
 
@@ -78,6 +78,8 @@ Message: TypeAlias = (
     | ReportTransfers
     | ListTransfers
     | Transfers
+    | GetKeptEngine
+    | KeptEngine
     | ListEngines
     | Engines
     | ListWorkers

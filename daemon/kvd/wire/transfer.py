@@ -6,7 +6,25 @@ from typing import Literal
 
 import msgspec
 
+from kvd.wire.identity import EngineFacts
+
 TransferState = Literal["done", "miss"]
+Order = Literal["newest", "slowest", "largest"]
+MAX_RUNS = 4096
+"""Runs of blocks that a record keeps for each side, of all groups together: 32 KB on the wire at most."""
+MAX_CAUSE = 2000
+"""Characters of a cause that a record keeps."""
+
+
+class BlockRuns(msgspec.Struct, frozen=True, array_like=True):
+    """One side's blocks of one group, as runs of neighbours: (first id, how many).
+
+    The first id covers the tokens of the request's block number ``first``; of a state group that has no meaning.
+    """
+
+    group: int
+    first: int
+    runs: tuple[tuple[int, int], ...]
 
 
 class GroupShare(msgspec.Struct, frozen=True):
@@ -29,6 +47,13 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     there) and ``wire`` (until the last one is): most of it is the prefiller's computing. ``bytes`` counts every
     byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it
     knows.
+
+    ``moments`` say when things happened, in seconds after ``started`` on the same clock: ``queued`` (the scheduler's
+    claim, so below zero), ``handshake`` (the peer was known), ``planned``, ``posting``, ``posted``, ``first`` and
+    ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen is not there.
+    ``attempts`` counts lanes that were tried, or announcements.
+    The blocks are those of this worker and of the engine it read from; ``remote_blocks`` is empty where it never
+    learned them (pushes). ``local_generation`` is filled in by kvd where a worker left it empty.
     """
 
     transfer_id: str
@@ -50,6 +75,36 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     remote_ranks: tuple[str, ...] = ()
     groups: tuple[GroupShare, ...] = ()
     stages: dict[str, float] = {}
+    local_generation: str = ""
+    attempts: int = 1
+    local_blocks: tuple[BlockRuns, ...] = ()
+    remote_blocks: tuple[BlockRuns, ...] = ()
+    blocks_cut: bool = False
+    moments: dict[str, float] = {}
+
+
+def bounded(record: TransferRecord) -> TransferRecord:
+    """The record with no more than `MAX_RUNS` runs of blocks on either side and `MAX_CAUSE` characters of cause.
+
+    ``blocks_cut`` says that some were left out.
+    """
+    local, remote = _first_runs(record.local_blocks), _first_runs(record.remote_blocks)
+    if local is record.local_blocks and remote is record.remote_blocks and len(record.cause) <= MAX_CAUSE:
+        return record
+    cut = record.blocks_cut or local is not record.local_blocks or remote is not record.remote_blocks
+    return msgspec.structs.replace(
+        record, local_blocks=local, remote_blocks=remote, blocks_cut=cut, cause=record.cause[:MAX_CAUSE]
+    )
+
+
+def _first_runs(blocks: tuple[BlockRuns, ...]) -> tuple[BlockRuns, ...]:
+    if sum(len(part.runs) for part in blocks) <= MAX_RUNS:
+        return blocks
+    left, kept = MAX_RUNS, []
+    for part in blocks:
+        kept.append(BlockRuns(part.group, part.first, part.runs[:left]))
+        left -= len(kept[-1].runs)
+    return tuple(kept)
 
 
 class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_only=True):
@@ -63,27 +118,59 @@ class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_on
 
 
 class ListTransfers(msgspec.Struct, tag="list_transfers", frozen=True, kw_only=True):
-    """The newest ``limit`` transfers, newest first, that match all given filters. Answered by `Transfers`.
+    """The first ``limit`` transfers in ``order`` that match all given filters. Answered by `Transfers`.
 
-    ``after`` is a ledger sequence number: only later ones.
+    ``after`` and ``before`` are ledger sequence numbers: only later ones, only earlier ones (0: all). ``engine_id`` is
+    either side, ``peer`` the other side of it, or the remote one when given alone. ``any_id`` is that of a transfer or
+    a request on either side, or a sequence number. ``within`` is the age in seconds of the oldest that counts,
+    ``slower_than`` the time in seconds that all stages together must exceed. Block ids come only with ``blocks``.
     """
 
     limit: int = 50
     after: int = 0
+    before: int = 0
     request_id: str = ""
     engine_id: str = ""
+    peer: str = ""
+    any_id: str = ""
     state: str = ""
+    backend: str = ""
+    mode: str = ""
+    within: float = 0.0
+    slower_than: float = 0.0
+    order: Order = "newest"
+    blocks: bool = False
 
 
 class LedgerRow(msgspec.Struct, frozen=True):
-    """A record with its sequence number in the ledger."""
+    """A record with its sequence number in the ledger, and the Unix time at which it came there."""
 
     seq: int
     record: TransferRecord
+    recorded: float = 0.0
 
 
 class Transfers(msgspec.Struct, tag="transfers", frozen=True, kw_only=True):
-    """Rows of the ledger, newest first; ``total`` counts all it holds."""
+    """Rows of the ledger in the order asked for; ``total`` counts all it holds.
+
+    ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.
+    """
 
     rows: tuple[LedgerRow, ...]
     total: int
+    more: bool = False
+
+
+class GetKeptEngine(msgspec.Struct, tag="get_kept_engine", frozen=True, kw_only=True):
+    """What the ledger keeps of an engine's generation that records name. Answered by `KeptEngine` or `Refused`."""
+
+    engine_id: str
+    generation: str
+
+
+class KeptEngine(msgspec.Struct, tag="kept_engine", frozen=True, kw_only=True):
+    """One generation of an engine as its workers described it: for each what `codec.encode_worker` made."""
+
+    engine: EngineFacts
+    generation: str
+    geometries: tuple[bytes, ...]

@@ -7,14 +7,27 @@ import sqlite3
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError
-from kvd.service.ledger import Ledger, open_database
+from kvd.service.ledger import Ledger
+from kvd.service.ledger_store import open_database
+from kvd.wire.names import generation_of
 from kvd.wire.reply import Ok
-from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord, Transfers
-from tests.support.daemons import daemons, measured
+from kvd.wire.transfer import (
+    MAX_CAUSE,
+    MAX_RUNS,
+    BlockRuns,
+    GetKeptEngine,
+    KeptEngine,
+    ListTransfers,
+    ReportTransfers,
+    TransferRecord,
+    Transfers,
+)
+from tests.support.daemons import daemons, facts, geometry, measured, session, wait_for, worker
 
 
 def record(number: int, state: str = "done", engine: str = "d") -> TransferRecord:
@@ -69,6 +82,18 @@ def test_filters(tmp_path: Path) -> None:
         assert await ids(ListTransfers(request_id="p2")) == ["t2"]
         assert await ids(ListTransfers(engine_id="other")) == ["t3"]
         assert await ids(ListTransfers(engine_id="p", state="miss")) == ["t2"]
+        assert await ids(ListTransfers(before=3)) == ["t2", "t1"]
+        assert await ids(ListTransfers(engine_id="p", peer="other")) == ["t3"]
+        assert await ids(ListTransfers(peer="p", mode="push")) == []
+        assert await ids(ListTransfers(backend="nixl")) == []
+        for any_id in ("t2", "r2", "p2", "2"):
+            assert await ids(ListTransfers(any_id=any_id)) == ["t2"]
+        assert await ids(ListTransfers(any_id="9" * 30)) == []
+        assert await ids(ListTransfers(within=60)) == ["t3", "t2", "t1"]
+        assert await ids(ListTransfers(within=1e-9)) == []
+        assert await ids(ListTransfers(slower_than=0.5)) == []
+        assert (await ledger.select(ListTransfers(limit=2))).more
+        assert not (await ledger.select(ListTransfers(limit=3))).more
         ledger.close(5)
 
     asyncio.run(work())
@@ -86,6 +111,147 @@ def test_old_records_are_dropped(tmp_path: Path, settings: LedgerSettings) -> No
         return left
 
     assert asyncio.run(fill(0)) == (3 if settings.max_rows == 3 else 0)
+
+
+def test_slowest_and_largest_first(tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(record(1), stages={"post": 0.5, "wire": 0.5})
+    large = msgspec.structs.replace(record(2), bytes=100, stages={"wire": 0.1})
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append((slow, large, record(3)))
+        for order, first in (("newest", "t3"), ("slowest", "t1"), ("largest", "t2")):
+            rows = (await ledger.select(ListTransfers(order=order))).rows  # type: ignore[arg-type]
+            assert rows[0].record.transfer_id == first
+        assert len((await ledger.select(ListTransfers(slower_than=0.5))).rows) == 1
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_block_ids_come_when_asked_for_and_are_cut_where_there_are_too_many(tmp_path: Path) -> None:
+    few = (BlockRuns(0, 0, ((1, 3), (9, 1))),)
+    many = (BlockRuns(0, 0, ((1, 1),)), BlockRuns(1, 2, tuple((n, 1) for n in range(0, 4 * MAX_RUNS, 2))))
+    records = (
+        msgspec.structs.replace(record(1), local_blocks=few, remote_blocks=few),
+        msgspec.structs.replace(record(2), local_blocks=many, remote_blocks=few, cause="x" * 2 * MAX_CAUSE),
+    )
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(records)
+        bare = (await ledger.select(ListTransfers())).rows
+        assert [row.record.local_blocks for row in bare] == [(), ()]
+        cut, whole = (row.record for row in (await ledger.select(ListTransfers(blocks=True))).rows)
+        assert whole == records[0]
+        assert (cut.blocks_cut, cut.remote_blocks, len(cut.cause)) == (True, few, MAX_CAUSE)
+        assert [len(part.runs) for part in cut.local_blocks] == [1, MAX_RUNS - 1]
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_figures_that_no_database_takes_do_not_stop_the_ledger(tmp_path: Path) -> None:
+    odd = msgspec.structs.replace(record(1), bytes=2**64 - 1, stages={"wire": float("nan")})
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        assert len(await ledger.append((odd,))) == 1
+        assert len((await ledger.select(ListTransfers())).rows) == 1
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_an_answer_stays_within_what_a_message_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.service.ledger_query.MAX_ANSWER", 1000)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(tuple(record(n) for n in range(20)))
+        seen: list[int] = []
+        before, more = 0, True
+        while more:
+            found = await ledger.select(ListTransfers(before=before))
+            seen += [row.seq for row in found.rows]
+            before, more = seen[-1], found.more
+            assert len(found.rows) < 10
+        assert seen == list(range(20, 0, -1))
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_bytes_bound_the_ledger_as_well(tmp_path: Path) -> None:
+    blocks = (BlockRuns(0, 0, tuple((n, 1) for n in range(0, 2 * MAX_RUNS, 2))),)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings(max_bytes=1_000_000))
+        for start in range(0, 200, 10):
+            ledger._prune_at = 0.0
+            big = (msgspec.structs.replace(record(n), local_blocks=blocks) for n in range(start, start + 10))
+            await ledger.append(tuple(big))
+        ledger.close(5)
+
+    asyncio.run(work())
+    assert (tmp_path / "l").stat().st_size < 2_000_000
+
+
+def test_what_is_known_of_an_engine_is_kept_as_long_as_records_name_it() -> None:
+    engine = facts("d", tp=2)
+    with daemons() as (kvd,):
+        with session(kvd, worker(engine, 0, "i0")), session(kvd, worker(engine, 1, "i1")):
+            wait_for(lambda: kvd.engines()["d"].state == "ready")
+            kvd.ask(ReportTransfers(incarnation="i1", records=(record(1),)))
+        kvd.kill()
+        kvd.start()
+        found = kvd.ask(ListTransfers())
+        assert isinstance(found, Transfers)
+        generation = found.rows[0].record.local_generation
+        assert generation == generation_of(("i0", "i1"))
+        kept = kvd.ask(GetKeptEngine(engine_id="d", generation=generation))
+        assert isinstance(kept, KeptEngine)
+        assert kept.geometries == (geometry(0), geometry(1))
+        assert kept.engine.facts == {"backend": "direct"}
+        assert kvd.ask_refused(GetKeptEngine(engine_id="p", generation="g")).code == "KVD-NO-ENGINE"
+
+
+OLD = """
+CREATE TABLE transfers (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, transfer_id TEXT NOT NULL, request_id TEXT NOT NULL,
+    remote_request_id TEXT NOT NULL, local_engine TEXT NOT NULL, local_rank TEXT NOT NULL, remote_engine TEXT NOT NULL,
+    state TEXT NOT NULL, recorded REAL NOT NULL, record BLOB NOT NULL, UNIQUE (transfer_id, local_engine, local_rank));
+CREATE INDEX by_request ON transfers (request_id);
+"""
+
+
+def test_a_ledger_of_the_first_schema_goes_over_whole(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.executescript(OLD)
+        for n in range(5):
+            blob = msgspec.msgpack.encode(record(n))
+            values = (f"t{n}", f"r{n}", "p", "d", "tp0", "p", "done", time.time(), blob)
+            database.execute("INSERT INTO transfers VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    database.close()
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.opened
+        rows = (await ledger.select(ListTransfers(backend="direct"))).rows
+        assert [row.record for row in reversed(rows)] == [record(n) for n in range(5)]
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_a_ledger_of_a_newer_kvd_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(LedgerError, match="schema 99"):
+        open_database(tmp_path / "l")
 
 
 def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
