@@ -28,6 +28,7 @@ from kvd.topology.errors import TopologyError
 from kvd.vllm.announcing import Here, announce, done, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, Part, expect
 from kvd.vllm.fetching import Fetching
+from kvd.vllm.intake import Intake
 from kvd.vllm.landing import Landings
 from kvd.vllm.lane import STUCK_AFTER
 from kvd.vllm.load import Load, complain
@@ -45,8 +46,6 @@ SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
 """Seconds between two turns of serving the landing: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
-NAMES_KEPT = 900.0
-"""Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,8 @@ class PeerArrivals:
         self._here = here
         self._inbox: queue.SimpleQueue[_Word | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._waiting: dict[int, Load] = {}  # nothing of them was announced
+        self._intake = Intake()
         self._active: dict[str, Arrival] = {}  # by transfer id
-        self._names: dict[str, float] = {}
-        self._stopped = False
         self._peer: Peer | None = None
         self._fetching: Fetching | None = None
         self._absent = f"peer {engine_id} is not known here"
@@ -113,12 +110,7 @@ class PeerArrivals:
 
     def load(self, load: Load) -> None:
         """Have one request's KV pushed."""
-        with self._lock:
-            stopped = self._stopped
-            if not stopped:
-                self._waiting[id(load)] = load
-                self._inbox.put(load)
-        if stopped:
+        if not self._intake.put(load, self._inbox.put):
             self._here.refused(load, "the engine is shutting down")
 
     def progress(self, progress: PushProgress) -> None:
@@ -135,8 +127,7 @@ class PeerArrivals:
 
     def stop(self) -> None:
         """Give up whatever is on the way, close the landing, end the thread: begin all that."""
-        with self._lock:
-            self._stopped = True
+        self._intake.stop()
         self._inbox.put(None)
 
     def join(self, timeout: float) -> bool:
@@ -153,20 +144,15 @@ class PeerArrivals:
         """
         patience = STUCK_AFTER + QUIET_SECONDS
         with self._lock:
-            announced = [a.load for a in (*self._active.values(), *self._landings.held) if a.announced]
-            stuck = [load for load in announced if now > load.deadline + patience]
-            late = [load for load in self._waiting.values() if stuck or now > load.deadline]
-            for load in late:
-                del self._waiting[id(load)]
-            waiting = list(self._waiting.values())
+            held = [*self._active.values(), *self._landings.held]
+        stuck = [a.load for a in held if a.announced and now > a.load.deadline + patience]
         for load in stuck:
             complain(load, now, self.engine_id, self._doing)
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._doing or 'with other loads'}"
-        for load in late:
+        for load in self._intake.claim_late(now, everything=bool(stuck)):
             self._here.refused(load, f"not announced within its {load.deadline - load.received:.1f} s: {why}")
-        looks = [load.deadline for load in waiting]
-        looks += [max(load.deadline + patience, load.complain_at) for load in announced]
-        return min(looks, default=math.inf)
+        looks = [max(a.load.deadline + patience, a.load.complain_at) for a in held]
+        return min([*self._intake.deadlines, *looks], default=math.inf)
 
     # --- the thread ---
 
@@ -177,6 +163,7 @@ class PeerArrivals:
                 open_ = self._turn()
             except Exception as error:  # the thread must outlive any single load
                 log.exception("what %s pushes: unexpected error", self.engine_id)
+                self._next = 0.0
                 self._end_all(f"unexpected error among the arrivals: {type(error).__name__}: {error}")
         self._end_all("the engine is shutting down")
         while self._active:  # reads of our own that are still under way; the lanes end them
@@ -185,9 +172,7 @@ class PeerArrivals:
                 word.arrival.reading.discard(word.load)
                 self._end_settled()
         self._bury(math.inf)
-        with self._lock:
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for load in waiting:
+        for load in self._intake.claim_late(math.inf):
             self._here.refused(load, "the engine is shutting down")
 
     def _turn(self) -> bool:
@@ -266,16 +251,15 @@ class PeerArrivals:
     # --- loads ---
 
     def _start(self, load: Load) -> None:
-        with self._lock:
-            if id(load) not in self._waiting:
-                return  # the watcher has ended it, or it was dropped
+        if not self._intake.holds(load):
+            return  # the watcher has ended it, or it was dropped
         peer, order = self._peer, load.order
         if peer is None:
             self._refuse(load, self._absent)
         elif order.prefill.generation != peer.card.generation:
             generations = f"generation {peer.card.generation} now, the push was asked of generation"
             self._refuse(load, f"peer {self.engine_id} is {generations} {order.prefill.generation}")
-        elif order.transfer_id in self._names:
+        elif not self._intake.name(order.transfer_id):
             self._refuse(
                 load, f"transfer {order.transfer_id} was announced before: an id is for one prefill only"
             )
@@ -292,21 +276,12 @@ class PeerArrivals:
                 self._take_up(Arrival(load, peer.plan, expected, key), began)
 
     def _take_up(self, arrival: Arrival, now: float) -> None:
-        name = arrival.key.transfer_id
         with self._lock:
-            self._active[name] = arrival
-        self._names[name] = now
-        while now - next(iter(self._names.values())) > NAMES_KEPT:
-            self._names.pop(next(iter(self._names)))
+            self._active[arrival.key.transfer_id] = arrival
         arrival.anew(now)
 
-    def _claim(self, load: Load) -> bool:
-        """Whether a load of which nothing was announced is still ours to announce or to end, not the watcher's."""
-        with self._lock:
-            return self._waiting.pop(id(load), None) is not None
-
     def _refuse(self, load: Load, cause: str) -> None:
-        if self._claim(load):
+        if self._intake.claim(load):
             self._here.refused(load, cause)
 
     def _look(self, arrival: Arrival, now: float) -> None:
@@ -338,7 +313,7 @@ class PeerArrivals:
         except BackendError as error:
             self._give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
             return
-        if not arrival.announced and not self._claim(arrival.load):
+        if not arrival.announced and not self._intake.claim(arrival.load):
             self._forget(arrival)
             return
         arrival.sent(self._landings.number, now)
@@ -475,7 +450,7 @@ class PeerArrivals:
 
     def _end(self, arrival: Arrival, cause: str) -> None:
         self._forget(arrival)
-        if not arrival.announced and not self._claim(arrival.load):
+        if not arrival.announced and not self._intake.claim(arrival.load):
             return
         if not cause and self._fetching is not None and arrival.announced:
             done(self._here.session, arrival.key)
