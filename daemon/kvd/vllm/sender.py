@@ -20,43 +20,33 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home, State
-from kvd.backends.errors import BackendError
+from kvd.backends.contract import Home
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
-from kvd.vllm.outgoing import Computed, Outgoing
+from kvd.vllm.outgoing import Outgoing
 from kvd.vllm.talk import Talk
 from kvd.vllm.target import (
-    MOST_FLYING,
     Target,
-    due,
     expired,
-    lost,
-    next_piece,
     nothing,
     progress,
-    readable,
     release_at,
     same,
     settle,
-    written,
 )
+from kvd.vllm.transmit import advance, close, poll, quieten
 from kvd.vllm.write_lane import WriteLanes
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineCard, RankId
-from kvd.wire.names import rank_name
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 
 log = logging.getLogger(__name__)
 
 POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between looks while something is under way: quick while it is young."""
-MAX_FAILURES = 3
-QUIET_AFTER = 1.0
-"""Seconds for which a post of a target that is over may end by itself before it is left to the decoder's landing."""
 KEEP = 120.0
 """Seconds for which a target is remembered after its end: its messages may come again."""
 MOST_TARGETS = 8192
@@ -179,12 +169,12 @@ class Sender:
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
-                self._close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
+                close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
         self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
         for target in self._live:
             if target.news:
                 self._tell(target)
-            if now >= release_at(target):
+            if time.monotonic() >= release_at(target):
                 self._release(target)
         self._live = [target for target in self._live if not target.over]
         if now > self._tidied + TIDY:
@@ -193,11 +183,13 @@ class Sender:
         return True
 
     def _serve(self, target: Target, now: float) -> None:
-        self._poll(target)
+        poll(target, self._outgoing, self._lanes)
         if target.closing is None and target.settled is None:
-            self._advance(target, now)
+            computed = self._outgoing.computed(target.key.transfer_id)
+            advance(target, computed, self._outgoing, self._lanes, now)
+            self._behind = self._behind or (computed is not None and computed.behind)
         if target.closing is not None and target.settled is None:
-            self._quieten(target, now)
+            quieten(target, self._lanes, now)
 
     def _open(self) -> list[Target]:
         return [target for target in self._live if target.settled is None]
@@ -227,7 +219,8 @@ class Sender:
                 target = self._find(item.key)
                 if target is not None:
                     target.withdrawn = target.withdrawn or target.settled is not None
-                    self._settle(target)
+                    settle(target)
+                    self._release(target)
             case EngineCard():
                 self._know(item)
             case _Absent():
@@ -337,7 +330,7 @@ class Sender:
         wanted = target.announce.generations[1]
         if wanted != peer.generation:
             now = peer.generation
-            self._close(
+            close(
                 target,
                 f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}",
             )
@@ -346,13 +339,13 @@ class Sender:
         try:
             target.pushes = peer.plan(target.key.rank)
         except TopologyError as error:
-            self._close(target, f"decoder {self.decoder} does not fit: {error}")
+            close(target, f"decoder {self.decoder} does not fit: {error}")
 
     def _absent(self, item: _Absent) -> None:
         self._asked = None
         for target in self._open():
             if target.pushes is None and target.announce.generations[1] == item.generation:
-                self._close(target, item.cause)
+                close(target, item.cause)
 
     def _part(self) -> None:
         """The decoder as it was is no more: nobody waits for what it was owed."""
@@ -366,122 +359,7 @@ class Sender:
                 del self._targets[name]
         self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
 
-    # --- one target ---
-
-    def _advance(self, target: Target, now: float) -> None:
-        computed = self._outgoing.computed(target.key.transfer_id)
-        if computed is None:
-            if now > target.deadline:
-                self._close(target, "the prefiller was not sent this request in time")
-            return
-        wanted = target.announce.tokens
-        if computed.over:
-            self._close(target, computed.over)
-        elif computed.total != wanted:
-            self._close(
-                target, f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}"
-            )
-        elif now > target.deadline:
-            self._close(target, "the decoder's time for it is over")
-        elif target.pushes is not None:
-            self._behind = self._behind or computed.behind
-            (self._offer if target.direct else self._post)(target, computed)
-
-    def _offer(self, target: Target, computed: Computed) -> None:
-        """Tell the decoder what it can read; it says itself when it has everything."""
-        if target.epoch not in (None, computed.epoch):
-            # What it reads now is overwritten, and nothing says which of it.
-            self._close(target, "the prefiller preempted the request while its blocks were read")
-            return
-        target.epoch = computed.epoch
-        ends = due(target, computed)
-        if not computed.kept:
-            # The last tokens only once the blocks are certain to stay: a decoder that has all of them relies on them.
-            ends = {name: end for name, end in ends.items() if end < target.announce.tokens}
-        if ends:
-            readable(target, computed, ends)
-        elif not target.pushes:
-            self._settle(target)
-
-    def _post(self, target: Target, computed: Computed) -> None:
-        while (
-            target.closing is None
-            and len(target.flying) < MOST_FLYING
-            and all(piece.epoch == computed.epoch for piece in target.flying)
-        ):
-            ends = due(target, computed)
-            if not ends:
-                break
-            try:
-                layers, rows = next_piece(target, computed, ends)
-                if not len(rows):
-                    target.posted.update(layers)
-                    written(target, layers)
-                    continue
-                piece = self._lanes.post(target, rows, layers, computed.epoch)
-            except TopologyError as error:
-                self._close(target, f"its blocks do not fit: {error}")
-                return
-            except BackendError as error:
-                self._refused(target, error.message)
-                return
-            target.flying.append(piece)
-            target.posted.update(layers)
-            self._poll(target)
-        self._end_if_complete(target)
-
-    def _poll(self, target: Target) -> None:
-        for piece in list(target.flying):
-            state = self._lanes.look(piece)
-            if state is State.FAILED:
-                target.flying.remove(piece)
-                target.dirty = True
-                self._lanes.leave()
-                self._close(target, f"{piece.transfer.peer}: {piece.transfer.reason}")
-            if state is State.DONE:
-                target.flying.remove(piece)
-                if piece.epoch == self._outgoing.epoch(target.key.transfer_id):
-                    written(target, piece.layers)
-                elif not target.flying:
-                    lost(target)
-        self._end_if_complete(target)
-
-    def _end_if_complete(self, target: Target) -> None:
-        if target.closing is None and not target.direct and not target.flying and target.complete:
-            self._settle(target)
-
-    def _refused(self, target: Target, reason: str) -> None:
-        """A post could not be started, so nothing of it moves: again on a new lane, or not at all."""
-        target.failures += 1
-        self._lanes.leave()
-        if target.failures >= MAX_FAILURES:
-            self._close(target, reason)
-        else:
-            name = target.key.transfer_id
-            log.info("push of %s to %s failed (%s); trying again on a new lane", name, self.decoder, reason)
-            self._event.set()
-
-    def _close(self, target: Target, cause: str) -> None:
-        """Post nothing more of it, and say why once nothing is under way."""
-        if target.closing is None and target.settled is None:
-            target.closing, target.cause = time.monotonic(), cause
-            name = target.key.transfer_id
-            where = f"{self.decoder}/{rank_name(target.key.rank)}"
-            log.warning("push of %s to %s is given up: %s", name, where, cause)
-
-    def _quieten(self, target: Target, now: float) -> None:
-        if target.flying and now > (target.closing or now) + QUIET_AFTER:
-            target.flying.clear()
-            target.dirty = True
-            self._lanes.leave()
-        if not target.flying:
-            self._settle(target)
-
-    def _settle(self, target: Target) -> None:
-        if target.settled is None:
-            settle(target)
-        if time.monotonic() >= release_at(target):
-            self._release(target)
+    # --- what goes out ---
 
     def _release(self, target: Target) -> None:
         target.released = True

@@ -14,7 +14,7 @@ from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.plan import BlockList
-from kvd.vllm import outgoing, sender, target, write_lane
+from kvd.vllm import outgoing, target, transmit, write_lane
 from kvd.wire.handshake import GetPeer
 from kvd.wire.push import PushProgress
 from kvd.wire.reply import Ok, Refused
@@ -326,7 +326,7 @@ def test_a_write_that_does_not_end_is_left_to_the_decoders_landing(
     rig: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lane is closed, but that stops nothing that is on its way: so nobody is told that it is quiet."""
-    monkeypatch.setattr(sender, "QUIET_AFTER", 0.05)
+    monkeypatch.setattr(transmit, "QUIET_AFTER", 0.05)
     announce(rig)
     announce(rig, name="y")
     worker = rig.workers[0]
