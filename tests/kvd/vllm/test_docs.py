@@ -16,6 +16,7 @@ from tests.kvd.vllm.bench import prefill
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "connector.md"
+ROUTERS = ROOT / "docs" / "routers.md"
 TABLE = re.compile(r"(?<=test_docs.py` -->\n).*?(?=<!-- end -->)", re.DOTALL)
 CONFIG = re.compile(r"\{[^`']*\"kv_connector\"[^`']*\}")
 
@@ -39,7 +40,7 @@ def test_the_table_of_settings_is_the_settings() -> None:
 
 def test_every_entry_of_the_params_is_explained() -> None:
     entries = finished_prefill(prefill(((1,),)), tp=1, pp=1, dcp=1)
-    page = PAGE.read_text()
+    page = ROUTERS.read_text()
     missing = [name for name in entries if f"`{name}`" not in page]
     assert missing == []
 
