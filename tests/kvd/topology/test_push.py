@@ -68,7 +68,7 @@ def chunked(draw: st.DrawFn) -> tuple[Case, list[list[int]]]:
     return case, draw(st.lists(reached, min_size=1, max_size=3))
 
 
-@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
 @given(chunked())
 def test_chunks_of_layers_write_every_byte_that_pull_reads_once(made: tuple[Case, list[list[int]]]) -> None:
     case, steps = made
@@ -82,7 +82,7 @@ def test_chunks_of_layers_write_every_byte_that_pull_reads_once(made: tuple[Case
         assert cells(swapped) == cells(pulled.get(position, concatenate([])))
 
 
-@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(100, THOROUGH.max_examples))
 @given(chunked())
 def test_what_was_pushed_is_right_by_the_oracle(made: tuple[Case, list[list[int]]]) -> None:
     case, steps = made
@@ -97,7 +97,7 @@ def test_what_was_pushed_is_right_by_the_oracle(made: tuple[Case, list[list[int]
     oracle._compare(mine, written, request)
 
 
-@settings(THOROUGH, max_examples=min(200, THOROUGH.max_examples))
+@settings(THOROUGH, max_examples=min(100, THOROUGH.max_examples))
 @given(cases())
 def test_layers_have_the_sources_that_the_whole_plan_has(case: Case) -> None:
     local, remote, rank, _ = case
