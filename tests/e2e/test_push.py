@@ -1,0 +1,157 @@
+"""Every backend, mode and kind of cache between two real engines: the output equals what one engine computes.
+
+Each cell starts a pair of engines and puts all questions to it. A few cells are part of every run; all of them are
+`make e2e-matrix`, which writes docs/matrix.md.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from kvctl.demo.deployment import Asked, Deployment
+from kvctl.demo.kinds import MODELS
+from tests.support.daemons import wait_for
+from tests.support.deployments import counter, handed_over, prompt_of, running
+from tests.support.matrix import ALWAYS, CELLS, Cell
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+ANSWER = 8
+CHUNKS = {"llama": 256, "gemma3": 256, "qwen3.5-gdn": 384}
+"""Most tokens in a step. vLLM computes MLA on CPUs in one piece. The hybrid's is its block size: where it is no
+multiple of that, vLLM 0.32 by itself answers otherwise once a prompt is in its prefix cache."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A cell's engines."""
+
+    cell: Cell
+    engines: Deployment
+
+    def alone(self, prompt: list[int]) -> tuple[int, ...]:
+        """What the decoding engine computes by itself, in the pieces of a hand-over; it forgets it again."""
+        answer = self.engines.decode.submit_alone(prompt, ANSWER).result(300)
+        self.forget()
+        return answer.token_ids[1:]
+
+    def forget(self) -> None:
+        """Empty both prefix caches; that works only when no request holds a block."""
+        for engine in (self.engines.prefill, self.engines.decode):
+            wait_for(engine.reset_prefix_cache, 60.0)
+
+    def bytes_of(self, asked: Asked) -> int:
+        """Bytes that moved for a request; every worker must have all of its part."""
+        records = handed_over(self.engines, asked.handed_over, self.cell.tp[1])
+        assert [(r.state, r.cause, r.mode) for r in records] == [("done", "", self.cell.mode)] * self.cell.tp[
+            1
+        ]
+        return sum(record.bytes for record in records)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, marks=() if c in ALWAYS else pytest.mark.matrix) for c in CELLS],
+    ids=str,
+)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    cell: Cell = request.param
+    # bfloat16 is compared bit for bit: each prompt has to be cut into the pieces that the reference is cut into.
+    one_by_one = not MODELS[cell.model].batches or MODELS[cell.model].dtype == "bfloat16"
+    with running(
+        cell.model,
+        tmp_path_factory.mktemp("cell"),
+        tp=cell.tp,
+        mode=cell.mode,
+        extra={"backend": cell.backend},
+        prefill={"max_num_seqs": 1} if one_by_one else {},
+        enable_prefix_caching=cell.caching,
+        max_num_seqs=8 if MODELS[cell.model].batches else 1,
+        max_num_batched_tokens=CHUNKS.get(cell.model),
+    ) as engines:
+        yield Pair(cell, engines)
+
+
+def at_once(engines: Deployment, prompt: Sequence[int]) -> Asked:
+    return engines.ask(prompt, ANSWER, timeout=300)
+
+
+def prefiller_first(engines: Deployment, prompt: Sequence[int]) -> Asked:
+    """The decoder hears of the request when the prefiller has all of it."""
+    name = uuid.uuid4().hex
+    there, here = engines.push_params(name)
+    prefilled = engines.prefill.submit(prompt, 1, there).result(300)
+    return Asked(prefilled, engines.decode.submit(prompt, ANSWER, here).result(300), name)
+
+
+def decoder_first(engines: Deployment, prompt: Sequence[int]) -> Asked:
+    """The prefiller hears of the request when the decoder's blocks are announced to it."""
+    name = uuid.uuid4().hex
+    there, here = engines.push_params(name)
+    before = counter(engines.prefill_host, "push.announced")
+    decoding = engines.decode.submit(prompt, ANSWER, here)
+    wait_for(lambda: counter(engines.prefill_host, "push.announced") > before, 60.0)
+    return Asked(engines.prefill.submit(prompt, 1, there).result(300), decoding.result(300), name)
+
+
+ORDERS: dict[str, tuple[Callable[[Deployment, Sequence[int]], Asked], ...]] = {
+    "pull": (at_once,),  # in its one order
+    "push": (at_once, prefiller_first, decoder_first),
+}
+
+
+@pytest.mark.parametrize("tokens", [100, 700, 1500])
+def test_prompts_of_one_chunk_and_of_many_in_any_order(pair: Pair, tokens: int) -> None:
+    prompt = prompt_of(tokens, seed=1)
+    expected = pair.alone(prompt)
+    for order in ORDERS[pair.cell.mode]:
+        pair.forget()
+        asked = order(pair.engines, prompt)
+        assert (asked.prefilled.error, asked.decoded.error) == ("", ""), order
+        assert asked.decoded.token_ids == expected, order
+        assert pair.bytes_of(asked) > 0, order
+
+
+def test_eight_requests_at_once(pair: Pair) -> None:
+    prompts = [prompt_of(300 + 90 * number, seed=2) for number in range(8)]
+    expected = [pair.alone(prompt) for prompt in prompts]
+    asked = asked_together(pair.engines, prompts)
+    assert [one.decoded.error for one in asked] == [""] * 8
+    assert [one.decoded.token_ids for one in asked] == expected
+    for one in asked:
+        pair.bytes_of(one)
+
+
+def asked_together(engines: Deployment, prompts: Sequence[list[int]]) -> list[Asked]:
+    """All prompts on their way at the same time, none waited for before all are sent."""
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        return list(threads.map(lambda prompt: at_once(engines, prompt), prompts))
+
+
+def test_what_the_decoder_has_is_not_moved_again_and_what_only_the_prefiller_has_is(pair: Pair) -> None:
+    prompt = prompt_of(1400, seed=3)
+    expected = pair.alone(prompt)
+    moved = []
+    for forgotten in ((), (pair.engines.decode,), (pair.engines.prefill,)):
+        for engine in forgotten:
+            wait_for(engine.reset_prefix_cache, 60.0)
+        asked = at_once(pair.engines, prompt)
+        assert asked.decoded.token_ids == expected
+        moved.append(pair.bytes_of(asked))
+    first, only_prefiller_has, only_decoder_has = moved
+    assert only_prefiller_has == first
+    # A state fits one position: the one that was handed over is of no use to a prefix that ends elsewhere.
+    less = pair.cell.caching and pair.cell.model != "qwen3.5-gdn"
+    assert only_decoder_has < first if less else only_decoder_has == first
+
+
+def test_in_the_end_no_engine_holds_a_block(pair: Pair) -> None:
+    asked_together(pair.engines, [prompt_of(400, seed=number) for number in (4, 5)])
+    pair.forget()
+    for engine in (pair.engines.prefill, pair.engines.decode):
+        assert engine.metrics().values["vllm:num_requests_running"] == 0
