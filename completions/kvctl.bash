@@ -17,11 +17,35 @@ _kvctl() {
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
         workers:--engine|workers:-e) COMPREPLY=(); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
-        transfers:--limit|transfers:-n) COMPREPLY=(); return ;;
+        transfers:--last|transfers:--limit|transfers:-n) COMPREPLY=(); return ;;
         transfers:--engine|transfers:-e) COMPREPLY=(); return ;;
+        transfers:--peer|transfers:-p) COMPREPLY=(); return ;;
         transfers:--request|transfers:-r) COMPREPLY=(); return ;;
         transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
+        transfers:--backend) COMPREPLY=(); return ;;
+        transfers:--since) COMPREPLY=(); return ;;
+        transfers:--slower-than) COMPREPLY=(); return ;;
+        transfers:--sort) COMPREPLY=($(compgen -W "newest slowest largest" -- "$current")); return ;;
+        transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state cause" -- "$current")); return ;;
+        transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
+        transfer:--from) COMPREPLY=(); return ;;
+        slow:--since) COMPREPLY=(); return ;;
+        slow:--engine|slow:-e) COMPREPLY=(); return ;;
+        slow:--peer|slow:-p) COMPREPLY=(); return ;;
+        slow:--backend) COMPREPLY=(); return ;;
+        slow:--last|slow:--limit|slow:-n) COMPREPLY=(); return ;;
+        slow:--from) COMPREPLY=(); return ;;
+        slow:--watch|slow:-w) COMPREPLY=(); return ;;
+        trace:--last|trace:--limit|trace:-n) COMPREPLY=(); return ;;
+        trace:--engine|trace:-e) COMPREPLY=(); return ;;
+        trace:--peer|trace:-p) COMPREPLY=(); return ;;
+        trace:--request|trace:-r) COMPREPLY=(); return ;;
+        trace:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
+        trace:--backend) COMPREPLY=(); return ;;
+        trace:--since) COMPREPLY=(); return ;;
+        trace:--slower-than) COMPREPLY=(); return ;;
+        trace:--name) COMPREPLY=(); return ;;
         events:--count|events:-n) COMPREPLY=(); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
         describe-topology:--local) COMPREPLY=(); return ;;
@@ -44,7 +68,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers events describe-topology diff export-geometry demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -55,8 +79,17 @@ _kvctl() {
             options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         transfers)
-            options='--limit --engine --request --state --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--last --limit --engine --peer --request --state --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        transfer)
+            options='--from --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        slow)
+            options='--since --engine --peer --backend --last --limit --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        trace)
+            options='--last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --help --name --replace'
+            words='export import show' ;;
         events)
             options='--count --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -74,7 +107,7 @@ _kvctl() {
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer Status Event Topology Pair Diff Geometry Demo DemoRequest Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry Demo DemoRequest Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

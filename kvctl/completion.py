@@ -53,12 +53,17 @@ def script(shell: str) -> str:
 def describe() -> tuple[Command, tuple[Command, ...]]:
     """The command line itself and its commands, all imported for it.
 
-    A command whose module is not installed is completed by its name alone.
+    A command whose module is not installed is completed by its name alone. A group takes the options of all commands
+    below it.
     """
     from kvctl.loading import load
     from kvctl.main import group
 
     def loaded(row: Row) -> Command:
+        if row.rows:
+            below = [loaded(child) for child in row.rows]
+            options = {option.names: option for command in below for option in command.options}
+            return Command(row.name, row.summary, tuple(options.values()), tuple(c.name for c in row.rows))
         try:
             return _command(load(row), row.name, row.summary)
         except KvctlError:

@@ -17,36 +17,42 @@ from kvctl.parsing import near_misses
 
 
 class LazyGroup(TyperGroup):
-    """Lists the rows of `kvctl.commands` without importing them, and loads the one that was called."""
+    """Lists its rows, those of `kvctl.commands`, without importing them, and loads the one that was called."""
+
+    rows: tuple[Row, ...] = COMMANDS
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the table."""
         del ctx
-        return [row.name for row in COMMANDS]
+        return [row.name for row in self.rows]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command, imported now; ``None`` when there is none of that name."""
         del ctx
-        return next((load(row) for row in COMMANDS if row.name == cmd_name), None)
+        return next((load(row) for row in self.rows if row.name == cmd_name), None)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that ``args`` begin with. Raises `UsageError` with the near misses."""
         names = self.list_commands(ctx)
         if args and args[0] not in names and not args[0].startswith("-"):
-            raise UsageError(f"no command {args[0]!r}; {near_misses(args[0], names)}", "see kvctl --help")
+            raise UsageError(
+                f"no command {args[0]!r}; {near_misses(args[0], names)}", f"see {ctx.command_path} --help"
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands, from the table alone."""
         del ctx
         with formatter.section("Commands"):
-            formatter.write_dl([(row.name, row.summary) for row in COMMANDS])
+            formatter.write_dl([(row.name, row.summary) for row in self.rows])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The exit codes and where settings come from; the paragraphs of the epilog as they were written."""
         del ctx
+        if not self.epilog:
+            return
         formatter.write_paragraph()
-        formatter.write((self.epilog or "") + "\n")
+        formatter.write(self.epilog + "\n")
 
 
 def load(row: Row) -> Any:
@@ -59,6 +65,11 @@ def load(row: Row) -> Any:
             f"kvctl {row.name} is not available here: {error}",
             "install kvctl with all of its packages",
         ) from error
+    if row.rows:
+        kind = type("Group", (LazyGroup,), {"rows": row.rows})
+        app = typer.Typer(name=row.name, cls=kind, add_completion=False, rich_markup_mode=None)
+        app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(function)
+        return quick(typer.main.get_command(app), function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     unfolded = with_settings(function)
     app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(unfolded)

@@ -10,11 +10,15 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One command: its name, ``module:function``, the line in the list of commands."""
+    """One command: its name, ``module:function``, the line in the list of commands.
+
+    ``rows`` are the commands below it, where it is a group; the function then only says what they are about.
+    """
 
     name: str
     target: str
     summary: str
+    rows: tuple[Row, ...] = ()
 
 
 COMMANDS = (
@@ -22,6 +26,30 @@ COMMANDS = (
     Row("engines", "kvctl.commands.engines:engines", "The engines that kvd knows, local ones and peers'."),
     Row("workers", "kvctl.commands.workers:workers", "The local workers and schedulers registered with kvd."),
     Row("transfers", "kvctl.commands.transfers:transfers", "The newest KV transfers in kvd's ledger."),
+    Row(
+        "transfer",
+        "kvctl.commands.transfer:transfer",
+        "One transfer whole: all workers' parts and when each did what.",
+    ),
+    Row("slow", "kvctl.commands.slow:slow", "What transfers spend their time on, and what to do about it."),
+    Row(
+        "trace",
+        "kvctl.commands.trace:trace",
+        "Recorded transfers as a file, enough to replay them elsewhere.",
+        (
+            Row("export", "kvctl.commands.trace_export:export", "Write transfers of the ledger as a trace."),
+            Row(
+                "import",
+                "kvctl.commands.trace_import:import_trace",
+                "Check a trace and keep it under a name.",
+            ),
+            Row(
+                "show",
+                "kvctl.commands.trace_show:show_trace",
+                "What a trace holds; without a name, which there are.",
+            ),
+        ),
+    ),
     Row("events", "kvctl.commands.events:events", "Follow what happens, one event a line."),
     Row(
         "describe-topology",

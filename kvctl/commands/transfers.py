@@ -4,35 +4,59 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kvctl import daemon
+from kvctl.documents.transfer_groups import GROUPINGS, TransferGroups, grouped
 from kvctl.documents.transfers import Transfers, transfer_document
+from kvctl.ledger_rows import rows
 from kvctl.options import Watch
-from kvctl.parsing import count, one_of
+from kvctl.parsing import one_of
 from kvctl.settings import Settings
+from kvctl.transfer_options import (
+    Backend,
+    Engine,
+    From,
+    Peer,
+    Request,
+    Since,
+    SlowerThan,
+    State,
+    last_option,
+    question,
+)
 from kvctl.watch import show_repeatedly
-from kvd.wire import transfer as wire
 
-STATES = ("done", "miss")
+SORTS = ("newest", "slowest", "largest")
+LAST, LAST_GROUPED = 20, 10_000
 
 
-def transfers(
+def transfers(  # noqa: PLR0913 (options)
     settings: Settings,
     *,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", parser=count, help="At most so many.")
-    ] = 20,
-    engine: Annotated[
-        str, typer.Option("--engine", "-e", metavar="ENGINE", help="Only to or from this engine.")
-    ] = "",
-    request: Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")] = "",
-    state: Annotated[
+    last: Annotated[
+        int | None, last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")
+    ] = None,
+    engine: Engine = "",
+    peer: Peer = "",
+    request: Request = "",
+    state: State = None,
+    backend: Backend = "",
+    since: Since = None,
+    slower_than: SlowerThan = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="|".join(SORTS), parser=one_of(*SORTS), help="Which come first.")
+    ] = "newest",
+    by: Annotated[
         str | None,
         typer.Option(
-            "--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only done, or misses."
+            "--by",
+            metavar="|".join(GROUPINGS),
+            parser=one_of(*GROUPINGS),
+            help="Count them together, one line for each.",
         ),
     ] = None,
+    source: From = "",
     watch: Watch = None,
 ) -> None:
     """The newest KV transfers in kvd's ledger.
@@ -40,20 +64,32 @@ def transfers(
     TIME is from the scheduler's claim to the report, RATE that of the bytes on the wire. With -o jsonl --watch each
     transfer is printed once, as it comes.
     """
+    asked = msgspec.structs.replace(
+        question(
+            engine=engine,
+            peer=peer,
+            request=request,
+            state=state,
+            backend=backend,
+            since=since,
+            slower_than=slower_than,
+        ),
+        order=sort,
+    )
+    wanted = last or (LAST_GROUPED if by else LAST)
     seen = 0
 
-    def fetch() -> Transfers:
+    def fetch() -> Transfers | TransferGroups:
         nonlocal seen
-        follow = watch is not None and settings.output == "jsonl"
-        question = wire.ListTransfers(
-            limit=limit, after=seen if follow else 0, request_id=request, engine_id=engine, state=state or ""
-        )
-        answer = daemon.ask(settings, question, wire.Transfers)
-        rows = answer.rows
+        follow = watch is not None and settings.output == "jsonl" and not by
+        answer = rows(settings, msgspec.structs.replace(asked, after=seen if follow else 0), wanted, source)
+        if by:
+            return grouped(answer, by)
+        found = answer.rows
         if follow:
             # Lines that follow each other read best in the order of events.
-            rows = tuple(reversed(rows))
-            seen = max((seen, *(row.seq for row in rows)))
-        return Transfers(total=answer.total, transfers=tuple(transfer_document(row) for row in rows))
+            found = tuple(reversed(found))
+            seen = max((seen, *(row.seq for row in found)))
+        return Transfers(total=answer.total, transfers=tuple(transfer_document(row) for row in found))
 
     show_repeatedly(fetch, settings, watch)

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.documents.document import moment
 from kvctl.documents.fields import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
-from kvd.wire.transfer import LedgerRow, TransferState
+from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
 class Share(Struct, frozen=True, kw_only=True):
@@ -18,6 +18,14 @@ class Share(Struct, frozen=True, kw_only=True):
     kind: str
     blocks: Count
     bytes: Bytes
+
+
+class Blocks(Struct, frozen=True, kw_only=True):
+    """Blocks of one KV cache group."""
+
+    group: Count
+    first: Annotated[Count, Meta(description="number in the request of the block that the first id holds")]
+    runs: Annotated[tuple[tuple[int, int], ...], Meta(description="runs of neighbours: first id, how many")]
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
@@ -50,10 +58,21 @@ class Transfer(Struct, frozen=True, kw_only=True):
     coalesced_descriptors: Count
     groups: tuple[Share, ...]
     stages: Annotated[dict[str, Seconds], Meta(description="seconds in each stage, in order")]
+    moments: Annotated[
+        dict[str, float],
+        Meta(description="when things happened, in seconds after started; queued is before it"),
+    ]
+    attempts: Annotated[Count, Meta(description="lanes that were tried, or announcements of a push")]
+    local_generation: Annotated[str, Meta(description="empty where it is not known")]
+    local_blocks: Annotated[tuple[Blocks, ...], Meta(description="filled by kvctl transfer only")]
+    remote_blocks: Annotated[
+        tuple[Blocks, ...], Meta(description="the same; empty of a push, which never learns them")
+    ]
+    blocks_cut: Annotated[bool, Meta(description="there were more runs of blocks than the ledger keeps")]
 
 
 class Transfers(Struct, frozen=True, kw_only=True):
-    """The newest transfers that match, newest first."""
+    """The transfers that match, newest first where no other order was asked for."""
 
     total: Annotated[int, Meta(ge=0, description="transfers in the ledger, matching or not")]
     transfers: tuple[Transfer, ...]
@@ -88,4 +107,14 @@ def transfer_document(row: LedgerRow) -> Transfer:
             Share(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
         ),
         stages=record.stages,
+        moments=record.moments,
+        attempts=record.attempts,
+        local_generation=record.local_generation,
+        local_blocks=_blocks(record.local_blocks),
+        remote_blocks=_blocks(record.remote_blocks),
+        blocks_cut=record.blocks_cut,
     )
+
+
+def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[Blocks, ...]:
+    return tuple(Blocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)

@@ -24,7 +24,16 @@ from kvd.wire.frame import Message, decode, encode
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, Role, WorkerCard
 from kvd.wire.names import events_address, generation_of, socket_address
 from kvd.wire.reply import Refused
-from kvd.wire.transfer import GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import (
+    BlockRuns,
+    GetKeptEngine,
+    GroupShare,
+    KeptEngine,
+    LedgerRow,
+    ListTransfers,
+    TransferRecord,
+    Transfers,
+)
 
 MODEL = "Qwen/Qwen3-8B"
 SINCE = 1_795_000_000.25
@@ -159,7 +168,7 @@ def ledger_row(seq: int, **changes: object) -> LedgerRow:
         local_engine="decode-0",
         local_rank="tp1",
         remote_engine="prefill-1",
-        remote_generation="aa11",
+        remote_generation=ENGINES[1].generation,
         remote_request_id=f"cmpl-{seq}-p",
         backend="nixl",
         mode="pull",
@@ -170,8 +179,12 @@ def ledger_row(seq: int, **changes: object) -> LedgerRow:
         descriptors=512,
         coalesced_descriptors=8,
         remote_ranks=("tp2", "tp3"),
-        groups=(GroupShare(0, "full", 64, 64 << 20),),
+        groups=(GroupShare(0, "full", 3, 64 << 20),),
         stages={"queued": 0.0012, "handshake": 0.0, "wire": 0.008},
+        local_generation=ENGINES[0].generation,
+        local_blocks=(BlockRuns(0, 0, ((1, 2), (0, 1))),),
+        remote_blocks=(BlockRuns(0, 0, ((1, 3),)),),
+        moments={"queued": -0.0012, "posted": 0.0004, "last": 0.0084},
     )
     return LedgerRow(seq, msgspec.structs.replace(record, **changes))
 
@@ -234,13 +247,32 @@ def _engines(message: Message) -> Message:
 def _transfers(message: Message) -> Message:
     assert isinstance(message, ListTransfers)
     rows = tuple(
-        row
+        row if message.blocks else _without_blocks(row)
         for row in LEDGER
         if row.seq > message.after
+        and (not message.before or row.seq < message.before)
         and message.request_id in ("", row.record.request_id)
+        and message.any_id in ("", row.record.transfer_id, row.record.request_id, str(row.seq))
         and message.state in ("", row.record.state)
     )
-    return Transfers(rows=rows[: message.limit], total=len(LEDGER))
+    return Transfers(rows=rows[: message.limit], total=len(LEDGER), more=len(rows) > message.limit)
+
+
+def _without_blocks(row: LedgerRow) -> LedgerRow:
+    bare = msgspec.structs.replace(row.record, local_blocks=(), remote_blocks=())
+    return msgspec.structs.replace(row, record=bare)
+
+
+def _kept_engine(message: Message) -> Message:
+    assert isinstance(message, GetKeptEngine)
+    for engine in ENGINES:
+        if engine.card and (engine.engine.engine_id, engine.generation) == (
+            message.engine_id,
+            message.generation,
+        ):
+            geometries = tuple(worker.geometry for worker in engine.card.workers)
+            return KeptEngine(engine=engine.engine, generation=engine.generation, geometries=geometries)
+    return Refused(code="KVD-NO-ENGINE", message="not kept")
 
 
 @pytest.fixture
@@ -252,6 +284,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             ListTransfers: _transfers,
+            GetKeptEngine: _kept_engine,
         },
         events=tuple(
             Event(seq=n, time=SINCE + n, kind=kind, subject="decode-0", detail={"ranks": n})
@@ -285,6 +318,7 @@ def quiet_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith(("KVCTL_", "KVD_")) or name in ("NO_COLOR", "FORCE_COLOR", "XDG_RUNTIME_DIR"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
 

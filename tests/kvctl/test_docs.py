@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[2] / "docs"
 FINDINGS = Path(__file__).parents[2] / "daemon" / "kvd" / "topology" / "findings.py"
+SLOW = Path(__file__).parents[2] / "kvctl" / "slow_findings.py"
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -40,7 +41,9 @@ def example(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Ca
     return typed
 
 
-@pytest.mark.parametrize("page", [DOCS / "cli.md", DOCS / "topology.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [DOCS / "cli.md", DOCS / "topology.md", DOCS / "transfers.md"], ids=lambda page: page.name
+)
 def test_every_example_is_what_the_program_prints(example: Callable[[str], str], page: Path) -> None:
     def printed(block: re.Match[str]) -> str:
         lines = [line for line in block.group().splitlines() if line.startswith("$ ")]
@@ -58,11 +61,20 @@ def test_every_command_has_a_section() -> None:
     written = (DOCS / "cli.md").read_text()
     for row in COMMANDS:
         assert f"\n## kvctl {row.name}\n" in written or row.name == "schema"
+        for below in row.rows:
+            assert f"kvctl {row.name} {below.name}" in written
 
 
 def test_every_engine_option_is_explained() -> None:
     table = (DOCS / "topology.md").read_text().split("## What the picture says")[0]
     assert {name for name in option_names() if f"`{name}`" not in table} == set()
+
+
+def test_every_finding_of_slow_is_explained() -> None:
+    written = (DOCS / "transfers.md").read_text()
+    codes = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)*)", "(?:warning|info)"', SLOW.read_text()))
+    assert len(codes) >= 10
+    assert {code for code in codes if f"`{code}`" not in written} == set()
 
 
 def test_every_finding_is_explained() -> None:

@@ -22,7 +22,7 @@ from tests.support.daemons import daemons, facts, session, worker
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
 
-ASKING = ("engines", "workers", "transfers", "status", "events", "describe-topology")
+ASKING = ("engines", "workers", "transfers", "transfer x", "slow", "status", "events", "describe-topology")
 
 
 def test_help_lists_every_exit_code(process: Run) -> None:
@@ -36,7 +36,7 @@ def test_help_lists_every_exit_code(process: Run) -> None:
 def test_no_daemon_is_3_and_one_line_that_names_the_socket_and_what_to_do(
     process: Run, tmp_path: Path, command: str
 ) -> None:
-    outcome = process(command, "--runtime-dir", tmp_path / "none")
+    outcome = process(*command.split(), "--runtime-dir", tmp_path / "none")
     assert (outcome.code, outcome.out) == (3, "")
     assert outcome.err.count("\n") == 1
     assert f"{tmp_path}/none/kvd.sock" in outcome.err

@@ -20,6 +20,10 @@ PRINTED = {
     "workers": ("Workers", "Worker", 2),
     "describe-topology": ("Topology", "Pair", 1),
     "transfers": ("Transfers", "Transfer", 3),
+    "transfers --by state": ("TransferGroups", "TransferGroup", 2),
+    "transfer t-2": ("WholeTransfer", "WholeTransfer", 1),
+    "slow": ("Slow", "SlowPair", 1),
+    "trace show": ("Traces", "KeptTrace", 0),
     "status": ("Status", "Status", 1),
     "version": ("Version", "Version", 1),
     "schema": ("Kinds", "KindName", len(KINDS)),
@@ -45,7 +49,7 @@ def check(document: dict[str, Any]) -> None:
 
 @every_command
 def test_json_is_one_document_that_its_schema_accepts(run: Run, daemon: FakeDaemon, command: str) -> None:
-    outcome = run(command, "-o", "json", "--runtime-dir", daemon.directory)
+    outcome = run(*command.split(), "-o", "json", "--runtime-dir", daemon.directory)
     document = json.loads(outcome.out)
     assert (outcome.code, outcome.err) == (0, "")
     assert (document["kind"], document["schema_version"]) == (PRINTED[command][0], 1)
@@ -54,7 +58,7 @@ def test_json_is_one_document_that_its_schema_accepts(run: Run, daemon: FakeDaem
 
 @every_command
 def test_jsonl_is_one_document_a_line(run: Run, daemon: FakeDaemon, command: str) -> None:
-    outcome = run(command, "-o", "jsonl", "--runtime-dir", daemon.directory)
+    outcome = run(*command.split(), "-o", "jsonl", "--runtime-dir", daemon.directory)
     documents = [json.loads(line) for line in outcome.out.splitlines()]
     _, kind, lines = PRINTED[command]
     assert [d["kind"] for d in documents] == [kind] * lines
@@ -64,8 +68,8 @@ def test_jsonl_is_one_document_a_line(run: Run, daemon: FakeDaemon, command: str
 
 @every_command
 def test_yaml_says_the_same_as_json(run: Run, daemon: FakeDaemon, command: str) -> None:
-    as_yaml = run(command, "-o", "yaml", "--runtime-dir", daemon.directory).out
-    as_json = run(command, "-o", "json", "--runtime-dir", daemon.directory).out
+    as_yaml = run(*command.split(), "-o", "yaml", "--runtime-dir", daemon.directory).out
+    as_json = run(*command.split(), "-o", "json", "--runtime-dir", daemon.directory).out
     assert yaml.safe_load(as_yaml) == json.loads(as_json)
 
 
@@ -74,7 +78,7 @@ def test_yaml_says_the_same_as_json(run: Run, daemon: FakeDaemon, command: str) 
 def test_tables_are_plain_text_without_colour_when_piped(
     run: Run, daemon: FakeDaemon, command: str, form: str
 ) -> None:
-    outcome = run(command, "-o", form, "--runtime-dir", daemon.directory)
+    outcome = run(*command.split(), "-o", form, "--runtime-dir", daemon.directory)
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.endswith("\n")
     assert "\x1b" not in outcome.out

@@ -53,7 +53,10 @@ def test_no_other_command_imports_numpy(command: str) -> None:
     assert not modules(command, "--help") & (HEAVY | {"numpy"})
 
 
-@pytest.mark.parametrize("row", COMMANDS, ids=lambda row: row.name)
+EVERY = [row for command in COMMANDS for row in (command, *command.rows)]
+
+
+@pytest.mark.parametrize("row", EVERY, ids=lambda row: row.name)
 def test_the_line_in_the_list_is_the_first_of_the_commands_own_help(row: Row) -> None:
     module, function = row.target.split(":")
     documented = inspect.getdoc(getattr(pytest.importorskip(module), function)) or ""

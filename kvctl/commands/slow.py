@@ -1,0 +1,38 @@
+"""`kvctl slow`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from kvctl.documents.slow import Slow, slow_document
+from kvctl.ledger_rows import rows
+from kvctl.options import Watch
+from kvctl.settings import Settings
+from kvctl.transfer_options import Backend, Engine, From, Peer, Since, last_option, question
+from kvctl.watch import show_repeatedly
+
+LAST = 10_000
+
+
+def slow(
+    settings: Settings,
+    *,
+    since: Since = None,
+    engine: Engine = "",
+    peer: Peer = "",
+    backend: Backend = "",
+    last: Annotated[int | None, last_option(f"Look at so many, the newest ones. [{LAST}]")] = None,
+    source: From = "",
+    watch: Watch = None,
+) -> None:
+    """What transfers spend their time on, and what to do about it.
+
+    One line for each pair of engines and backend; SPENT ON says which part of all their time each stage took. Below
+    stands what is worth doing, worst first. Exit code 0 also where there is something.
+    """
+    asked = question(engine=engine, peer=peer, backend=backend, since=since)
+
+    def fetch() -> Slow:
+        return slow_document(rows(settings, asked, last or LAST, source))
+
+    show_repeatedly(fetch, settings, watch)

@@ -1,0 +1,15 @@
+"""`kvctl trace`: what its commands have in common."""
+
+from __future__ import annotations
+
+import typer
+
+
+def trace(context: typer.Context) -> None:
+    """Recorded transfers as a file, enough to replay them elsewhere.
+
+    A trace holds the geometry of the engines, and of each transfer its blocks and times: no tokens, no prompts, and no
+    address of a host or of memory.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

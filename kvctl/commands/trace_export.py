@@ -1,0 +1,90 @@
+"""`kvctl trace export`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import msgspec
+import typer
+
+from kvctl.errors import CheckFailed, UsageError
+from kvctl.settings import Settings
+from kvctl.transfer_options import (
+    Backend,
+    Engine,
+    Peer,
+    Request,
+    Since,
+    SlowerThan,
+    State,
+    last_option,
+    question,
+)
+
+LAST = 10_000
+
+
+def export(  # noqa: PLR0913 (options)
+    settings: Settings,
+    *,
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="Named .gz or .zst it is packed; none: stdout.")
+    ] = "-",
+    last: Annotated[int | None, last_option(f"The newest so many. [{LAST}]")] = None,
+    engine: Engine = "",
+    peer: Peer = "",
+    request: Request = "",
+    state: State = None,
+    backend: Backend = "",
+    since: Since = None,
+    slower_than: SlowerThan = None,
+    hash_requests: Annotated[
+        bool, typer.Option("--hash-requests", help="Write digests in place of the ids of requests.")
+    ] = False,
+) -> None:
+    """Write transfers of the ledger as a trace.
+
+    JSON lines, see docs/trace.md. Causes of misses are left out: their texts may name hosts.
+    """
+    from kvctl.exporting import export_trace, gather
+
+    if file == "-" and sys.stdout.isatty():
+        raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
+    asked = msgspec.structs.replace(
+        question(
+            engine=engine,
+            peer=peer,
+            request=request,
+            state=state,
+            backend=backend,
+            since=since,
+            slower_than=slower_than,
+        ),
+        blocks=True,
+    )
+    gathered = gather(settings, asked, last or LAST)
+    if not gathered.rows:
+        raise CheckFailed("no transfer matches, so there is no trace", "kvctl transfers shows what there is")
+    with _destination(file) as out:
+        export_trace(gathered, out, hashed=hash_requests)
+    sys.stderr.write(f"kvctl: {gathered.told}\n")
+
+
+@contextlib.contextmanager
+def _destination(file: str) -> Iterator[BinaryIO]:
+    from kvctl.trace_files import failed
+    from kvd.trace.errors import TraceError
+    from kvd.trace.streams import writing
+
+    if file == "-":
+        yield sys.stdout.buffer
+        return
+    try:
+        with writing(Path(file).expanduser()) as out:
+            yield out
+    except TraceError as error:
+        raise failed(error) from None

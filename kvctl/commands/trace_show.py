@@ -1,0 +1,38 @@
+"""`kvctl trace show`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl.render.output import show
+from kvctl.settings import Settings
+
+
+def show_trace(
+    settings: Settings,
+    *,
+    trace: Annotated[
+        str, typer.Argument(metavar="[TRACE]", help="A file, - for stdin, or an imported trace's name.")
+    ] = "",
+) -> None:
+    """What a trace holds; without a name, which there are.
+
+    All of it is read and checked: a trace that cannot be used is told with the line that is wrong, exit code 1.
+    """
+    from kvctl import trace_files
+    from kvctl.documents.trace import trace_document, traces_document
+    from kvd.trace.errors import TraceError
+    from kvd.trace.read import open_trace
+
+    if not trace:
+        show(traces_document(trace_files.kept()), settings)
+        return
+    path = trace_files.found(trace)
+    try:
+        with open_trace(path) as (head, transfers):
+            body = trace_document(head, transfers, trace)
+    except TraceError as error:
+        raise trace_files.failed(error) from None
+    show(body, settings)

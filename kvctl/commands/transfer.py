@@ -1,0 +1,49 @@
+"""`kvctl transfer`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kvctl.documents.whole_transfer import whole_transfer
+from kvctl.errors import CheckFailed
+from kvctl.ledger_rows import rows
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvctl.transfer_options import From
+from kvd.wire.transfer import ListTransfers
+
+MOST_WORKERS = 4096
+
+
+def transfer(
+    settings: Settings,
+    *,
+    which: Annotated[
+        str, typer.Argument(metavar="ID", help="Of a request on either side, of a transfer, or a number.")
+    ],
+    source: From = "",
+) -> None:
+    """One transfer whole: all workers' parts and when each did what.
+
+    Of a request that was transferred more than once it is the newest. -o wide adds the blocks.
+    """
+    asked = ListTransfers(any_id=which, blocks=True)
+    found = rows(settings, asked, 1, source).rows
+    if not found:
+        raise CheckFailed(
+            f"no transfer {which!r} in {source or 'the ledger'}",
+            "kvctl transfers -o wide lists ids; old transfers are dropped, and a request that was computed has none",
+        )
+    [newest] = found
+    record = newest.record
+    same = msgspec.structs.replace(
+        asked,
+        any_id="",
+        request_id=record.request_id,
+        engine_id=record.local_engine,
+        peer=record.remote_engine,
+    )
+    show(whole_transfer(newest, rows(settings, same, MOST_WORKERS, source).rows), settings)

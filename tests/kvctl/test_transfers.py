@@ -1,0 +1,193 @@
+"""Looking at transfers: filters that reach kvd, one transfer whole, groups, and what slow finds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from kvctl.documents.slow import slow_document
+from kvctl.documents.transfers import Transfer, transfer_document
+from kvctl.render.whole_transfer import placed
+from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from tests.kvctl.conftest import ledger_row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvctl.documents.slow import SlowFinding
+    from kvd.wire.frame import Message
+    from tests.kvctl.conftest import FakeDaemon, Run
+
+
+def test_every_filter_reaches_kvd(run: Run, daemon: FakeDaemon) -> None:
+    run(
+        "transfers", "--engine", "d", "--peer", "p", "--backend", "nixl", "--since", "10m", "--slower-than", "5ms",
+        "--sort", "slowest", "--last", "7", "--socket", daemon.directory,
+    )  # fmt: skip
+    assert daemon.asked[-1] == ListTransfers(
+        limit=7, engine_id="d", peer="p", backend="nixl", within=600.0, slower_than=0.005, order="slowest"
+    )
+
+
+def test_many_rows_are_asked_for_page_by_page(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvctl.ledger_rows.PAGE", 2)
+    groups = json.loads(run("transfers", "--by", "peer", "-o", "json", "--socket", daemon.directory).out)
+    asked = [m for m in daemon.asked if isinstance(m, ListTransfers)]
+    assert [(m.limit, m.before) for m in asked] == [(2, 0), (2, 2)]
+    assert (groups["counted"], groups["more"]) == (3, False)
+    [group] = groups["groups"]
+    assert (group["key"], group["transfers"], group["misses"]) == ("prefill-1", 3, 1)
+
+
+@pytest.mark.parametrize("which", ["cmpl-2", "t-2", "2"])
+def test_a_transfer_is_found_by_each_of_its_names(run: Run, daemon: FakeDaemon, which: str) -> None:
+    body = json.loads(run("transfer", which, "-o", "json", "--socket", daemon.directory).out)
+    assert (body["request_id"], body["state"], len(body["parts"])) == ("cmpl-2", "done", 1)
+    [part] = body["parts"]
+    assert part["local_blocks"] == [{"group": 0, "first": 0, "runs": [[1, 2], [0, 1]]}]
+
+
+def test_an_id_that_nothing_is_known_of_is_1_and_says_so(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("transfer", "cmpl-77", "--socket", daemon.directory)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "no transfer 'cmpl-77' in the ledger" in outcome.err
+
+
+def test_all_workers_of_the_newest_attempt_are_its_parts(run: Run, daemon: FakeDaemon) -> None:
+    def part(seq: int, **changes: object) -> LedgerRow:
+        return ledger_row(seq, request_id="r", remote_request_id="x", **changes)
+
+    rows = (
+        part(9, local_rank="tp1", state="miss", cause="gone"),
+        part(8, local_rank="tp0"),
+        part(7, local_rank="tp10"),
+        part(3, local_rank="tp0", local_generation="older"),
+    )
+
+    def answer(message: Message) -> Message:
+        assert isinstance(message, ListTransfers)
+        return Transfers(rows=rows[: message.limit], total=4)
+
+    daemon.answers[ListTransfers] = answer
+    body = json.loads(run("transfer", "r", "-o", "json", "--socket", daemon.directory).out)
+    assert [part["local_rank"] for part in body["parts"]] == ["tp0", "tp1", "tp10"]
+    assert (body["state"], body["cause"], body["bytes"]) == ("miss", "gone", 3 * (64 << 20))
+
+
+def stages_of(**changes: object) -> list[tuple[str, float, float]]:
+    part: Transfer = transfer_document(ledger_row(1, **changes))
+    return [(name, round(begin, 6), length) for name, begin, length in placed(part)]
+
+
+def test_stages_are_drawn_where_the_clock_says_they_were() -> None:
+    stages = {"queued": 0.001, "handshake": 0.1, "plan": 0.002, "post": 0.003, "wire": 0.004}
+    moments = {"queued": -0.001, "planned": 0.012, "posting": 0.02, "posted": 0.023, "last": 0.027}
+    assert stages_of(stages=stages, moments=moments) == [
+        ("handshake", -0.101, 0.1),
+        ("queued", -0.001, 0.001),
+        ("plan", 0.01, 0.002),
+        ("post", 0.02, 0.003),
+        ("wire", 0.023, 0.004),
+    ]
+    assert stages_of(stages=stages, moments={"handshake": 0.1, "queued": -0.001})[1] == (
+        "handshake",
+        0.0,
+        0.1,
+    )
+
+
+def test_stages_without_moments_follow_each_other() -> None:
+    assert stages_of(stages={"queued": 1.0, "plan": 0.5, "wire": 2.0}, moments={}) == [
+        ("queued", -1.0, 1.0),
+        ("plan", 0.0, 0.5),
+        ("wire", 0.5, 2.0),
+    ]
+
+
+def test_a_push_is_drawn_with_its_own_stages() -> None:
+    moments = {"queued": 0.0, "announced": 0.1, "taken": 0.2, "first": 0.5, "last": 0.6}
+    stages = {"queued": 0.0, "handshake": 0.0, "announce": 0.1, "wait": 0.3, "wire": 0.1}
+    assert stages_of(mode="push", stages=stages, moments=moments) == [
+        ("announce", 0.1, 0.1),
+        ("wait", 0.2, 0.3),
+        ("wire", 0.5, 0.1),
+    ]
+
+
+def test_the_wide_screen_lists_blocks_as_runs(run: Run, daemon: FakeDaemon) -> None:
+    screen = run("transfer", "cmpl-2", "-o", "wide", "--socket", daemon.directory).out
+    assert "tp1   local   g0         0  1-2 0\n" in screen
+    assert "tp1   remote  g0         0  1-3\n" in screen
+
+
+def findings(rows: Sequence[LedgerRow]) -> dict[str, SlowFinding]:
+    return {f.code: f for f in slow_document(Transfers(rows=tuple(rows), total=len(rows))).findings}
+
+
+def rows_of(count: int = 20, /, **changes: Any) -> list[LedgerRow]:
+    return [ledger_row(seq, **changes) for seq in range(count)]
+
+
+MANY: dict[str, Any] = {"coalesced_descriptors": 4000, "descriptors": 8000}
+FEW: dict[str, Any] = {"coalesced_descriptors": 4, "descriptors": 8000}
+BY_STAGE: dict[str, dict[str, Any]] = {
+    "DESCRIPTOR_STORM": {"stages": {"post": 0.02, "wire": 0.01}, **MANY},
+    "COPIES_WHILE_POSTING": {"stages": {"post": 0.02, "wire": 0.01}, **FEW},
+    "HANDSHAKE_ON_PATH": {"stages": {"handshake": 0.5, "wire": 0.1}},
+    "QUEUE_WAIT": {"stages": {"queued": 0.5, "wire": 0.1}},
+    "PLAN_COST": {"stages": {"plan": 0.5, "wire": 0.1}},
+    "WAITS_FOR_PREFILL": {"stages": {"wait": 0.5, "wire": 0.1}, "mode": "push"},
+    "RETRIES": {"attempts": 2},
+    "MISSES": {"state": "miss", "cause": "peer went away"},
+}
+
+
+@pytest.mark.parametrize("code", BY_STAGE)
+def test_what_dominates_is_found(code: str) -> None:
+    assert set(findings(rows_of(**BY_STAGE[code]))) == {code}
+
+
+def test_what_is_as_it_should_be_gives_no_finding() -> None:
+    assert findings(rows_of()) == {}
+    assert findings(rows_of(stages={"queued": 0.0003, "post": 0.0001})) == {}, "too short to be worth a word"
+
+
+def test_many_copies_on_the_wire_are_a_hint_not_a_warning() -> None:
+    found = findings(rows_of(stages={"post": 0.001, "wire": 0.05}, **MANY))
+    assert found["DESCRIPTOR_STORM"].severity == "info"
+
+
+def test_a_slow_path_is_one_that_others_of_its_backend_are_not_on() -> None:
+    slow = rows_of(remote_engine="far", stages={"wire": 0.1})
+    fast = rows_of(stages={"wire": 0.01})
+    assert set(findings([*slow, *fast])) == {"SLOW_PATH"}
+    assert "far to decode-0" in findings([*slow, *fast])["SLOW_PATH"].pair
+    assert findings(slow) == {}
+    other = [
+        msgspec.structs.replace(r, record=msgspec.structs.replace(r.record, backend="direct")) for r in fast
+    ]
+    assert findings([*slow, *other]) == {}
+
+
+def test_a_rank_that_all_others_wait_for_is_named() -> None:
+    rows = [*rows_of(local_rank="tp0"), *rows_of(local_rank="tp1", stages={"wire": 0.1})]
+    assert "tp1 takes 100 ms" in findings(rows)["STRAGGLER"].message
+    assert findings([*rows_of(local_rank="tp0"), *rows_of(3, local_rank="tp1", stages={"wire": 0.1})]) == {}
+
+
+def test_shares_are_of_the_time_of_all_transfers_together() -> None:
+    rows = [ledger_row(1, stages={"wire": 9.0}), ledger_row(2, stages={"queued": 1.0, "wire": 0.0})]
+    [pair] = slow_document(Transfers(rows=tuple(rows), total=2)).pairs
+    assert {stage.stage: stage.share for stage in pair.stages} == {"wire": 0.9, "queued": 0.1}
+    assert pair.dominant == "wire"
+
+
+def test_slow_without_transfers_says_so(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers[ListTransfers] = lambda _: Transfers(rows=(), total=7)
+    outcome = run("slow", "--socket", daemon.directory)
+    assert (outcome.code, outcome.out) == (0, "no transfer matches; the ledger has 7\n")
