@@ -1,0 +1,223 @@
+"""The example router in front of two real `vllm serve` processes: both modes, streams, aborts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvctl.demo.deployment import Kvd, engine_id, transfer_config, two_hosts
+from kvctl.demo.engine import EngineSpec, environment
+from kvctl.demo.models import write_model
+from tests.support.daemons import ROOT, wait_for
+from tests.support.deployments import PATIENT, counter, prompt_of, transfers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ANSWER = 24
+MODES = ("pull", "push")
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Two servers beside their kvds, and a router for each mode; ports on this host."""
+
+    hosts: tuple[Kvd, Kvd]
+    decode: int
+    routers: dict[str, int]
+
+
+def free_port() -> int:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return int(place.getsockname()[1])
+
+
+@contextlib.contextmanager
+def program(words: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
+    """A program in a session of its own, ended with all that it started."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, 9)
+            process.wait()
+
+
+def serve(
+    host: Kvd, role: str, model: Path, folder: Path
+) -> tuple[int, contextlib.AbstractContextManager[None]]:
+    """`vllm serve` on a host, and its port."""
+    port = free_port()
+    template = folder / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    spec = EngineSpec(model=model, work_dir=folder / host.name, log_path=folder / f"{host.name}.log")
+    config = transfer_config(host, engine_id(host), role, extra={**PATIENT, "mode": "push"})
+    words = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(model),
+        "--served-model-name",
+        "tiny",
+    ]
+    words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "2048"]
+    words += [
+        "--kv-cache-memory-bytes",
+        str(64 << 20),
+        "--max-num-batched-tokens",
+        "256",
+        "--max-num-seqs",
+        "8",
+    ]
+    words += ["--no-enable-prefix-caching", "--chat-template", str(template)]
+    words += ["--kv-transfer-config", json.dumps(config)]
+    sockets = folder / f"{host.name}-tmp"
+    sockets.mkdir()
+    env = environment(spec, sockets) | {"VLLM_CACHE_ROOT": str(folder / "vllm-cache")}
+    return port, program(words, spec.log_path, env)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("serve")
+    model = write_model("llama", folder / "models")
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(two_hosts(folder))
+        ports = []
+        for host, role in zip(hosts, ("kv_producer", "kv_consumer"), strict=True):
+            port, running = serve(host, role, model, folder)
+            stack.enter_context(running)
+            ports.append(port)
+        for port, host in zip(ports, hosts, strict=True):
+            wait_for(lambda port=port: healthy(port), 400.0)  # type: ignore[misc]
+            assert (folder / f"{host.name}.log").exists()
+        prefill, decode = (f"http://127.0.0.1:{port}" for port in ports)
+        kvd = hosts[0].endpoint()
+        routers = {}
+        for mode in MODES:
+            source = f"{prefill},{engine_id(hosts[0])},{kvd.host}:{kvd.port}" if mode == "push" else prefill
+            routers[mode] = free_port()
+            words = [
+                sys.executable,
+                str(ROOT / "examples" / "router.py"),
+                "--mode",
+                mode,
+                "--prefill",
+                source,
+            ]
+            words += ["--decode", decode, "--port", str(routers[mode])]
+            stack.enter_context(program(words, folder / f"router-{mode}.log"))
+        for port in routers.values():
+            wait_for(lambda port=port: healthy(port), 30.0)  # type: ignore[misc]
+        yield Servers(hosts, ports[1], routers)
+
+
+def healthy(port: int) -> bool:
+    """Whether the server answers that it is; asked ten times a second at most."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        time.sleep(0.1)
+        return False
+
+
+def asked(port: int, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    """The answer to one request."""
+    greedy = {"model": "tiny", "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}",
+        json.dumps(greedy | body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=300) as response:  # noqa: S310 - http, as written above
+        text = response.read().decode()
+    if not body.get("stream"):
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return {"events": [json.loads(line) for line in lines[:-1]]}
+
+
+def done_since(servers: Servers, before: int) -> list[Any]:
+    """Transfers after so many, once there is one."""
+    return wait_for(lambda: transfers(servers.hosts[1])[: len(transfers(servers.hosts[1])) - before], 30.0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_are_the_decoders_own_whole_or_as_a_stream(servers: Servers, mode: str) -> None:
+    for number, stream in enumerate((False, True)):
+        prompt = prompt_of(700, seed=20 + number + 2 * MODES.index(mode))
+        before = len(transfers(servers.hosts[1]))
+        through = asked(servers.routers[mode], prompt=prompt, stream=stream)
+        (record,) = done_since(servers, before)
+        assert (record.state, record.mode, record.cause) == ("done", mode, "")
+        alone = asked(servers.decode, prompt=prompt)["choices"][0]["text"]
+        if stream:
+            assert len(through["events"]) > 1
+            assert "".join(event["choices"][0]["text"] for event in through["events"]) == alone
+        else:
+            assert through["choices"][0]["text"] == alone
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_chats_are_handed_over_too(servers: Servers, mode: str) -> None:
+    before = len(transfers(servers.hosts[1]))
+    messages = [{"role": "user", "content": f"a long story in mode {mode}. " * 20}]
+    through = asked(servers.routers[mode], "/v1/chat/completions", messages=messages)
+    assert through["choices"][0]["message"]["content"]
+    assert [record.mode for record in done_since(servers, before)] == [mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_client_that_goes_away_ends_its_request_on_the_decoder(servers: Servers, mode: str) -> None:
+    most = 1400
+    body = {"model": "tiny", "prompt": prompt_of(600, seed=30), "max_tokens": most, "stream": True}
+    before = metric(servers.decode, "vllm:generation_tokens_total")
+    connection = HTTPConnection("127.0.0.1", servers.routers[mode], timeout=300)
+    text = json.dumps(body | {"ignore_eos": True})
+    connection.request("POST", "/v1/completions", text, {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    assert response.read(1)
+    response.close()
+    connection.close()
+    wait_for(lambda: running(servers.decode) == 0, 60.0)
+    assert 0 < metric(servers.decode, "vllm:generation_tokens_total") - before < most
+    assert counter(servers.hosts[0], "push.failed") == 0
+
+
+def running(port: int) -> float:
+    """Requests that a server has now."""
+    return metric(port, "vllm:num_requests_running") + metric(port, "vllm:num_requests_waiting")
+
+
+def metric(port: int, name: str, label: str = "") -> float:
+    """A metric of a server, summed over labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    return sum(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{") and label in line
+    )
