@@ -18,6 +18,7 @@ from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachabl
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.lease import LeaseExtend
+from kvd.wire.order import ClearForced, ForceMiss
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import (
     Heartbeat,
@@ -35,7 +36,7 @@ Card = Callable[[], RegisterWorker | RegisterScheduler]
 Push = Callable[[Message], Message | None]
 Fresh = Message | Callable[[], Message]
 
-REQUESTS = (LeaseExtend, PushAnnounce, PushWithdraw, PushProgress, PushDone)
+REQUESTS = (LeaseExtend, PushAnnounce, PushWithdraw, PushProgress, PushDone, ForceMiss, ClearForced)
 """What kvd asks of a client: the correlation id is kvd's, and not that of anything asked here."""
 MAX_MESSAGE_BYTES = 64 << 20
 QUEUE = 4096

@@ -78,6 +78,12 @@ class LedgerSettings(_Section, frozen=True):
     max_age_seconds: Seconds = 14 * 86400.0
 
 
+class OrderSettings(_Section, frozen=True):
+    """Who may give orders to engines besides root, kvd's own user and the engine's: members of ``group``."""
+
+    group: str = ""
+
+
 class MetricsSettings(_Section, frozen=True):
     """HTTP for /metrics, /healthz and /readyz. ``listen`` empty: none."""
 
@@ -96,6 +102,7 @@ class Config(_Section, frozen=True):
     liveness: LivenessSettings = LivenessSettings()
     leases: LeaseSettings = LeaseSettings()
     ledger: LedgerSettings = LedgerSettings()
+    orders: OrderSettings = OrderSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property
@@ -111,7 +118,7 @@ class Config(_Section, frozen=True):
         return self.directory / "state"
 
 
-RELOADABLE = frozenset({"log_level", "drain_seconds", "liveness", "leases", "ledger"})
+RELOADABLE = frozenset({"log_level", "drain_seconds", "liveness", "leases", "ledger", "orders"})
 """Top-level settings that SIGHUP puts in force; the others need a restart."""
 
 

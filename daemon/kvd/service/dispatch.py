@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from kvd.geometry.errors import GeometryError
-from kvd.service import pushes, queries
+from kvd.service import orders, pushes, queries
 from kvd.service.errors import Refusal
 from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
@@ -21,6 +21,7 @@ from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, P
 from kvd.wire.identity import EngineCard, EngineFacts, RankId
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseKey, LeaseOpened, LeaseRelease
 from kvd.wire.names import rank_name
+from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.registration import (
@@ -59,6 +60,10 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         LeaseClaim: partial(lease_claim, parts),
         LeaseRelease: partial(lease_release, parts),
         **dict.fromkeys(PUSHES, partial(pushes.from_worker, parts)),
+        ForceMiss: partial(orders.force_miss, parts),
+        ClearForced: partial(orders.clear_forced, parts),
+        ReportForced: partial(orders.report_forced, parts),
+        GetForced: partial(orders.get_forced, parts),
         ReportTransfers: partial(report_transfers, parts),
         ListTransfers: partial(list_transfers, parts),
         GetKeptEngine: partial(get_kept_engine, parts),
@@ -104,6 +109,7 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
         incarnation=card.incarnation,
         pid=caller.pid or card.pid,
         route=caller.route,
+        uid=caller.uid,
         rank=card.rank,
         card=card,
         regions=len(geometry.regions),
@@ -121,6 +127,7 @@ def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler)
         incarnation=message.incarnation,
         pid=caller.pid or message.pid,
         route=caller.route,
+        uid=caller.uid,
         policy=message.policy,
     )
     registered = _take(parts, caller, client)

@@ -18,6 +18,7 @@ from kvd.service.liveness import Liveness
 from kvd.service.peers import Links
 from kvd.service.registry import Registry
 from kvd.service.router import Router
+from kvd.service.timelines import Timelines
 
 Decode = Callable[[bytes], WorkerGeometry]
 
@@ -44,6 +45,7 @@ class Parts:
     local: Router
     peer: Router | None = None
     askers: Askers = field(default_factory=Askers)
+    timelines: Timelines = field(default_factory=Timelines)
     draining: bool = False
     loop_lag: float = 0.0
     pushes_underway: int = 0

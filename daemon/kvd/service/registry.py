@@ -22,7 +22,10 @@ ENDED_KEPT = 64
 
 @dataclass(slots=True)
 class Client:
-    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time."""
+    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
+
+    ``uid`` is its process's user, -1 where the kernel does not say.
+    """
 
     kind: Literal["worker", "scheduler"]
     engine: EngineFacts
@@ -32,6 +35,7 @@ class Client:
     rank: RankId | None = None
     card: WorkerCard | None = None
     policy: str = ""
+    uid: int = -1
     regions: int = 0
     registered_bytes: int = 0
     state: ClientState = "alive"

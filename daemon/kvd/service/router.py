@@ -19,6 +19,7 @@ from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireErro
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.handshake import EngineDescribed, EngineGone, PeerGone, PeerReady, Pong
 from kvd.wire.lease import LeaseClaimed, LeaseEnded
+from kvd.wire.order import Forced, ForcedCleared, ForcePlan
 from kvd.wire.query import Engines, Status, Workers
 from kvd.wire.registration import NotRegistered, Registered
 from kvd.wire.reply import Ok, Refused
@@ -33,7 +34,7 @@ TURN = 64
 
 ANSWERS = (
     Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
-    Transfers, Engines, Workers, Status, Ok, Refused,
+    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Ok, Refused,
 )  # fmt: skip
 """What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
 
@@ -42,10 +43,14 @@ _KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMes
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a message: its route on the socket and the process behind it (0 where the kernel does not say)."""
+    """Who sent a message: its route on the socket, and the process behind it as the kernel names it.
+
+    Where it does not, ``pid`` is 0 and ``uid`` -1.
+    """
 
     route: bytes
     pid: int = 0
+    uid: int = -1
 
 
 Answer = Message | None
@@ -110,7 +115,7 @@ class Router:
             task.cancel()
 
     def _take(self, frames: list[zmq.Frame]) -> None:
-        caller = Caller(frames[0].bytes, _pid(frames[0]))
+        caller = Caller(frames[0].bytes, *_process(frames[0]))
         if len(frames) != 2:
             self._counters["received.frames"] += 1
             what = f"a message is one frame, this one has {len(frames) - 1}"
@@ -215,10 +220,13 @@ def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
     return sent.done() and sent.exception() is None
 
 
-def _pid(frame: zmq.Frame) -> int:
+def _process(frame: zmq.Frame) -> tuple[int, int]:
+    """The pid and uid behind a frame."""
     # libzmq appends the kernel's credentials of an ipc peer to its address: "host:uid:gid:pid".
     try:
         parts = str(frame.get("Peer-Address")).split(":")
     except zmq.ZMQError:
-        return 0
-    return int(parts[-1]) if len(parts) == 4 and parts[-1].isdigit() else 0
+        return 0, -1
+    if len(parts) != 4 or not (parts[1].isdigit() and parts[3].isdigit()):
+        return 0, -1
+    return int(parts[3]), int(parts[1])

@@ -27,6 +27,7 @@ from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.vllm.announcing import Here, announce, done, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, Part, expect
+from kvd.vllm.fault import strikes
 from kvd.vllm.fetching import Fetching
 from kvd.vllm.intake import Intake
 from kvd.vllm.landing import Landings
@@ -291,6 +292,8 @@ class PeerArrivals:
                 self._end(arrival, arrival.cause)
             elif self._landings.possible and now >= arrival.withdrawn + QUIET_SECONDS:
                 self._drop_landing()
+        elif (fault := arrival.load.fault) is not None and strikes(fault, arrival, self._here.local):
+            self._give_up(arrival, fault.cause)
         elif not arrival.left and not arrival.reading:
             self._end(arrival, "")
         elif now > arrival.load.deadline:

@@ -128,6 +128,10 @@ class Claims:
         """The claim of a request, if it has one."""
         return self._claims.get(request_id)
 
+    def all(self) -> list[Claim]:
+        """All claims as they are now, on any thread."""
+        return list(self._claims.values())
+
     def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
         """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
         if wants_push(params):

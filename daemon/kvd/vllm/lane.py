@@ -23,9 +23,11 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Home, Lane, State
 from kvd.backends.errors import BackendError
+from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
+from kvd.vllm.fault import hold_back
 from kvd.vllm.load import Load, apply_plan, complain, look, post
 from kvd.vllm.peers import Peer, meet
 from kvd.wire.identity import EngineCard
@@ -47,6 +49,11 @@ class _Gone:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _GiveUp:
+    load: Load
+
+
 @dataclass(slots=True)
 class _Undead:
     """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
@@ -59,9 +66,9 @@ class _Undead:
 class PeerLane:
     """The thread of one peer engine.
 
-    `know`, `load`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once for each
-    load, on this thread or the watcher's. A load that is dropped ends where nothing of it is posted; what is posted
-    runs on, since ending it would cost all others on this lane a new one.
+    `know`, `load`, `give_up`, `gone` and `stop` only put something into a queue and return. ``ended`` is called once
+    for each load, on this thread or the watcher's. A load that is dropped ends where nothing of it is posted; what is
+    posted runs on, since ending it would cost all others on this lane a new one.
     """
 
     def __init__(
@@ -77,7 +84,7 @@ class PeerLane:
         self._local = local
         self._siblings = siblings
         self._ended = ended
-        self._inbox: queue.SimpleQueue[EngineCard | Load | _Gone | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[EngineCard | Load | _GiveUp | _Gone | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False
@@ -104,6 +111,10 @@ class PeerLane:
                 self._inbox.put(load)
         if stopped:
             self._end(load, "the engine is shutting down")
+
+    def give_up(self, load: Load) -> None:
+        """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
+        self._inbox.put(_GiveUp(load))
 
     def gone(self, generation: str, reason: str) -> None:
         """This generation of the peer ended: its loads are misses."""
@@ -184,9 +195,14 @@ class PeerLane:
         youngest = max(load.posted for load in self._active)
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: EngineCard | Load | _Gone) -> None:
+    def _take(self, message: EngineCard | Load | _GiveUp | _Gone) -> None:
         if isinstance(message, EngineCard):
             self._learn(message)
+        elif isinstance(message, _GiveUp):
+            if message.load in self._active:
+                self._give_up(message.load, message.load.dropped)
+            else:
+                self._refuse(message.load, message.load.dropped)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
                 self._part(f"peer {self.engine_id} is gone: {message.reason}")
@@ -232,6 +248,9 @@ class PeerLane:
             try:
                 if load.plan is None:
                     apply_plan(load, peer.plan, picks=self._home.traits.strided_lists)
+                if load.fault is not None and load.fault.when == "layers":
+                    remotes = engine_geometry(peer.card).workers
+                    hold_back(load, load.fault, self._local, self._siblings, remotes)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", load.order.request_id)
@@ -270,6 +289,9 @@ class PeerLane:
                 post(load, lane, self._peer.plan)
         except BackendError as error:
             self._failed(load, error.message)
+        else:
+            if load.fault is not None and load.fault.when == "flight":
+                self._give_up(load, load.fault.cause)
 
     def _poll(self) -> None:
         for load in list(self._active):
@@ -279,7 +301,9 @@ class PeerLane:
                 state, reason = look(load, self._lane)
             late = time.monotonic() > load.deadline
             cause = f"not complete within its {load.deadline - load.received:.1f} s" if late else ""
-            if state is State.DONE:
+            if state is State.DONE and load.fault is not None and not late:
+                self._give_up(load, load.fault.cause)
+            elif state is State.DONE:
                 self._active.remove(load)
                 self._end(
                     load, cause

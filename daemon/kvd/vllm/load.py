@@ -12,7 +12,7 @@ from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, compile_plan
 from kvd.topology.request import Copies, compile_request
-from kvd.vllm.orders import LoadOrder
+from kvd.vllm.orders import Fault, LoadOrder
 from kvd.wire.transfer import GroupShare, TransferRecord, bounded
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,8 @@ class Load:
 
     ``transfers`` are those on the lane of now, ``failures`` counts the lanes on which this load failed, and
     ``complain_at`` is when the log next says that it is stuck. A load that is a part of something larger brings its
-    ``plan`` and ``copies``, and ``then`` is told of its end. ``dropped`` says why nobody waits for it any more.
+    ``plan`` and ``copies``, and ``then`` is told of its end. ``dropped`` says why nobody waits for it any more. With a
+    ``fault`` this worker's part of it is to miss.
     """
 
     order: LoadOrder
@@ -44,6 +45,7 @@ class Load:
     plan: Plan | None = None
     cause: str = ""
     dropped: str = ""
+    fault: Fault | None = None
     then: Callable[[Load], None] | None = None
 
     @property

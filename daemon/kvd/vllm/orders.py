@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from kvd.topology.plan import BlockList
 from kvd.vllm.params import RemotePrefill
+from kvd.wire.identity import RankId
 
 Blocks = tuple[int, tuple[int, ...]]
 """(first, ids) of a `BlockList`, in a form that crosses processes cheaply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """How a load is to miss on an operator's order; ``cause`` says whose.
+
+    ``before``: nothing of it is read. ``flight``: given up once it is under way. ``layers``: given up when a part has
+    arrived; with a ``group`` or ``layer`` when all else has. With a ``rank`` only that worker's part misses.
+    """
+
+    cause: str
+    when: Literal["before", "flight", "layers"]
+    rank: RankId | None = None
+    group: int | None = None
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +38,7 @@ class LoadOrder:
     or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
     (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
     pushed: ``prefill`` then names the engine and its generation and no blocks, and the first ``computed`` of the
-    ``tokens`` are here already.
+    ``tokens`` are here already. With a ``fault`` it is to miss.
     """
 
     request_id: str
@@ -34,6 +51,7 @@ class LoadOrder:
     refused: str = ""
     transfer_id: str = ""
     computed: int = 0
+    fault: Fault | None = None
 
     def block_lists(self) -> dict[int, BlockList]:
         """The local blocks by group index."""
@@ -90,13 +108,14 @@ class PushEnd:
 class StepOrders:
     """Everything for one step.
 
-    Loads to start, and requests whose load nobody waits for any more; transfers (id and prefiller) of which nothing is
-    wanted, because the prompt is cached here or the request is over; requests whose blocks the prefiller may free now;
-    what it computes for pushes, and those that ended.
+    Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
+    transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
+    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+    faults: list[tuple[str, Fault]] = field(default_factory=list)
     declined: list[tuple[str, RemotePrefill]] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)
     pushes: list[PushStep] = field(default_factory=list)
@@ -107,14 +126,18 @@ class StepOrders:
 class StepOutcomes:
     """What happened to loads since the last step, by request.
 
-    An empty string for done, else the cause of the miss.
+    ``loads``: an empty string for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
+    it could land any more.
     """
 
     loads: dict[str, str] = field(default_factory=dict)
+    quiet: dict[str, float] = field(default_factory=dict)
 
     def merge(self, other: StepOutcomes) -> StepOutcomes:
         """Both workers' outcomes; a miss on any worker is a miss."""
-        merged = dict(self.loads)
+        merged, quiet = dict(self.loads), dict(self.quiet)
         for request_id, cause in other.loads.items():
             merged[request_id] = merged.get(request_id) or cause
-        return StepOutcomes(merged)
+        for request_id, ended in other.quiet.items():
+            quiet[request_id] = max(ended, quiet.get(request_id, ended))
+        return StepOutcomes(merged, quiet)

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 from kvd.topology.blocks import offered, wanted
 from kvd.vllm.claims import Claims, KnownPeers
+from kvd.vllm.forced import Forced
+from kvd.vllm.forced_plan import Engine
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
@@ -68,8 +70,11 @@ class SchedulerHalf:
         self._dropped: list[str] = []
         self._known = KnownPeers()
         self._generation = ""
+        facts = Engine(engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups))
+        self._forced = Forced(facts)
         self._session = open_session(self._card, self._pushed)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
+        self._forced.connect(self._claims.all, self._session.deliver)
 
     @property
     def has_state(self) -> bool:
@@ -86,6 +91,7 @@ class SchedulerHalf:
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
         elif wants_remote_prefill(request.kv_transfer_params):
+            self._forced.arrived(request)
             self._claims.begin(
                 request.request_id,
                 request.kv_transfer_params or {},
@@ -101,6 +107,7 @@ class SchedulerHalf:
             push_ends=push_ends,
             loads=self._orders,
             dropped=self._dropped,
+            faults=self._forced.take(output),
             declined=self._claims.take_declined(),
             freed=self._leases.take_freed(time.monotonic(), self._closed_by_us),
         )
@@ -134,9 +141,11 @@ class SchedulerHalf:
         count = claim.tokens - computed
         if claim.cause and self.policy != "fail":
             log.warning("request %s is computed here: %s", request.request_id, claim.cause)
+            self._forced.spared(request.request_id, f"nothing was to be loaded: {claim.cause}")
             self._claims.end(claim, "miss")
             return 0, False
         if count <= 0:
+            self._forced.spared(request.request_id, "nothing was to be loaded: its prompt is cached here")
             self._claims.end(claim, "done")
             return 0, False
         claim.computed = computed
@@ -163,6 +172,7 @@ class SchedulerHalf:
             for index, g in enumerate(self.groups)
         }
         claim.used = True
+        fault = None if claim.cause else self._forced.fault(claim)
         self._orders.append(
             LoadOrder(
                 request_id=request.request_id,
@@ -177,6 +187,7 @@ class SchedulerHalf:
                 refused=claim.cause,
                 transfer_id=claim.transfer_id,
                 computed=claim.computed,
+                fault=fault,
             )
         )
 
@@ -189,6 +200,8 @@ class SchedulerHalf:
             if claim := self._claims.get(request_id):
                 if claim.cause and not claim.over:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
+                quiet = outcomes.quiet.get(request_id, 0.0) if outcomes else 0.0
+                self._forced.load_ended(request_id, claim.cause, quiet)
                 self._claims.end(claim, "miss" if claim.cause else "done")
 
     # --- prefilling side ---
@@ -206,6 +219,7 @@ class SchedulerHalf:
         self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
+        self._forced.over(request)
         if claim := self._claims.get(request.request_id):
             if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
                 self._dropped.append(request.request_id)
@@ -272,7 +286,7 @@ class SchedulerHalf:
         )
 
     def _pushed(self, message: Message) -> Message | None:
-        answer = self._leases.pushed(message, time.monotonic())
+        answer = self._leases.pushed(message, time.monotonic()) or self._forced.asked(message)
         if answer is None:
             self._known.pushed(message)
         return answer

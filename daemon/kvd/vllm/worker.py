@@ -26,10 +26,11 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.vllm.announcing import Here, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, record_arrival
 from kvd.vllm.arriving import PeerArrivals
+from kvd.vllm.fault import concerns
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.marks import no_mark
-from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.orders import Fault, LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.outgoing import Ready
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.pushing import Pushing
@@ -116,19 +117,30 @@ class WorkerHalf:
         self._results.sent.update(orders.freed)
         now = time.monotonic()
         for order in orders.loads:
-            load = self._begun[order.request_id] = Load(order, received=now, deadline=now + order.seconds)
-            if order.refused:
-                self._refuse(load, order.refused)
-            elif order.seconds <= 0:
-                self._refuse(load, "the lease on its blocks ran out before the load began")
-            elif self._knows(order):
-                self._hand_over(load)
-            else:
-                self._ask_for_peer(load)
+            self._begin(order, now)
         for request_id in orders.dropped:
             self._drop(request_id)
+        for request_id, fault in orders.faults:
+            self._fail(request_id, fault)
         for transfer_id, prefill in orders.declined:
             self._decline(transfer_id, prefill)
+
+    def _begin(self, order: LoadOrder, now: float) -> None:
+        load = self._begun[order.request_id] = Load(order, received=now, deadline=now + order.seconds)
+        if order.fault is not None and concerns(order.fault, self.geometry):
+            load.fault = order.fault
+        if order.refused:
+            self._refuse(load, order.refused)
+        elif load.fault is not None and load.fault.when == "before":
+            if order.transfer_id:
+                self._decline(order.transfer_id, order.prefill)
+            self._refuse(load, load.fault.cause)
+        elif order.seconds <= 0:
+            self._refuse(load, "the lease on its blocks ran out before the load began")
+        elif self._knows(order):
+            self._hand_over(load)
+        else:
+            self._ask_for_peer(load)
 
     def results(self) -> Results:
         """What ended since this was last asked. Clears it."""
@@ -138,6 +150,7 @@ class WorkerHalf:
             self._begun.pop(request_id, None)
             self._results.received.add(request_id)
             self._outcomes.loads[request_id] = load.cause
+            self._outcomes.quiet[request_id] = load.ended
             if load.cause:
                 self._results.failed.add(request_id)
                 self._results.bad_blocks |= load.order.block_ids
@@ -235,6 +248,23 @@ class WorkerHalf:
                 arrivals = self._arrivals.get(load.order.prefill.engine_id)
             if arrivals is not None:
                 arrivals.drop(load)
+
+    def _fail(self, request_id: str, fault: Fault) -> None:
+        """This load under way is to miss, if it still is."""
+        load = self._begun.get(request_id)
+        if load is None or not concerns(fault, self.geometry):
+            return
+        if load.order.transfer_id and fault.when == "layers":
+            load.fault = fault  # seen when the next layer arrives
+            return
+        load.dropped = fault.cause
+        engine_id = load.order.prefill.engine_id
+        with self._lock:
+            way = (self._arrivals if load.order.transfer_id else self._lanes).get(engine_id)
+        if isinstance(way, PeerArrivals):
+            way.drop(load)
+        elif way is not None:
+            way.give_up(load)
 
     def _decline(self, transfer_id: str, prefill: RemotePrefill) -> None:
         """Nothing of that push is wanted here: its prefiller need not wait for our announcement."""

@@ -34,6 +34,15 @@ from kvd.wire.lease import (
     LeaseOpened,
     LeaseRelease,
 )
+from kvd.wire.order import (
+    ClearForced,
+    Forced,
+    ForcedCleared,
+    ForceMiss,
+    ForcePlan,
+    GetForced,
+    ReportForced,
+)
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.registration import (
@@ -80,6 +89,13 @@ Message: TypeAlias = (
     | Transfers
     | GetKeptEngine
     | KeptEngine
+    | ForceMiss
+    | ForcePlan
+    | ClearForced
+    | ForcedCleared
+    | ReportForced
+    | GetForced
+    | Forced
     | ListEngines
     | Engines
     | ListWorkers

@@ -1,0 +1,79 @@
+"""What a forced miss does to a worker's load: which worker it concerns, and what of the load is not read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.descriptors import Descriptors, concatenate
+from kvd.topology.plan import compile_plan, plan_layers
+from kvd.topology.request import Copies
+from kvd.vllm.arrivals import Arrival
+from kvd.vllm.load import Load
+from kvd.vllm.orders import Fault
+from kvd.wire.identity import RankId
+
+
+def concerns(fault: Fault, geometry: WorkerGeometry) -> bool:
+    """Whether a worker's part of the load is to miss: it has that rank, and holds that layer or group."""
+    rank = geometry.rank
+    if fault.rank not in (None, RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)):
+        return False
+    named = fault.group is not None or bool(fault.layer)
+    return not named or bool(withheld(fault, geometry))
+
+
+def withheld(fault: Fault, geometry: WorkerGeometry) -> frozenset[str]:
+    """The layers that are not to arrive on this worker."""
+    return frozenset(
+        layer.name
+        for group in geometry.groups
+        for layer in group.layers
+        if (fault.group is not None or fault.layer)
+        and fault.group in (None, group.index)
+        and fault.layer in ("", layer.name)
+    )
+
+
+def hold_back(
+    load: Load,
+    fault: Fault,
+    local: WorkerGeometry,
+    siblings: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+) -> None:
+    """Leave out of a planned load what is not to arrive: the named layers, else the second half of each source's part.
+
+    Raises `TopologyError` where the blocks do not fit.
+    """
+    missing = withheld(fault, local)
+    if not missing:
+        load.copies = {source: Copies(_first_half(copies)) for source, copies in load.copies.items()}
+        return
+    blocks, theirs = load.order.block_lists(), load.order.prefill.block_lists()
+    parts: dict[int, list[Descriptors]] = {}
+    for layer, plan in plan_layers(local, siblings, remotes).items():
+        if layer not in missing:
+            for source, rows in compile_plan(plan, blocks, theirs, tokens=load.order.tokens).items():
+                parts.setdefault(source, []).append(rows)
+    load.copies = {source: Copies(concatenate(rows)) for source, rows in parts.items()}
+
+
+def strikes(fault: Fault, arrival: Arrival, geometry: WorkerGeometry) -> bool:
+    """Whether the moment has come at which a pushed load is to be given up."""
+    if not arrival.left:
+        return True
+    if fault.when == "flight":
+        return bool(arrival.taken)
+    missing = withheld(fault, geometry)
+    if missing:
+        return all(layer in missing for _, layer in arrival.left)
+    return bool(arrival.first)
+
+
+def _first_half(copies: Copies) -> Descriptors:
+    """At least one descriptor, where there is any."""
+    rows = [copies.descriptors, *([copies.picks.descriptors()] if copies.picks is not None else [])]
+    whole = concatenate(rows)
+    count = (len(whole) + 1) // 2
+    return Descriptors(whole.local[:count], whole.remote[:count], whole.length[:count])

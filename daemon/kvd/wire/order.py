@@ -1,0 +1,191 @@
+"""Operators' orders to a running engine: loads that are to miss, and what became of each of them.
+
+An order goes from kvctl to the kvd of the decoding engine, and from there to the engine's scheduler, which plans it,
+carries it out and reports every step. Reports hold all that is known so far, so they may be lost or come twice.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from kvd.wire.identity import RankId
+
+When = Literal["now", "before", "flight", "layers"]
+"""When a load is made to miss: as soon as can be, before anything of it is read, when it is under way, when a part of
+it has arrived."""
+MissState = Literal["ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
+"""How far a forced miss is. The last three are ends: computed to its first token; the load was complete before the
+order reached it; the request ended without a token."""
+MISS_ENDS = frozenset({"recovered", "late", "over"})
+STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
+"""What happens to a forced miss, in this order."""
+
+
+class OneRequest(msgspec.Struct, tag="one", frozen=True):
+    """A request: its id, with or without what vLLM adds to it, or its transfer's or prefill's id."""
+
+    request_id: str
+
+
+class AllWaiting(msgspec.Struct, tag="waiting", frozen=True):
+    """All requests of the engine that wait for their KV at the moment."""
+
+
+class NextLoads(msgspec.Struct, tag="next", frozen=True, kw_only=True):
+    """Of the next ``count`` loads (0: all) each one with probability ``ratio``, for ``seconds`` at most.
+
+    The same ``seed`` takes the same ones again.
+    """
+
+    count: int = 0
+    ratio: float = 1.0
+    seed: int = 0
+    seconds: float = 600.0
+
+
+Target: TypeAlias = OneRequest | AllWaiting | NextLoads
+
+
+class LoadPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a load is to fail: its part on one worker, or a group's or layer's bytes, the only ones not to arrive."""
+
+    group: int | None = None
+    layer: str = ""
+    rank: RankId | None = None
+
+
+class Asker(msgspec.Struct, frozen=True, kw_only=True):
+    """Who gave an order, as kvd saw it, and how kvd calls the order."""
+
+    order_id: str = ""
+    uid: int = -1
+    pid: int = 0
+
+    def __str__(self) -> str:
+        """As it stands in causes."""
+        return f"uid {self.uid}, pid {self.pid}, order {self.order_id}"
+
+
+class ForceMiss(msgspec.Struct, tag="force_miss", frozen=True, kw_only=True):
+    """Make loads of an engine miss; unless it is to ``carry_out``, only say what that would do.
+
+    Answered by `ForcePlan`, or refused with nothing changed. ``asker`` is filled in by kvd.
+    """
+
+    engine_id: str
+    target: Target
+    when: When = "now"
+    part: LoadPart = LoadPart()
+    carry_out: bool = False
+    asker: Asker = Asker()
+
+
+class PlannedMiss(msgspec.Struct, frozen=True, kw_only=True):
+    """A request whose load would miss.
+
+    ``loading``: its load is under way. Of its prompt's ``tokens``, ``keeps`` would stay computed and ``recomputes`` are
+    computed again; another hit in the prefix cache may make that less.
+    """
+
+    request_id: str
+    prefiller: str
+    loading: bool
+    tokens: int
+    keeps: int
+    recomputes: int
+
+
+class ForcePlan(msgspec.Struct, tag="force_plan", frozen=True, kw_only=True):
+    """What an order does, or would do.
+
+    ``channel`` is how vLLM is told: of models with one KV cache group by ``blocks``, which keeps what was computed
+    before; with several by ``request``, which drops all. ``target`` and ``when`` are as they are carried out.
+    """
+
+    order_id: str
+    engine_id: str
+    target: Target
+    when: When
+    policy: str
+    mode: str
+    groups: int
+    channel: Literal["blocks", "request"]
+    carried_out: bool
+    requests: tuple[PlannedMiss, ...] = ()
+
+
+class ClearForced(msgspec.Struct, tag="clear_forced", frozen=True, kw_only=True):
+    """End an order, or all of an engine, for loads that it has not reached yet. Answered by `ForcedCleared`."""
+
+    engine_id: str
+    order_id: str = ""
+    asker: Asker = Asker()
+
+
+class ForcedCleared(msgspec.Struct, tag="forced_cleared", frozen=True):
+    """The orders that were open and are no more."""
+
+    order_ids: tuple[str, ...]
+
+
+class OrderState(msgspec.Struct, frozen=True, kw_only=True):
+    """An order as the scheduler that carries it out sees it.
+
+    ``asked`` is Unix time. ``open``: further loads may be taken. Of ``looked`` loads that it had a look at, ``taken``
+    were to miss.
+    """
+
+    asker: Asker
+    engine_id: str
+    incarnation: str
+    asked: float
+    open: bool
+    looked: int
+    taken: int
+    plan: ForcePlan
+
+
+class Miss(msgspec.Struct, frozen=True, kw_only=True):
+    """One forced miss so far.
+
+    ``steps`` are seconds after the order was given, by the names in `STEPS`. ``kept`` and ``recomputed`` are tokens of
+    the prompt, known once it is rescheduled.
+    """
+
+    request_id: str
+    prefiller: str
+    state: MissState
+    tokens: int
+    cause: str = ""
+    steps: dict[str, float] = {}
+    kept: int | None = None
+    recomputed: int | None = None
+
+
+class ReportForced(msgspec.Struct, tag="report_forced", frozen=True, kw_only=True):
+    """The scheduler to kvd: an order as it is now, or one of its misses. Answered by `Ok`."""
+
+    order: OrderState
+    miss: Miss | None = None
+
+
+class GetForced(msgspec.Struct, tag="get_forced", frozen=True, kw_only=True):
+    """What became of an order (empty: of the newest).
+
+    Answered by `Forced`: at once where it differs from ``revision``, else when it changes or ``seconds`` have passed.
+    """
+
+    order_id: str = ""
+    revision: int = -1
+    seconds: float = 0.0
+
+
+class Forced(msgspec.Struct, tag="forced", frozen=True, kw_only=True):
+    """An order with its misses. ``gone`` says why nobody carries it out any more."""
+
+    order: OrderState
+    misses: tuple[Miss, ...]
+    revision: int
+    gone: str = ""
