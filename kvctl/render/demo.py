@@ -18,7 +18,7 @@ def demo_screen(body: Demo, wide: bool) -> RenderableType:
     compared = "INTACT" if body.simulated else "EQUAL"
     headers = ["REQUEST", "PROMPT", "REMOTE", *([] if body.simulated else ["NEW"])]
     headers += ["BYTES", "HANDSHAKE", "TRANSFER", "RATE", *(["COPIES", "SOURCES"] if wide else []), compared]
-    rows = [_row(request, simulated=body.simulated, wide=wide) for request in body.requests]
+    rows = [_row(request, body, wide=wide) for request in body.requests]
     parts: list[RenderableType] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
     parts += [column_table(headers, rows, right=NUMBERS), "", _verdict(body)]
     parts += [
@@ -27,19 +27,21 @@ def demo_screen(body: Demo, wide: bool) -> RenderableType:
     return Group(*parts)
 
 
-def _row(request: DemoRequest, *, simulated: bool, wide: bool) -> list[str | Text]:
+def _row(request: DemoRequest, body: Demo, *, wide: bool) -> list[str | Text]:
     seconds = request.transfer_seconds
+    # What is pushed comes as it is computed: how long that took says nothing of how fast the bytes went.
+    rated = seconds > 0 and body.mode == "pull"
     row: list[str | Text] = [request.request, str(request.prompt_tokens), str(request.external_tokens)]
-    if not simulated:
+    if not body.simulated:
         row.append(str(request.output_tokens))
     row += [
         size(request.bytes),
         span(request.handshake_seconds) if request.handshake_seconds else "known",
         span(seconds),
-        rate(request.bytes / seconds if seconds > 0 else None),
+        rate(request.bytes / seconds if rated else None),
     ]
     if wide:
-        row += [str(request.copies), ", ".join(request.remote_ranks) or "-"]
+        row += [str(request.copies) if body.mode == "pull" else "-", ", ".join(request.remote_ranks) or "-"]
     row.append(Text("yes", "green") if request.equal else Text("NO", "bold red"))
     return row
 
