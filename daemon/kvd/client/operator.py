@@ -13,7 +13,6 @@ from typing import Self
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from kvd.client.errors import NotPermitted, ProtocolError, RefusedByDaemon, TimedOut, Unreachable
 from kvd.wire.errors import WireError
@@ -161,6 +160,9 @@ def _events(
     timeout: float | None,
     connected: Callable[[bool], None],
 ) -> Iterator[Event]:
+    # It brings asyncio with it, which takes longer to import than all else that a question needs.
+    from zmq.utils.monitor import parse_monitor_message
+
     poller = zmq.Poller()
     poller.register(subscriber, zmq.POLLIN)
     poller.register(monitor, zmq.POLLIN)
