@@ -1,8 +1,8 @@
 """The decoding side's claims: one for each request that was prefilled elsewhere, from arrival to its end.
 
 A claim becomes usable when the peer engine is known to fit (handshake) and its blocks are certain to be kept
-long enough (lease). It is used at most once: whatever goes wrong afterwards, the same claim is never made
-again.
+long enough (lease). The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller
+one, of the prefix that came: at most `MAX_AGAIN` times, while the lease holds.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ UNKNOWN_LEASE_RETRIES = 4
 An unknown lease is asked for again a few times.
 """
 UNKNOWN_LEASE_PAUSE = 0.05
+MAX_AGAIN = 2
+"""Smaller claims that may follow one that missed."""
 PEER_AWAY = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
 
@@ -60,7 +62,8 @@ class Claim:
 
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
     until which the blocks are certainly kept. ``used``: a load was ordered, or nothing is to be loaded.
-    ``ended``: the lease is released. ``over``: the request has finished.
+    ``ended``: the lease is released. ``over``: the request has finished. ``prefix``: tokens that may be claimed after a
+    miss, ``again`` how often that was done.
     """
 
     request_id: str
@@ -81,6 +84,8 @@ class Claim:
     computed: int = 0
     cause: str = ""
     transfer_id: str = ""
+    prefix: int = 0
+    again: int = 0
 
     @property
     def pending(self) -> bool:
@@ -202,6 +207,15 @@ class Claims:
             low = claim.valid_until - now < RENEW_FRACTION * seconds
             if low and claim.lease is None and now - claim.lease_asked > 1.0:
                 self._ask_lease(claim, now, seconds)
+
+    def again(self, claim: Claim) -> bool:
+        """Claim less after a miss, where a prefix came that may be read again; the lease is kept for it."""
+        less = 0 < claim.prefix < claim.tokens
+        if claim.over or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
+            return False
+        claim.tokens, claim.cause, claim.used = claim.prefix, "", False
+        claim.again += 1
+        return True
 
     def end(self, claim: Claim, result: Literal["done", "miss", "aborted"]) -> None:
         """The blocks are needed no longer: release the lease, or decline the push that was not ordered.

@@ -20,7 +20,7 @@ from vllm.v1.request import RequestStatus
 
 from kvd.backends.choose import open_home
 from kvd.client.session import Session
-from kvd.vllm.groups import group_facts
+from kvd.vllm.groups import group_facts, keeps_prefix
 from kvd.vllm.marks import marker
 from kvd.vllm.memory_pool import kv_memory
 from kvd.vllm.orders import StepOrders, StepOutcomes
@@ -161,23 +161,22 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
         """What ended since the last step, through the channel that fits the number of groups.
 
-        With one group vLLM takes the blocks that failed and keeps the good prefix; with several, block ids
-        are ambiguous and only whole requests can be reported.
+        Where a prefix can be kept (`keeps_prefix`) vLLM takes the blocks that failed; else the whole request.
         """
         if self._worker is None:
             return KVConnectorTransferResults()
         results = self._worker.results()
-        several = len(self._groups) > 1
-        if not several:
+        by_blocks = keeps_prefix(self._groups)
+        if by_blocks:
             self._bad_blocks |= results.bad_blocks
         return KVConnectorTransferResults(
             finished_sending=results.sent,
             finished_recving=results.received,
-            failed_recving=results.failed if several else set(),
+            failed_recving=set() if by_blocks else results.failed,
         )
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks of failed loads, for models with one group."""
+        """Blocks of failed loads, where vLLM can keep what comes before them."""
         bad, self._bad_blocks = self._bad_blocks, set()
         return bad
 

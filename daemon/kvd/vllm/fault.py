@@ -9,7 +9,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.plan import compile_plan, plan_layers
 from kvd.topology.request import Copies
 from kvd.vllm.arrivals import Arrival
-from kvd.vllm.load import Load
+from kvd.vllm.load import Load, Slice
 from kvd.vllm.orders import Fault
 from kvd.wire.identity import RankId
 
@@ -42,21 +42,31 @@ def hold_back(
     siblings: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
 ) -> None:
-    """Leave out of a planned load what is not to arrive: the named layers, else the second half of each source's part.
+    """Leave out of a planned load what is not to arrive: the named layers, else its second half.
+
+    An empty slice at the end stands for what is missing, so that the load is never whole.
 
     Raises `TopologyError` where the blocks do not fit.
     """
-    missing = withheld(fault, local)
-    if not missing:
-        load.copies = {source: Copies(_first_half(copies)) for source, copies in load.copies.items()}
+    missing, order = withheld(fault, local), load.order
+    rest = Slice(order.tokens, {})
+    if not missing and len(load.slices) > 1:
+        load.slices = [*load.slices[: len(load.slices) // 2], rest]
         return
-    blocks, theirs = load.order.block_lists(), load.order.prefill.block_lists()
+    if not missing:
+        halves = {source: Copies(_first_half(copies)) for source, copies in load.slices[0].copies.items()}
+        load.slices = [Slice(order.computed, halves), rest]
+        return
+    blocks, theirs = order.block_lists(), order.prefill.block_lists()
     parts: dict[int, list[Descriptors]] = {}
     for layer, plan in plan_layers(local, siblings, remotes).items():
         if layer not in missing:
-            for source, rows in compile_plan(plan, blocks, theirs, tokens=load.order.tokens).items():
+            for source, rows in compile_plan(plan, blocks, theirs, tokens=order.tokens).items():
                 parts.setdefault(source, []).append(rows)
-    load.copies = {source: Copies(concatenate(rows)) for source, rows in parts.items()}
+    load.slices = [
+        Slice(order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
+        rest,
+    ]
 
 
 def strikes(fault: Fault, arrival: Arrival, geometry: WorkerGeometry) -> bool:

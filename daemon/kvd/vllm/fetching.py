@@ -18,7 +18,7 @@ from kvd.topology.plan import BlockList
 from kvd.topology.push import LayerPush, compile_chunk, plan_push, sendable
 from kvd.topology.request import Copies
 from kvd.vllm.arrivals import Arrival, Part
-from kvd.vllm.load import Load
+from kvd.vllm.load import Load, Slice
 from kvd.wire.identity import RankId
 from kvd.wire.push import LayersThere
 
@@ -79,7 +79,7 @@ class Fetching:
             order=replace(order, groups={}, seconds=0.0),
             received=now,
             deadline=min(arrival.load.deadline, now + self._seconds),
-            copies={self._position(source): Copies(descriptors)},
+            slices=[Slice(total, {self._position(source): Copies(descriptors)})],
             plan=arrival.plan,
             then=lambda load: ended(load, complete),
         )

@@ -5,7 +5,7 @@ Specs are told by the names of their classes, so nothing of vLLM is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,15 @@ def group_facts(kv_cache_config: Any, dcp: int = 1) -> tuple[GroupFacts, ...]:
 def has_state(groups: Iterable[GroupFacts]) -> bool:
     """Whether any group keeps a recurrent state."""
     return any(g.kind == "mamba" for g in groups)
+
+
+def keeps_prefix(groups: Sequence[GroupFacts]) -> bool:
+    """Whether vLLM can be told which blocks of a load are bad, and keep those before them.
+
+    Of several groups block ids are ambiguous. Of a windowed group the blocks before a shorter prefix were never there,
+    and neither was the state at its end: vLLM would go on behind null blocks.
+    """
+    return len(groups) == 1 and groups[0].kind in ("full", "mla") and groups[0].window is None
 
 
 def _facts(index: int, group: Any, dcp: int) -> GroupFacts:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvd.backends.contract import Home, Lane, State
-from kvd.backends.errors import BackendError
+from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
 MAX_FAILURES = 3
+HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable)
+"""What a new lane meets again: the peer's metadata and our own memory stay what they are."""
 DESTROY_AGAIN = 1.0
 """Seconds before a lane that could not be destroyed is tried again."""
 STUCK_AFTER = 2.0
@@ -229,8 +231,10 @@ class PeerLane:
     def _part(self, why: str) -> None:
         """This generation of the peer is over: so are its loads, and the lane that its metadata went into."""
         self._peer, self._absent = None, why
-        self._drop_lane(self._active, why)
         due, self._due = self._due, []
+        for load in (*self._active, *due):
+            load.lost = True
+        self._drop_lane(self._active, why)
         for load in due:
             self._refuse(load, why)
 
@@ -282,11 +286,14 @@ class PeerLane:
             return
         if not self._claim(load, post=True):
             return
-        load.transfers = []
+        for slice_ in load.slices[load.whole :]:
+            slice_.transfers = []
         try:
             lane = self._open_lane()
             with self._busy("posting"):
                 post(load, lane, self._peer.plan)
+        except HOPELESS as error:
+            self._give_up(load, error.message)
         except BackendError as error:
             self._failed(load, error.message)
         else:

@@ -12,6 +12,7 @@ from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, compile_plan
 from kvd.topology.request import Copies, compile_request
+from kvd.topology.slices import cut, largest_prefix, piece
 from kvd.vllm.orders import Fault, LoadOrder
 from kvd.wire.transfer import GroupShare, TransferRecord, bounded
 
@@ -19,13 +20,23 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
+class Slice:
+    """A piece of a load: the tokens before ``tokens`` that no earlier piece has; ``transfers`` are those of now."""
+
+    tokens: int
+    copies: dict[int, Copies]
+    transfers: list[Transfer] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
 class Load:
     """A load order with what became of it. Times are time.monotonic() seconds.
 
-    ``transfers`` are those on the lane of now, ``failures`` counts the lanes on which this load failed, and
-    ``complain_at`` is when the log next says that it is stuck. A load that is a part of something larger brings its
-    ``plan`` and ``copies``, and ``then`` is told of its end. ``dropped`` says why nobody waits for it any more. With a
-    ``fault`` this worker's part of it is to miss.
+    ``slices`` are its pieces in the order of their tokens, of which the first ``whole`` came in time. ``failures``
+    counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is stuck. A load
+    that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end. ``lost``: the
+    peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault`` this worker's
+    part of it is to miss.
     """
 
     order: LoadOrder
@@ -37,21 +48,53 @@ class Load:
     posting: float = 0.0
     posted: float = 0.0
     ended: float = 0.0
-    copies: dict[int, Copies] = field(default_factory=dict)
+    slices: list[Slice] = field(default_factory=list)
+    whole: int = 0
     raw_descriptors: int = 0
-    transfers: list[Transfer] = field(default_factory=list)
     failures: int = 0
     complain_at: float = 0.0
     plan: Plan | None = None
     cause: str = ""
+    lost: bool = False
     dropped: str = ""
     fault: Fault | None = None
     then: Callable[[Load], None] | None = None
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(c.nbytes for c in self.copies.values())
+    def copies(self) -> list[Copies]:
+        """All copies, of all slices and sources."""
+        return [copies for slice_ in self.slices for copies in slice_.copies.values()]
+
+    @property
+    def transfers(self) -> list[Transfer]:
+        """All transfers, of all slices."""
+        return [transfer for slice_ in self.slices for transfer in slice_.transfers]
+
+    @property
+    def good(self) -> int:
+        """Tokens of the prompt up to which a load that missed has come all the same; what was here before counts."""
+        whole = min(self.whole, len(self.slices) - 1)
+        return self.slices[whole - 1].tokens if whole > 0 else self.order.computed
+
+    @property
+    def bad_blocks(self) -> set[int]:
+        """Local blocks that hold nothing good after a miss."""
+        if self.plan is None or not self.whole:
+            return self.order.block_ids
+        sizes, good = self.plan.block_sizes, self.good
+        return {
+            block
+            for group, (first, ids) in self.order.groups.items()
+            for block in ids[max(0, good // sizes[group] - first) :]
+        }
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that may be claimed again after a miss (`kvd.topology.slices.largest_prefix`), 0 for none."""
+        if self.plan is None or self.lost or not self.whole:
+            return 0
+        remote = self.order.prefill.block_lists()
+        return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
 
 
 def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
@@ -62,11 +105,16 @@ def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
     order = load.order
     began = time.monotonic()
     local, remote = order.block_lists(), order.prefill.block_lists()
-    if picks:
-        load.copies = compile_request(plan, local, remote, tokens=order.tokens)
-    else:
-        found = compile_plan(plan, local, remote, tokens=order.tokens)
-        load.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
+    load.slices, begin = [], 0
+    for end in cut(plan, local, tokens=order.tokens):
+        blocks = piece(plan, local, begin=begin, end=end, tokens=order.tokens)
+        if picks:
+            copies = compile_request(plan, blocks, remote, tokens=order.tokens)
+        else:
+            found = compile_plan(plan, blocks, remote, tokens=order.tokens)
+            copies = {index: Copies(descriptors) for index, descriptors in found.items()}
+        load.slices.append(Slice(end, copies))
+        begin = end
     load.plan = plan
     load.raw_descriptors = _uncoalesced(plan, local)
     load.planned_at = time.monotonic()
@@ -74,33 +122,41 @@ def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
 
 
 def post(load: Load, lane: Lane, plan: Plan) -> None:
-    """Submit all transfers of the load on a lane.
+    """Submit all transfers of the load on a lane, but for slices that have come already; the others have none.
 
-    Raises `BackendError`; what was posted before that stands in ``transfers``.
+    Raises `BackendError`; what was posted before that stands in the slices' ``transfers``.
     """
-    load.transfers = []
     load.posting = time.monotonic()
-    for index, copies in load.copies.items():
-        peer = str(plan.remote_ranks[index])
-        if len(copies.descriptors):
-            load.transfers.append(lane.submit(peer, copies.descriptors, "read"))
-        if copies.picks is None:
-            continue
-        if isinstance(lane, PickingLane):
-            load.transfers.append(lane.submit_picks(peer, copies.picks, "read"))
-        else:
-            load.transfers.append(lane.submit(peer, copies.picks.descriptors(), "read"))
+    for slice_ in load.slices[load.whole :]:
+        for index, copies in slice_.copies.items():
+            peer = str(plan.remote_ranks[index])
+            if len(copies.descriptors):
+                slice_.transfers.append(lane.submit(peer, copies.descriptors, "read"))
+            if copies.picks is None:
+                continue
+            if isinstance(lane, PickingLane):
+                slice_.transfers.append(lane.submit_picks(peer, copies.picks, "read"))
+            else:
+                slice_.transfers.append(lane.submit(peer, copies.picks.descriptors(), "read"))
     load.posted = time.monotonic()
 
 
 def look(load: Load, lane: Lane) -> tuple[State, str]:
-    """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are."""
-    waiting = False
-    for transfer in load.transfers:
-        state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
-        if state is State.FAILED:
-            return state, f"{transfer.peer}: {transfer.reason}"
-        waiting = waiting or state is State.PENDING
+    """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are.
+
+    Counts the slices that came: what comes after the deadline is nothing to rely on, its lease may have ended.
+    """
+    waiting, failed = False, ""
+    for slice_ in load.slices[load.whole :]:
+        for transfer in slice_.transfers:
+            state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+            if state is State.FAILED:
+                failed = failed or f"{transfer.peer}: {transfer.reason}"
+            waiting = waiting or state is State.PENDING
+        if failed:
+            return State.FAILED, failed
+        if not waiting and time.monotonic() <= load.deadline:
+            load.whole += 1
     return (State.PENDING if waiting else State.DONE), ""
 
 
@@ -125,9 +181,9 @@ def record(
 ) -> TransferRecord:
     """The load as the ledger keeps it."""
     order, plan, now = load.order, load.plan, load.ended
-    sources = sorted(load.copies) if plan else []
+    sources = sorted({index for slice_ in load.slices for index in slice_.copies}) if plan else []
     entry = TransferRecord(
-        transfer_id=f"{order.request_id}@{rank}",
+        transfer_id=f"{order.request_id}@{rank}" + (f"#{order.again + 1}" if order.again else ""),
         request_id=order.request_id,
         local_engine=engine_id,
         local_rank=rank,
@@ -140,9 +196,9 @@ def record(
         cause=load.cause,
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens,
-        bytes=load.nbytes,
+        bytes=sum(copies.nbytes for copies in load.copies),
         descriptors=load.raw_descriptors,
-        coalesced_descriptors=sum(c.runs for c in load.copies.values()),
+        coalesced_descriptors=sum(copies.runs for copies in load.copies),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
         groups=group_shares(order.block_lists(), plan, geometry),
         stages={

@@ -38,7 +38,7 @@ class LoadOrder:
     or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
     (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
     pushed: ``prefill`` then names the engine and its generation and no blocks, and the first ``computed`` of the
-    ``tokens`` are here already. With a ``fault`` it is to miss.
+    ``tokens`` are here already. With a ``fault`` it is to miss. ``again`` counts the claims of this request before.
     """
 
     request_id: str
@@ -52,6 +52,7 @@ class LoadOrder:
     transfer_id: str = ""
     computed: int = 0
     fault: Fault | None = None
+    again: int = 0
 
     def block_lists(self) -> dict[int, BlockList]:
         """The local blocks by group index."""
@@ -127,17 +128,20 @@ class StepOutcomes:
     """What happened to loads since the last step, by request.
 
     ``loads``: an empty string for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
-    it could land any more.
+    it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
     """
 
     loads: dict[str, str] = field(default_factory=dict)
     quiet: dict[str, float] = field(default_factory=dict)
+    prefixes: dict[str, int] = field(default_factory=dict)
 
     def merge(self, other: StepOutcomes) -> StepOutcomes:
         """Both workers' outcomes; a miss on any worker is a miss."""
-        merged, quiet = dict(self.loads), dict(self.quiet)
+        merged, quiet, prefixes = dict(self.loads), dict(self.quiet), dict(self.prefixes)
         for request_id, cause in other.loads.items():
             merged[request_id] = merged.get(request_id) or cause
         for request_id, ended in other.quiet.items():
             quiet[request_id] = max(ended, quiet.get(request_id, ended))
-        return StepOutcomes(merged, quiet)
+        for request_id, tokens in other.prefixes.items():
+            prefixes[request_id] = min(tokens, prefixes.get(request_id, tokens))
+        return StepOutcomes(merged, quiet, prefixes)

@@ -19,7 +19,7 @@ from kvd.topology.blocks import offered, wanted
 from kvd.vllm.claims import Claims, KnownPeers
 from kvd.vllm.forced import Forced
 from kvd.vllm.forced_plan import Engine
-from kvd.vllm.groups import GroupFacts
+from kvd.vllm.groups import GroupFacts, keeps_prefix
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
@@ -72,6 +72,8 @@ class SchedulerHalf:
         self._generation = ""
         facts = Engine(engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups))
         self._forced = Forced(facts)
+        # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
+        self._whole_again = policy == "recompute" and not keeps_prefix(self.groups)
         self._session = open_session(self._card, self._pushed)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._forced.connect(self._claims.all, self._session.deliver)
@@ -125,7 +127,7 @@ class SchedulerHalf:
         """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
 
         (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
-        claim is made once: a request whose load failed is never offered it again.
+        claim is made once: a request whose load failed is offered less of it, or nothing.
         """
         if not wants_remote_prefill(request.kv_transfer_params):
             return 0, False
@@ -171,7 +173,7 @@ class SchedulerHalf:
             )
             for index, g in enumerate(self.groups)
         }
-        claim.used = True
+        claim.used, claim.prefix = True, claim.tokens
         fault = None if claim.cause else self._forced.fault(claim)
         self._orders.append(
             LoadOrder(
@@ -188,6 +190,7 @@ class SchedulerHalf:
                 transfer_id=claim.transfer_id,
                 computed=claim.computed,
                 fault=fault,
+                again=claim.again,
             )
         )
 
@@ -196,12 +199,18 @@ class SchedulerHalf:
         for request_id, cause in (outcomes.loads if outcomes else {}).items():
             if cause and (claim := self._claims.get(request_id)):
                 claim.cause = claim.cause or cause
+        for request_id, tokens in (outcomes.prefixes if outcomes else {}).items():
+            if claim := self._claims.get(request_id):
+                claim.prefix = min(tokens, claim.prefix)
         for request_id in finished:
             if claim := self._claims.get(request_id):
                 if claim.cause and not claim.over:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
                 quiet = outcomes.quiet.get(request_id, 0.0) if outcomes else 0.0
                 self._forced.load_ended(request_id, claim.cause, quiet)
+                if self._whole_again and claim.cause and self._claims.again(claim):
+                    log.info("of request %s the first %d tokens are claimed again", request_id, claim.tokens)
+                    continue
                 self._claims.end(claim, "miss" if claim.cause else "done")
 
     # --- prefilling side ---

@@ -153,7 +153,8 @@ class WorkerHalf:
             self._outcomes.quiet[request_id] = load.ended
             if load.cause:
                 self._results.failed.add(request_id)
-                self._results.bad_blocks |= load.order.block_ids
+                self._results.bad_blocks |= load.bad_blocks
+                self._outcomes.prefixes[request_id] = load.prefix
         results, self._results = self._results, Results()
         results.sent |= self.pushing.sent()
         return results

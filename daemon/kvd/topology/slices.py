@@ -1,0 +1,78 @@
+"""A large load in a few pieces, one behind the other in the prompt, so that a miss need not lose what came before it.
+
+Pieces end where blocks of both sides end in every group. States belong to the last piece: a state is worth something
+only where the whole prompt is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import lcm
+
+from kvd.topology.plan import BlockList, Plan, Read, window_start
+
+LEAST_BYTES = 8 << 20
+"""Bytes that a piece has at least: well above what posting one more transfer costs (docs/recovery.md)."""
+MOST = 8
+"""Pieces of a load at most."""
+
+
+def cut(plan: Plan, local: Mapping[int, BlockList], *, tokens: int) -> list[int]:
+    """Where the pieces of a load of ``local`` blocks end, in tokens of the prompt; the last one at ``tokens``."""
+    reads = [read for read in plan.reads if _filled(read, local)]
+    count = min(MOST, sum(_bytes(read, local) for read in reads) // LEAST_BYTES)
+    covering = [read for read in reads if read.kind != "mamba"]
+    if count < 2 or not covering:
+        return [tokens]
+    unit = _unit(plan, covering)
+    first = min(local[read.group].first * plan.block_sizes[read.group] for read in covering) // unit
+    units = -(-tokens // unit) - first
+    ends = {(first + units * piece // count) * unit for piece in range(1, count)}
+    return [end for end in sorted(ends) if first * unit < end < tokens] + [tokens]
+
+
+def piece(
+    plan: Plan, local: Mapping[int, BlockList], *, begin: int, end: int, tokens: int
+) -> dict[int, BlockList]:
+    """The blocks of one piece, tokens ``begin`` to ``end``; ``begin`` is 0 or where the piece before it ends."""
+    states = {read.group for read in plan.reads if read.kind == "mamba"}
+    found = {}
+    for group, blocks in local.items():
+        if group in states:
+            if end == tokens:
+                found[group] = blocks
+            continue
+        size = plan.block_sizes[group]
+        low, high = (max(0, -(-at // size) - blocks.first) for at in (begin, end))
+        found[group] = BlockList(blocks.first + low, blocks.ids[low:high])
+    return found
+
+
+def largest_prefix(plan: Plan, remote: Mapping[int, BlockList], *, good: int, tokens: int) -> int:
+    """The longest prefix that may be claimed after a claim of ``tokens`` missed and ``good`` tokens had come; or 0.
+
+    It is shorter than the claim and ends where blocks end in every group. A state fits ``tokens`` only. A shorter
+    prefix ends in an earlier window, whose blocks the prefiller (``remote``) must still offer.
+    """
+    if any(read.kind == "mamba" for read in plan.reads) or not plan.reads:
+        return 0
+    unit = _unit(plan, plan.reads)
+    prefix = min(good, tokens - 1) // unit * unit
+    for read in plan.reads:
+        if read.window is not None and read.remote_group in remote:
+            offered = remote[read.remote_group].first * plan.remote_block_sizes[read.remote_group]
+            if offered > max(0, window_start(read.kind, read.window, prefix)):
+                return 0
+    return max(0, prefix)
+
+
+def _unit(plan: Plan, reads: list[Read] | tuple[Read, ...]) -> int:
+    return lcm(*(lcm(plan.block_sizes[r.group], plan.remote_block_sizes[r.remote_group]) for r in reads))
+
+
+def _filled(read: Read, local: Mapping[int, BlockList]) -> bool:
+    return read.group in local and len(local[read.group].ids) > 0
+
+
+def _bytes(read: Read, local: Mapping[int, BlockList]) -> int:
+    return read.bytes_per_block * -(-len(local[read.group].ids) // read.phase.local_period)

@@ -1,0 +1,218 @@
+"""What is kept of a load that missed: the tokens whose pieces came, and a smaller claim where vLLM keeps nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from kvd.backends.errors import PeerMetadataError
+from kvd.backends.memory import MemoryLane
+from kvd.topology import slices
+from kvd.vllm.groups import GroupFacts, keeps_prefix
+from kvd.vllm.orders import LoadOrder, StepOutcomes
+from kvd.wire.handshake import PeerGone
+from kvd.wire.lease import LeaseRelease
+from tests.kvd.vllm.bench import SlidingWindowSpec, cache_config, eventually, full, order, prefill, ready
+from tests.kvd.vllm.rig import BLOCKS, Rig
+from tests.kvd.vllm.test_scheduler import Engine, from_prefiller
+
+WINDOWED = (GroupFacts("sliding_window", 4, window=8), GroupFacts("full", 4))
+
+
+@pytest.fixture(autouse=True)
+def _a_piece_for_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "LEAST_BYTES", 1)
+
+
+@pytest.fixture
+def two_groups() -> Iterator[Rig]:
+    """A full group and one with a window of 8 tokens, in blocks of 4."""
+    window = SlidingWindowSpec(block_size=4, num_kv_heads=2, head_size=4, head_size_v=4, sliding_window=8)
+    made = Rig(cache_config(BLOCKS, (full(), ("l0",)), (window, ("l1",))))
+    made.script.push(ready(made.card))
+    yield made
+    made.close()
+
+
+REMOTE = prefill(((5, 6, 7, 8),), tokens=15)
+
+
+def test_blocks_that_came_before_the_miss_are_good(rig: Rig) -> None:
+    rig.faults.hold = {2}
+    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.3))
+    results = rig.results()
+    assert results.failed == {"d-1"}
+    assert results.bad_blocks == {3, 4}
+    assert rig.same((1, 2), (5, 6))
+
+
+def test_a_piece_behind_the_one_that_is_missing_is_not(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.3))
+    assert rig.results().bad_blocks == {1, 2, 3, 4}
+
+
+def test_blocks_that_were_here_before_are_not_counted(rig: Rig) -> None:
+    rig.faults.hold = {2}
+    load = replace(order(REMOTE, seconds=0.3), groups={0: (1, (2, 3, 4))}, computed=4)
+    rig.start(load)
+    assert rig.results().bad_blocks == {4}
+    assert rig.same((2, 3), (6, 7))
+
+
+def test_only_what_is_missing_is_read_again_on_a_new_lane(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted = []
+    submit = MemoryLane.submit
+
+    def noted(lane: MemoryLane, *arguments: object) -> object:
+        submitted.append(arguments)
+        return submit(lane, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryLane, "submit", noted)
+    rig.faults.fail_after = {2: 0}
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    assert rig.results().failed == set()
+    assert rig.same((1, 2, 3, 4), (5, 6, 7, 8))
+    assert len(submitted) == 4 + 2
+
+
+def test_what_comes_after_the_deadline_is_nothing_to_rely_on(rig: Rig) -> None:
+    """The lease may have ended: those bytes may be another request's."""
+    go_on, reached = rig.gates.stop("poll")
+    rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.1))
+    assert reached.wait(10)
+    (load,) = rig.decoder._begun.values()
+    eventually(lambda: time.monotonic() > load.deadline)
+    go_on.set()
+    assert rig.results().bad_blocks == {1, 2, 3, 4}
+
+
+def test_metadata_that_the_backend_does_not_take_is_not_tried_three_times(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventually(lambda: rig.decoder._lanes["p"]._lane)
+    tried = []
+
+    def stale(*_: object) -> None:
+        tried.append(1)
+        raise PeerMetadataError("of another version")
+
+    rig.faults.fail_after = {0: 0}
+    monkeypatch.setattr(MemoryLane, "add", stale)
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "of another version"}
+    assert len(tried) == 1
+
+
+# --- several groups ---
+
+
+def windowed(tokens: int, first: int, *, seconds: float) -> LoadOrder:
+    """A load of four full blocks, and of windowed ones from number ``first``."""
+    remote = prefill(((5, 6, 7, 8), (9, 10, 11, 12)[first:]), tokens=tokens, first=(0, first))
+    groups = {0: (0, (1, 2, 3, 4)), 1: (first, (10, 11, 12, 13)[first:])}
+    return replace(order(remote, seconds=seconds), groups=groups)
+
+
+def test_a_shorter_prefix_may_be_claimed_whose_window_is_offered(two_groups: Rig) -> None:
+    two_groups.faults.hold = {3}
+    two_groups.start(windowed(15, 1, seconds=0.3))
+    two_groups.results()
+    outcomes = two_groups.decoder.outcomes()
+    assert outcomes is not None
+    assert outcomes.prefixes == {"d-1": 12}
+
+
+def test_none_whose_window_the_prefiller_let_go(two_groups: Rig) -> None:
+    two_groups.faults.hold = {3}
+    two_groups.start(windowed(16, 2, seconds=0.3))
+    two_groups.results()
+    outcomes = two_groups.decoder.outcomes()
+    assert outcomes is not None
+    assert outcomes.prefixes == {"d-1": 0}
+
+
+def test_none_of_a_peer_that_is_gone(two_groups: Rig) -> None:
+    two_groups.faults.hold = {3}
+    two_groups.start(windowed(15, 1, seconds=60.0))
+    eventually(lambda: any(load.whole for load in two_groups.decoder._begun.values()))
+    two_groups.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
+    two_groups.results()
+    outcomes = two_groups.decoder.outcomes()
+    assert outcomes is not None
+    assert outcomes.prefixes == {"d-1": 0}
+
+
+def missed(engine: Engine, prefix: int) -> None:
+    engine.half.loads_ended({"r"}, StepOutcomes(loads={"r": "too slow"}, prefixes={"r": prefix}))
+
+
+def claimed(
+    prefixes: tuple[int, ...], policy: str = "recompute", groups: tuple[GroupFacts, ...] = WINDOWED
+) -> tuple[Engine, list[int]]:
+    """Claims of a request whose loads miss one after the other, with those prefixes."""
+    engine = Engine("d", groups, policy)
+    request = engine.arrive(from_prefiller(10, ((5, 6, 7),) * len(groups)))
+    engine.answer()
+    made = []
+    for prefix in prefixes:
+        count, _ = engine.half.matched_tokens(request, 0)
+        made.append(count or 0)
+        if count:
+            engine.half.allocated(request, ([1, 2, 3],) * len(groups), count)
+            missed(engine, prefix)
+    made.append(engine.half.matched_tokens(request, 0)[0] or 0)
+    return engine, made
+
+
+def test_less_is_claimed_after_a_miss_and_the_lease_is_kept_for_it() -> None:
+    engine, made = claimed((8,))
+    assert made == [10, 8]
+    assert engine.script.told(LeaseRelease) == []
+
+
+def test_the_same_claim_is_never_made_twice() -> None:
+    engine, made = claimed((8, 8))
+    assert made == [10, 8, 0]
+    assert [released.result for released in engine.script.told(LeaseRelease)] == ["miss"]
+
+
+def test_claims_end_after_two_more() -> None:
+    engine, made = claimed((8, 7, 6))
+    assert made == [10, 8, 7, 0]
+    assert len(engine.script.told(LeaseRelease)) == 1
+
+
+@pytest.mark.parametrize(("policy", "groups"), [("fail", WINDOWED), ("recompute", (GroupFacts("full", 4),))])
+def test_nothing_is_claimed_where_the_request_has_failed_or_vllm_keeps_the_prefix(
+    policy: str, groups: tuple[GroupFacts, ...]
+) -> None:
+    _, made = claimed((8,), policy, groups)
+    assert made == [10, 0]
+
+
+def test_the_worker_with_the_shortest_prefix_decides() -> None:
+    one = StepOutcomes(loads={"r": "slow"}, prefixes={"r": 12})
+    other = StepOutcomes(loads={"r": ""})
+    third = StepOutcomes(loads={"r": "slow"}, prefixes={"r": 8})
+    assert one.merge(other).merge(third).prefixes == {"r": 8}
+
+
+@pytest.mark.parametrize(
+    ("groups", "kept"),
+    [
+        ((GroupFacts("full", 4),), True),
+        ((GroupFacts("mla", 4),), True),
+        ((GroupFacts("sliding_window", 4, window=8),), False),
+        ((GroupFacts("mamba", 4),), False),
+        (WINDOWED, False),
+    ],
+)
+def test_vllm_keeps_a_prefix_only_of_a_group_that_keeps_all_blocks(
+    groups: tuple[GroupFacts, ...], kept: bool
+) -> None:
+    assert keeps_prefix(groups) is kept
