@@ -82,7 +82,8 @@ def transfers(  # noqa: PLR0913 (options)
     def fetch() -> Transfers | TransferGroups:
         nonlocal seen
         follow = watch is not None and settings.output == "jsonl" and not by
-        answer = rows(settings, msgspec.structs.replace(asked, after=seen if follow else 0), wanted, source)
+        since_then = msgspec.structs.replace(asked, after=seen if follow else 0)
+        answer = rows(settings, since_then, LAST_GROUPED if follow and seen else wanted, source)
         if by:
             return grouped(answer, by)
         found = answer.rows

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from kvd.client.errors import ClientError
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError
 from kvd.service.ledger import Ledger
@@ -48,6 +51,35 @@ def test_acknowledged_records_survive_a_sigkill_right_after() -> None:
             found = kvd.ask(ListTransfers(limit=1000))
             assert isinstance(found, Transfers)
             assert found.total == len(found.rows) == 100 * (round_ + 1)
+
+
+def test_a_sigkill_amid_reports_loses_nothing_that_was_acknowledged() -> None:
+    with daemons() as (kvd,):
+        acknowledged: list[str] = []
+        enough, killed = threading.Event(), threading.Event()
+
+        def report() -> None:
+            number = 0
+            with kvd.operator() as operator:
+                while not killed.is_set():
+                    number += 1
+                    with contextlib.suppress(ClientError):
+                        operator.ask(ReportTransfers(incarnation="i", records=(record(number),)), timeout=2.0)
+                        acknowledged.append(f"t{number}")
+                    if len(acknowledged) > 50:
+                        enough.set()
+
+        reporter = threading.Thread(target=report)
+        reporter.start()
+        assert enough.wait(60)
+        kvd.kill()
+        killed.set()
+        kvd.start()
+        reporter.join(60)
+        found = kvd.ask(ListTransfers(limit=10_000))
+        assert isinstance(found, Transfers)
+        assert set(acknowledged) <= {row.record.transfer_id for row in found.rows}
+        assert "set aside" not in kvd.log
 
 
 def test_records_that_come_twice_are_kept_and_counted_once() -> None:

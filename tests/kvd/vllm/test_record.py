@@ -10,7 +10,6 @@ from kvd.backends.errors import BackendError
 from kvd.backends.memory import MemoryLane
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from tests.kvd.vllm.bench import eventually, order, prefill
-
 from tests.kvd.vllm.push_rig import PushRig, pushed
 
 if TYPE_CHECKING:
