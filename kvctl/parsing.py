@@ -20,6 +20,7 @@ _PREFIXES = {
     "Ti": 2**40,
 }
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *(?:([KMGT]i?)?(B|bit|b)?(?:/s|ps)?)?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]i?)?B?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -62,6 +63,15 @@ def parse_bandwidth(text: str) -> float:
     return value
 
 
+def parse_size(text: str) -> int:
+    """A number of bytes above zero: ``512MiB``, ``2G``, ``65536``. Raises `ValueError` that names the text."""
+    found = _SIZE.fullmatch(text.strip())
+    value = int(float(found.group(1)) * _PREFIXES[found.group(2) or ""]) if found else 0
+    if value < 1:
+        raise ValueError(f"{text!r} is not a number of bytes above zero; write 512MiB, 2GiB or 65536")
+    return value
+
+
 def parse_choice(text: str, known: tuple[str, ...]) -> str:
     """``text`` if it is one of ``known``. Raises `ValueError` with the near misses."""
     if text in known:
@@ -92,6 +102,29 @@ def count(text: str | int) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise typer.BadParameter(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
+    """An option's parser for whole numbers above zero with commas between them."""
+    if isinstance(text, tuple):
+        return text
+    return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
+
+
+def size(text: str | int) -> int:
+    """An option's parser for numbers of bytes."""
+    if isinstance(text, int):
+        return text
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """An option's parser for choices with commas between them."""
+    choose = one_of(*known)
+    return lambda text: tuple(dict.fromkeys(choose(part.strip()) for part in text.split(",")))
 
 
 def one_of(*known: str) -> Callable[[str], str]:

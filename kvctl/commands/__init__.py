@@ -62,6 +62,11 @@ COMMANDS = (
         "kvctl.commands.export_geometry:export_geometry",
         "An engine's geometry as a file for describe-topology and diff.",
     ),
+    Row(
+        "benchmark",
+        "kvctl.commands.benchmark:benchmark",
+        "What this host's transfer engines can move of a model's KV.",
+    ),
     Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),

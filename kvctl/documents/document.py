@@ -53,6 +53,7 @@ KINDS = (
     Kind("Geometry", "geometry:Geometry"),
     Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
     Kind("DemoRequest", "demo:DemoRequest"),
+    Kind("Benchmark", "benchmark:Benchmark"),
     Kind("Version", "version:Version"),
     Kind("Kinds", "kinds:Kinds", "kinds", "KindName"),
     Kind("KindName", "kinds:KindName"),

@@ -33,6 +33,7 @@ SCREENS = {
     "Topology": "kvctl.render.topology:topology_screen",
     "Diff": "kvctl.render.diff:diff_screen",
     "Demo": "kvctl.render.demo:demo_screen",
+    "Benchmark": "kvctl.render.benchmark:benchmark_screen",
     "Version": "kvctl.render.version:version_screen",
     "Kinds": "kvctl.render.kinds:kinds_screen",
 }

@@ -1,0 +1,103 @@
+"""What is moved: block ids for requests of so many tokens, in blocks that lie together or apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
+from kvd.topology.blocks import first_needed
+from kvd.topology.plan import BlockList
+
+Blocks = dict[int, BlockList]
+
+FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
+_RUNS = {"contiguous": None, "runs-of-4": 4, "random": 1}
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request: its blocks by group on the reading and on the supplying side."""
+
+    name: str
+    tokens: int
+    reader: Blocks
+    source: Blocks
+
+
+def requests(
+    reader: WorkerGeometry, source: WorkerGeometry, tokens: int, count: int, fragmentation: str
+) -> list[Request]:
+    """``count`` requests whose blocks are all different, the same every time.
+
+    Raises `ValueError` where either side has too few blocks.
+    """
+    sides = []
+    for number, worker in enumerate((reader, source)):
+        needs = [_needed(group, tokens) for group in worker.groups]
+        total = count * sum(last - first for first, last in needs)
+        if total > worker.num_blocks - 1:
+            raise ValueError(f"{total} blocks are needed and {worker.num_blocks - 1} are there")
+        free = _order(worker.num_blocks, fragmentation, seed=number).tolist()
+        sides.append(
+            [
+                {
+                    group.index: BlockList(
+                        first, np.array([free.pop() for _ in range(last - first)], np.int64)
+                    )
+                    for group, (first, last) in zip(worker.groups, needs, strict=True)
+                }
+                for _ in range(count)
+            ]
+        )
+    return [
+        Request(f"request-{number}", tokens, mine, theirs)
+        for number, (mine, theirs) in enumerate(zip(*sides, strict=True))
+    ]
+
+
+def blocks_needed(worker: WorkerGeometry, tokens: int, count: int = 1) -> int:
+    """Blocks that ``count`` requests take of a worker, with the null block that vLLM keeps."""
+    return 1 + count * sum(last - first for first, last in (_needed(g, tokens) for g in worker.groups))
+
+
+def whole_tokens(engines: Sequence[EngineGeometry], tokens: int) -> int:
+    """``tokens`` rounded up so that blocks end together on both sides: then every byte of every block is moved."""
+    sizes = [g.block_size for e in engines for w in e.workers for g in w.groups if g.kind != "mamba"]
+    unit = math.lcm(*sizes) if sizes else 1
+    return -(-tokens // unit) * unit
+
+
+def to_plain(blocks: Blocks) -> dict[str, Any]:
+    """As JSON takes it."""
+    return {str(group): [of.first, of.ids.tolist()] for group, of in blocks.items()}
+
+
+def from_plain(plain: dict[str, Any]) -> Blocks:
+    """The inverse of `to_plain`."""
+    return {int(group): BlockList(first, np.array(ids, np.int64)) for group, (first, ids) in plain.items()}
+
+
+def _needed(group: Group, tokens: int) -> tuple[int, int]:
+    """Numbers of the request's first block that moves, and of the one past the last."""
+    if group.kind == "mamba":
+        return 0, 1
+    first = first_needed(group.kind, group.block_size, group.window, tokens=tokens, computed=0)
+    return first, -(-tokens // group.block_size)
+
+
+def _order(blocks: int, fragmentation: str, seed: int) -> Any:
+    """Free block ids, block 0 left out, to be taken from the end."""
+    run = _RUNS[fragmentation]
+    ids = np.arange(blocks - 1, 0, -1, dtype=np.int64)
+    if run is None:
+        return ids
+    dice = np.random.default_rng(seed)
+    # What does not make a whole run is taken last.
+    whole = len(ids) // run * run
+    runs = ids[len(ids) - whole :].reshape(-1, run)
+    return np.concatenate([ids[: len(ids) - whole], dice.permutation(runs).ravel()])

@@ -1,0 +1,225 @@
+"""Two processes of this host with the memory of a reading worker and of the workers that it reads from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.bench.cases import Request, to_plain
+from kvctl.bench.memory import size_of, with_blocks
+from kvctl.bench.transport import ucx_environment, ucx_transport
+from kvctl.demo import tied
+from kvctl.demo.errors import WorkerFailed
+from kvctl.demo.interruption import held, unwinding
+from kvctl.demo.worker_process import WorkerProcess
+from kvd.backends.contract import Operation
+from kvd.geometry.codec import worker_to_plain
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.topology.plan import Plan, plan_worker
+
+START_SECONDS = 90.0
+END_SECONDS = 10.0
+MOVE_SECONDS = 50.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What takes part: one worker of the reading engine, and those of the other engine that it reads from.
+
+    ``sources`` are all workers of the other engine; ``plan`` says which of them, and its addresses are made up.
+    """
+
+    reader: WorkerGeometry
+    siblings: tuple[WorkerGeometry, ...]
+    sources: tuple[WorkerGeometry, ...]
+    plan: Plan
+
+    @property
+    def bytes(self) -> int:
+        """Memory that both processes take for KV."""
+        return size_of(self.reader) + sum(size_of(self.sources[at]) for at in self.plan.sources)
+
+
+def scene(local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int]) -> Scene:
+    """The first worker of the reading engine, with at most so many blocks of it and of the other engine's workers.
+
+    Raises `TopologyError` where the two do not fit.
+    """
+    siblings = tuple(with_blocks(worker, blocks[0]) for worker in local.workers)
+    sources = tuple(with_blocks(worker, blocks[1]) for worker in remote.workers)
+    return Scene(siblings[0], siblings, sources, plan_worker(siblings[0], siblings, sources))
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A transfer engine and how to run it: the adapter's options, variables of the environment."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both processes, ready to move. ``lands``: writes are possible. The rest is for the ceilings."""
+
+    backend: Backend
+    reader: WorkerProcess
+    source: WorkerProcess
+    lands: bool
+    port: int
+    reader_geometry: dict[str, Any]
+    source_geometries: dict[str, dict[str, Any]]
+    peer: str
+    lane_seconds: float
+    logs: dict[str, Path]
+
+    def fill(self, requests: Sequence[Request], key: str) -> None:
+        """Put the right bytes into the source's blocks, and none into the reader's."""
+        self.source.ask(do="fill", key=key, requests=_plain(requests))
+        self.reader.ask(do="clear", requests=_plain(requests))
+
+    def difference(self, requests: Sequence[Request], key: str) -> str:
+        """The first byte that did not land as it must; empty where all did."""
+        return str(self.reader.ask(do="check", key=key, requests=_plain(requests))["difference"])
+
+    def move(self, requests: Sequence[Request], operation: Operation, **how: Any) -> dict[str, Any]:
+        """Move them; see `kvctl.bench.moving.move`."""
+        process = self.reader if operation == "read" else self.source
+        return process.ask(do="move", requests=_plain(requests), **{"seconds": MOVE_SECONDS, **how})
+
+    def large(self, operation: Operation, size: int) -> dict[str, Any]:
+        """One large transfer with this backend."""
+        worker = next(iter(self.source_geometries))
+        process, theirs = (
+            (self.reader, self.source_geometries[worker])
+            if operation == "read"
+            else (self.source, self.reader_geometry)
+        )
+        return process.ask(
+            do="raw", worker=worker, theirs=theirs, peer=self.peer, bytes=size, seconds=MOVE_SECONDS
+        )
+
+    def memcpy(self, size: int) -> dict[str, Any]:
+        """A copy within the reader."""
+        return self.reader.ask(do="memcpy", bytes=size)
+
+    def stream(self, size: int) -> dict[str, Any]:
+        """A plain TCP stream from the source to the reader."""
+        return self.reader.ask(do="stream", port=self.port, bytes=size)
+
+    def transport(self, operation: Operation) -> str:
+        """What moved the bytes; empty where the backend does not tell. To be asked when both processes have ended."""
+        if self.backend.name == "direct":
+            return "process_vm_readv"
+        if self.backend.name == "mooncake":
+            return str(self.backend.options.get("protocol", "tcp"))
+        side = "reader" if operation == "read" else "source"
+        if self.backend.name != "nixl" or not self.logs[side].exists():
+            return ""
+        log = self.logs[side].read_text(encoding="utf-8", errors="replace")
+        return ucx_transport(log, rf"{side}-\d+\.{operation}\.", operation)
+
+
+@contextlib.contextmanager
+def pair(place: Scene, backend: Backend, folder: Path) -> Iterator[Pair]:
+    """Start both processes, have them register, meet; end them on the way out.
+
+    Raises `WorkerFailed` with the backend's own words.
+    """
+    with unwinding() as stack:
+        processes: list[WorkerProcess] = []
+        stack.push(functools.partial(_end, processes))
+        logs = {}
+        for name in ("reader", "source"):
+            logs[name] = folder / f"{backend.name}-{name}-ucx.log"
+            with held():
+                processes.append(_start(name, backend, folder, logs[name]))
+        reader, source = processes
+        reader.give(_who("reader", backend, {0: place.reader}))
+        source.give(_who("source", backend, {at: place.sources[at] for at in place.plan.sources}))
+        mine, theirs = (_answer(process) for process in processes)
+        sources = [worker_to_plain(worker) for worker in place.sources]
+        for at, plain in theirs["workers"].items():
+            sources[int(at)] = plain
+        both = {
+            "do": "meet",
+            "reader": [mine["workers"]["0"]],
+            "siblings": [worker_to_plain(worker) for worker in place.siblings],
+            "sources": sources,
+        }
+        met = reader.ask(**both, metadata=theirs["metadata"])
+        if mine["lands"]:
+            landings = reader.ask(do="land", sources=list(theirs["workers"]))["landings"]
+            source.ask(**both, landings=landings)
+        yield Pair(
+            backend=backend,
+            reader=reader,
+            source=source,
+            lands=bool(mine["lands"]),
+            port=int(source.ask(do="listen")["port"]),
+            reader_geometry=mine["workers"]["0"],
+            source_geometries=theirs["workers"],
+            peer=str(place.plan.remote_ranks[place.plan.sources[0]]),
+            lane_seconds=float(met["seconds"]),
+            logs=logs,
+        )
+
+
+def _start(name: str, backend: Backend, folder: Path, log: Path) -> WorkerProcess:
+    environment = dict(os.environ) | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"} | ucx_environment(log)
+    path = folder / f"{backend.name}-{name}.log"
+    with path.open("ab") as out:
+        process = subprocess.Popen(
+            tied.command("kvctl.bench.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            cwd=folder,
+            env=environment | dict(backend.environment),
+            start_new_session=True,
+        )
+    return WorkerProcess(f"the {name} with {backend.name}", process, path)
+
+
+def _who(name: str, backend: Backend, workers: Mapping[int, WorkerGeometry]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "reads": name == "reader",
+        "backend": backend.name,
+        "options": dict(backend.options),
+        "workers": {str(at): worker_to_plain(worker) for at, worker in workers.items()},
+    }
+
+
+def _answer(process: WorkerProcess) -> dict[str, Any]:
+    answer = process.answer(START_SECONDS)
+    if "error" in answer:
+        raise WorkerFailed(f"{process.name}: {answer['error']}")
+    return answer
+
+
+def _end(processes: list[WorkerProcess], kind: type[BaseException] | None, *_: object) -> None:
+    """End both: in order, or at once after an exception. What they hold is memory, which needs no farewell."""
+    for process in processes:
+        process.dismiss()
+    for process in processes:
+        process.end(END_SECONDS if kind is None else 0.0)
+
+
+def _plain(requests: Sequence[Request]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": one.name,
+            "tokens": one.tokens,
+            "reader": to_plain(one.reader),
+            "source": to_plain(one.source),
+        }
+        for one in requests
+    ]

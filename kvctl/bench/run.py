@@ -1,0 +1,199 @@
+"""A whole `kvctl benchmark`: chooses backends, measures one after the other, shows and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
+from kvctl.bench.pair import Backend
+from kvctl.bench.sizing import Sized, sized
+from kvctl.demo.errors import WorkerFailed
+from kvctl.demo.interruption import held, one_interruption, unwinding
+from kvctl.documents.benchmark import Benchmark, Measurement, Warned
+from kvctl.documents.document import moment
+from kvctl.errors import CheckFailed, UsageError
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvd.backends.choose import available
+from kvd.backends.contract import Operation
+from kvd.geometry.model import EngineGeometry
+
+REAL = ("nixl", "mooncake", "direct")
+"""Backends that move bytes between processes by themselves; auto is one of them, memory none."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `kvctl benchmark` was asked for; no backends means all there are.
+
+    ``seconds`` is for all rounds together, and decides only when they end earlier than ``rounds``.
+    """
+
+    pair: tuple[EngineGeometry, EngineGeometry]
+    backends: tuple[str, ...]
+    operations: tuple[str, ...]
+    tokens: tuple[int, ...]
+    concurrency: tuple[int, ...]
+    fragmentations: tuple[str, ...]
+    rounds: int
+    memory: int
+    seconds: float
+    verify: bool
+    plot: bool
+    report: Path | None
+
+
+def run(wanted: Wanted, settings: Settings) -> None:
+    """Measure, show, write the report.
+
+    Raises `CheckFailed` for a wrong byte, for what does not fit, and where no backend could measure anything.
+    """
+    check_report(wanted.report)
+    backends, notes = usable(wanted.backends)
+    place = sized(*wanted.pair, wanted.tokens, wanted.concurrency, wanted.memory)
+    began, load = time.time(), os.getloadavg()[0]
+    rows: list[Measurement] = []
+    warnings: list[Warned] = []
+    failures: list[str] = []
+    with workplace() as folder:
+        sweep = Sweep(
+            sizes=place.sizes,
+            fragmentations=wanted.fragmentations,
+            operations=cast("tuple[Operation, ...]", wanted.operations),
+            rounds=wanted.rounds,
+            verify=wanted.verify,
+            seconds=wanted.seconds / len(backends) / len(wanted.operations),
+        )
+        with progress(steps(sweep, len(backends)), settings) as told:
+            for name in backends:
+                try:
+                    measured, warned = measure(place.scene, Backend(name), sweep, folder, told)
+                except Difference as error:
+                    raise CheckFailed(
+                        f"wrong bytes landed: {error}", "run it again with --backend of one engine at a time"
+                    ) from None
+                except WorkerFailed as error:
+                    if name in wanted.backends:
+                        raise failed(error) from None
+                    failures.append(f"{name} is left out: {first_line(error)}")
+                    continue
+                rows += measured
+                warnings += warned
+    if not rows:
+        raise CheckFailed(
+            "; ".join(failures) or f"{', '.join(backends)} cannot {' or '.join(wanted.operations)}",
+            "name another --backend or --operation",
+        )
+    document = _document(wanted, place, rows, warnings, began, load, (*notes, *failures, *place.notes))
+    show(document, settings)
+    if wanted.plot and settings.output in ("table", "wide"):
+        from kvctl.render.benchmark import benchmark_plot
+
+        sys.stdout.write(benchmark_plot(document))
+    if wanted.report is not None:
+        from kvctl.render.benchmark import benchmark_page
+
+        write_report(wanted.report, benchmark_page(document))
+
+
+def usable(asked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The backends to run, and notes on those that cannot. Raises `UsageError` for one that was asked for."""
+    states = available()
+    names, notes = [], []
+    for name in asked or REAL:
+        if not states[name].startswith("not installed"):
+            names.append(name)
+        elif asked:
+            raise UsageError(f"{name} is {states[name]}", f"type `pip install 'kvctl[{name}]'`")
+        else:
+            notes.append(f"{name} is left out: {states[name]}")
+    return names, notes
+
+
+def check_report(path: Path | None) -> None:
+    """Raise `UsageError` where the report could not be written in the end."""
+    if path is not None and not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--report {path}: {path.absolute().parent} is no folder that can be written to")
+
+
+def write_report(path: Path, page: str) -> None:
+    """Write a page. Raises `UsageError` where that cannot be done."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--report {path}: {error.strerror or error}", "give another file") from None
+
+
+@contextlib.contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for logs, removed at the end; the first Ctrl-C ends what was entered in it, in order."""
+    with one_interruption(""), unwinding() as stack:
+        with held():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvctl-bench-")))
+        yield folder
+
+
+@contextlib.contextmanager
+def progress(total: int, settings: Settings) -> Iterator[Told]:
+    """A bar on stderr where that is a terminal; gives the function that moves it on by a step."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True, no_color=settings.color == "never")
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def failed(error: WorkerFailed) -> CheckFailed:
+    """The error in one line; the log that came with it goes to stderr before."""
+    _, _, log = str(error).partition("\n")
+    if log:
+        sys.stderr.write(log + "\n")
+    return CheckFailed(first_line(error), "see the log above" if log else "see docs/benchmark.md")
+
+
+def first_line(error: Exception) -> str:
+    """What happened, without the end of a log."""
+    return str(error).partition("\n")[0].removesuffix(":").removesuffix("; the end of its log")
+
+
+def _document(
+    wanted: Wanted,
+    place: Sized,
+    rows: list[Measurement],
+    warnings: list[Warned],
+    began: float,
+    load: float,
+    notes: tuple[str, ...],
+) -> Benchmark:
+    local, remote = wanted.pair
+    shown = place.scene
+    sources = [shown.sources[at] for at in shown.plan.sources]
+    return Benchmark(
+        model=local.model,
+        local=local.engine_id,
+        remote=remote.engine_id,
+        local_rank=str(shown.reader.rank),
+        remote_ranks=tuple(str(worker.rank) for worker in sources),
+        memory=shown.bytes,
+        blocks=(shown.reader.num_blocks, sources[0].num_blocks),
+        cores=os.cpu_count() or 1,
+        load=load,
+        started=moment(began),
+        seconds=time.time() - began,
+        measurements=tuple(rows),
+        warnings=tuple(warnings),
+        notes=notes,
+    )

@@ -1,0 +1,246 @@
+"""One of the two processes that KV moves between: `python -m kvctl.demo.tied PARENT kvctl.bench.worker`.
+
+One is the reader, with one worker's memory; the other the source, with that of all workers that it reads from. Orders
+come as JSON lines on stdin, one JSON line on stdout answers each. Reads are posted by the reader, writes by the source.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from base64 import b64decode, b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvctl.bench import ceilings, pattern
+from kvctl.bench.cases import Request, from_plain
+from kvctl.bench.memory import Memory, place
+from kvctl.bench.moving import Move, move
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation
+from kvd.geometry.codec import worker_from_plain, worker_to_plain
+from kvd.topology.plan import Plan, plan_worker
+
+SERVE_SECONDS = 200e-6
+
+Orders = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Bench:
+    """What this process is and has. ``memories`` of the source are by position of the worker in its engine."""
+
+    reads: bool
+    memories: dict[int, Memory]
+    homes: dict[int, Home]
+    plan: Plan | None = None
+    lanes: dict[str, Lane] = field(default_factory=dict)
+    landings: list[Landing] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+    serving: threading.Thread | None = None
+    stream: ceilings.Stream = field(default_factory=ceilings.Stream)
+
+    @property
+    def reader(self) -> Memory:
+        """The one memory of the reading process."""
+        return self.memories[0]
+
+
+def main() -> None:
+    """Serve orders until stdin ends."""
+    # Whatever a library prints must not stand between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(answer: Orders) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    bench = None
+    try:
+        bench, answer = _open(json.loads(sys.stdin.readline()))
+        say(answer)
+        for line in sys.stdin:
+            say(_obey(bench, json.loads(line)))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other side gets it in words
+        traceback.print_exc()
+        say({"error": _words(error)})
+    finally:
+        if bench is not None:
+            _close(bench)
+
+
+def _obey(bench: Bench, orders: Orders) -> Orders:
+    try:
+        return _DEEDS[orders["do"]](bench, orders)
+    except Exception as error:  # noqa: BLE001 - it fails this order, whatever it is
+        traceback.print_exc()
+        return {"error": _words(error)}
+
+
+def _words(error: Exception) -> str:
+    hint = getattr(error, "hint", "")
+    return f"{error}; {hint}" if hint else f"{error}" or type(error).__name__
+
+
+def _open(who: Orders) -> tuple[Bench, Orders]:
+    """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
+    memories = {int(at): place(worker_from_plain(plain)) for at, plain in who["workers"].items()}
+    homes: dict[int, Home] = {}
+    for at, memory in memories.items():
+        homes[at] = open_home(who["backend"], f"{who['name']}-{at}", who["options"])
+        homes[at].register(memory.geometry.regions)
+    bench = Bench(who["reads"], memories, homes)
+    answer: Orders = {
+        "workers": {at: worker_to_plain(memory.geometry) for at, memory in memories.items()},
+        "metadata": {at: _text(home.metadata()) for at, home in homes.items()},
+        "lands": all(home.traits.lands for home in homes.values()),
+    }
+    return bench, answer
+
+
+def _meet(bench: Bench, orders: Orders) -> Orders:
+    """Know the other side: plan, and make the lanes for reading or writing."""
+    reader, siblings, sources = (
+        [worker_from_plain(plain) for plain in orders[name]] for name in ("reader", "siblings", "sources")
+    )
+    bench.plan = plan_worker(reader[0], siblings, sources)
+    started = time.perf_counter()
+    if bench.reads:
+        bench.lanes["read"] = bench.homes[0].lane("read")
+        for at, metadata in orders["metadata"].items():
+            bench.lanes["read"].add(str(bench.plan.remote_ranks[int(at)]), b64decode(metadata))
+    else:
+        for at, metadata in orders["landings"].items():
+            lane = bench.homes[int(at)].lane("write")
+            lane.add("reader", b64decode(metadata))
+            bench.lanes[f"write-{at}"] = lane
+    return {"seconds": time.perf_counter() - started}
+
+
+def _land(bench: Bench, orders: Orders) -> Orders:
+    """The reader lets each source worker write into its memory; a thread serves the landings."""
+    home = bench.homes[0]
+    if not isinstance(home, LandingHome):
+        raise TypeError("this backend has no landings")
+    found = {}
+    for at in orders["sources"]:
+        landing = home.landing(f"from-{at}")
+        bench.landings.append(landing)
+        found[at] = _text(landing.metadata())
+    bench.serving = threading.Thread(target=_serve, args=(bench,), daemon=True)
+    bench.serving.start()
+    return {"landings": found}
+
+
+def _serve(bench: Bench) -> None:
+    while not bench.ended.wait(SERVE_SECONDS):
+        for landing in bench.landings:
+            landing.serve()
+
+
+def _fill(bench: Bench, orders: Orders) -> Orders:
+    for request in _requests(orders):
+        for memory in bench.memories.values():
+            pattern.fill(memory, request.source, orders["key"] + request.name)
+    return {}
+
+
+def _clear(bench: Bench, orders: Orders) -> Orders:
+    for request in _requests(orders):
+        pattern.clear(bench.reader, request.reader)
+    return {}
+
+
+def _check(bench: Bench, orders: Orders) -> Orders:
+    for request in _requests(orders):
+        key = orders["key"] + request.name
+        difference = pattern.first_difference(bench.reader, request.reader, key, request.tokens)
+        if difference:
+            return {"difference": f"{request.name}: {difference}"}
+    return {"difference": ""}
+
+
+def _move(bench: Bench, orders: Orders) -> Orders:
+    if bench.plan is None:
+        raise RuntimeError("told to move before it met the other side")
+    way = Move(
+        bench.plan,
+        bench.lanes,
+        "read" if bench.reads else "write",
+        coalesce=orders.get("coalesce", True),
+        seconds=orders["seconds"],
+    )
+    return move(way, _requests(orders), orders.get("at"), orders.get("in_flight", 0))
+
+
+def _raw(bench: Bench, orders: Orders) -> Orders:
+    """One large transfer with the same backend: its seconds and bytes."""
+    operation: Operation = "read" if bench.reads else "write"
+    at, theirs = int(orders["worker"]), worker_from_plain(orders["theirs"])
+    mine = bench.memories[0 if bench.reads else at].geometry
+    lane, peer = (
+        (bench.lanes["read"], orders["peer"]) if bench.reads else (bench.lanes[f"write-{at}"], "reader")
+    )
+    return ceilings.large(lane, peer, mine, theirs, operation, orders["bytes"], orders["seconds"])
+
+
+def _memcpy(bench: Bench, orders: Orders) -> Orders:
+    del bench
+    return ceilings.memcpy(orders["bytes"])
+
+
+def _listen(bench: Bench, orders: Orders) -> Orders:
+    del orders
+    return {"port": bench.stream.listen()}
+
+
+def _stream(bench: Bench, orders: Orders) -> Orders:
+    return bench.stream.receive(orders["port"], orders["bytes"])
+
+
+def _requests(orders: Orders) -> list[Request]:
+    return [
+        Request(plain["name"], plain["tokens"], from_plain(plain["reader"]), from_plain(plain["source"]))
+        for plain in orders["requests"]
+    ]
+
+
+def _close(bench: Bench) -> None:
+    bench.ended.set()
+    if bench.serving is not None:
+        bench.serving.join()
+    bench.stream.close()
+    for lane in bench.lanes.values():
+        lane.close()
+    for landing in bench.landings:
+        landing.close()
+    for home in bench.homes.values():
+        home.close()
+
+
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+_DEEDS: dict[str, Callable[[Bench, Orders], Orders]] = {
+    "meet": _meet,
+    "land": _land,
+    "fill": _fill,
+    "clear": _clear,
+    "check": _check,
+    "move": _move,
+    "raw": _raw,
+    "memcpy": _memcpy,
+    "listen": _listen,
+    "stream": _stream,
+}
+
+
+if __name__ == "__main__":
+    main()

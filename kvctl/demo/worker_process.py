@@ -1,0 +1,83 @@
+"""A worker process and the pipes to it: orders as JSON lines on its stdin, one JSON line on its stdout answers each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.demo.errors import WorkerFailed
+
+ANSWER_SECONDS = 60.0
+LOG_LINES_IN_ERRORS = 15
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """A worker and the pipes to it. `ask` may be called from any thread; orders are obeyed one after the other."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    unread: bytes = b""
+
+    def ask(self, **orders: Any) -> dict[str, Any]:
+        """Give an order and wait for its answer. Raises `WorkerFailed`."""
+        with self.lock:
+            self.give(orders)
+            answer = self.answer(ANSWER_SECONDS)
+        if "error" in answer:
+            raise WorkerFailed(f"{self.name}: {answer['error']}")
+        return answer
+
+    def answer(self, timeout: float) -> dict[str, Any]:
+        """The next answer, at most ``timeout`` seconds from now. Raises `WorkerFailed`."""
+        out, until = self.process.stdout, time.monotonic() + timeout
+        assert out is not None  # noqa: S101 - it was opened as a pipe
+        while b"\n" not in self.unread:
+            left = max(0.0, until - time.monotonic())
+            if not select.select([out], [], [], left)[0]:
+                raise WorkerFailed(f"{self.name} did not answer within {timeout:g} s{self._log()}")
+            more = os.read(out.fileno(), 1 << 16)
+            if not more:
+                raise WorkerFailed(f"{self.name} ended with status {self.process.wait()}{self._log()}")
+            self.unread += more
+        line, _, self.unread = self.unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def dismiss(self) -> None:
+        """No more orders: it ends once it has seen that."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+    def end(self, timeout: float) -> None:
+        """Wait for its end at most ``timeout`` seconds, then end it by force."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def give(self, orders: dict[str, Any]) -> None:
+        """Write an order; `answer` has its answer. Raises `WorkerFailed`."""
+        pipe = self.process.stdin
+        assert pipe is not None  # noqa: S101 - it was opened as a pipe
+        try:
+            pipe.write(json.dumps(orders).encode() + b"\n")
+            pipe.flush()
+        except (OSError, ValueError):
+            raise WorkerFailed(f"{self.name} takes no orders any more{self._log()}") from None
+
+    def _log(self) -> str:
+        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(["; the end of its log:", *(f"  {line}" for line in lines[-LOG_LINES_IN_ERRORS:])])
