@@ -54,17 +54,16 @@ _kvctl() {
         describe-topology:--bandwidth) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
         describe-topology:--output|describe-topology:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml dot mermaid svg" -- "$current")); return ;;
-        benchmark:--model|benchmark:-m) COMPREPLY=(); return ;;
-        benchmark:--local) COMPREPLY=(); return ;;
-        benchmark:--remote) COMPREPLY=(); return ;;
-        benchmark:--backend) COMPREPLY=(); return ;;
-        benchmark:--operation) COMPREPLY=(); return ;;
-        benchmark:--tokens) COMPREPLY=(); return ;;
-        benchmark:--concurrency) COMPREPLY=(); return ;;
-        benchmark:--fragmentation) COMPREPLY=(); return ;;
-        benchmark:--rounds) COMPREPLY=(); return ;;
-        benchmark:--memory) COMPREPLY=(); return ;;
-        benchmark:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        force-miss:--engine|force-miss:-e) COMPREPLY=(); return ;;
+        force-miss:--next) COMPREPLY=(); return ;;
+        force-miss:--ratio) COMPREPLY=(); return ;;
+        force-miss:--seed) COMPREPLY=(); return ;;
+        force-miss:--for) COMPREPLY=(); return ;;
+        force-miss:--when) COMPREPLY=($(compgen -W "now before flight layers" -- "$current")); return ;;
+        force-miss:--group) COMPREPLY=(); return ;;
+        force-miss:--layer) COMPREPLY=(); return ;;
+        force-miss:--rank) COMPREPLY=(); return ;;
+        force-miss:--order) COMPREPLY=(); return ;;
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -79,7 +78,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry force-miss demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -113,15 +112,15 @@ _kvctl() {
         export-geometry)
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
-        benchmark)
-            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --quick --no-verify --plot --report --output --color --timeout --runtime-dir --socket --config --help'
+        force-miss)
+            options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
             options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry Demo DemoRequest Benchmark Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Demo DemoRequest Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from kvctl.errors import DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
+from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
 from kvctl.settings import Settings
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
@@ -75,7 +75,20 @@ def follow(
     return operator.events(kinds, timeout, connected)
 
 
+_MEANINGS: dict[str, type[KvctlError]] = {
+    "KVD-NOT-PERMITTED": NotPermitted,
+    "KVD-FORCE-UNKNOWN": CheckFailed,
+    "KVD-FORCE-LATE": CheckFailed,
+    "KVD-ORDER-UNKNOWN": CheckFailed,
+    "KVD-FORCE-PART": UsageError,
+    "KVD-BAD-ORDER": UsageError,
+}
+"""Refusals that are something else to an operator."""
+
+
 def _translated(error: client.ClientError, place: Path) -> KvctlError:
+    if isinstance(error, client.RefusedByDaemon) and error.code in _MEANINGS:
+        return _MEANINGS[error.code](error.message, error.hint, error.code)
     if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
         return RefusedError(error.message, error.hint, error.code)
     if isinstance(error, client.NotPermitted):

@@ -67,6 +67,11 @@ COMMANDS = (
         "kvctl.commands.benchmark:benchmark",
         "What this host's transfer engines can move of a model's KV.",
     ),
+    Row(
+        "force-miss",
+        "kvctl.commands.force_miss:force_miss",
+        "Have KV loads of a running engine miss, to see it recover.",
+    ),
     Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),

@@ -32,6 +32,8 @@ SCREENS = {
     "Event": "kvctl.render.event:event_screen",
     "Topology": "kvctl.render.topology:topology_screen",
     "Diff": "kvctl.render.diff:diff_screen",
+    "ForcedMiss": "kvctl.render.forced_miss:forced_miss_screen",
+    "ClearedOrders": "kvctl.render.forced_miss:cleared_orders_screen",
     "Demo": "kvctl.render.demo:demo_screen",
     "Benchmark": "kvctl.render.benchmark:benchmark_screen",
     "Version": "kvctl.render.version:version_screen",

@@ -34,6 +34,7 @@ from kvd.wire.transfer import (
     TransferRecord,
     Transfers,
 )
+from tests.kvctl import order_answers
 
 MODEL = "Qwen/Qwen3-8B"
 SINCE = 1_795_000_000.25
@@ -284,6 +285,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             ListTransfers: _transfers,
+            **order_answers.ANSWERS,
             GetKeptEngine: _kept_engine,
         },
         events=tuple(

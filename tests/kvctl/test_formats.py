@@ -24,6 +24,8 @@ PRINTED = {
     "transfer t-2": ("WholeTransfer", "WholeTransfer", 1),
     "slow": ("Slow", "SlowPair", 1),
     "trace show": ("Traces", "KeptTrace", 0),
+    "force-miss --order 5f3a9c01d2e4": ("ForcedMiss", "ForcedRequest", 1),
+    "force-miss --clear": ("ClearedOrders", "ClearedOrders", 1),
     "status": ("Status", "Status", 1),
     "version": ("Version", "Version", 1),
     "schema": ("Kinds", "KindName", len(KINDS)),

@@ -1,0 +1,257 @@
+"""`kvctl force-miss`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import Annotated, cast, get_args
+
+import typer
+
+from kvctl import daemon
+from kvctl.documents.forced_miss import (
+    ClearedOrders,
+    ForcedMiss,
+    forced_document,
+    planned_document,
+)
+from kvctl.errors import CheckFailed, DaemonUnreachable, PeerUnreachable, UsageError
+from kvctl.parsing import count, one_of, seconds
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvd.wire import query
+from kvd.wire.identity import RankId
+from kvd.wire.order import (
+    MISS_ENDS,
+    AllWaiting,
+    ClearForced,
+    Forced,
+    ForcedCleared,
+    ForceMiss,
+    ForcePlan,
+    GetForced,
+    LoadPart,
+    NextLoads,
+    OneRequest,
+    Target,
+    When,
+)
+
+WHEN = get_args(When)
+WAIT_SECONDS = 60.0
+"""How long --wait follows where --timeout does not say."""
+ASK_AGAIN = 1.0
+"""Seconds that kvd may keep a question until there is news."""
+AWAY_PAUSE = 0.2
+
+
+def ratio(text: str) -> float:
+    """An option's parser for a probability."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{text!r} is no part above 0 and at most 1; write 0.3")
+    return value
+
+
+def whole(text: str) -> int:
+    """An option's parser for a whole number."""
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def rank_named(text: str) -> RankId:
+    """An option's parser for a worker's place: ``tp1``, ``tp1.pp2``, ``tp0.dcp1``."""
+    found = re.fullmatch(r"tp(\d+)(?:\.pp(\d+))?(?:\.dcp(\d+))?", text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no rank; write tp1, tp1.pp2 or tp0.dcp1")
+    return RankId(*(int(number or 0) for number in found.groups()))
+
+
+def force_miss(  # noqa: PLR0913 - each is an option
+    settings: Settings,
+    *,
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help="Id of the request, of its transfer or of its prefill.")
+    ] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine", "-e", metavar="ENGINE", help="The decoding engine; needed where kvd has several."
+        ),
+    ] = "",
+    waiting: Annotated[bool, typer.Option("--waiting", help="All requests that wait for their KV.")] = False,
+    number: Annotated[
+        int | None, typer.Option("--next", metavar="N", parser=count, help="The next N loads.")
+    ] = None,
+    part: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio", metavar="P", parser=ratio, help="Of further loads this part, taken at random."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", parser=whole, help="Takes the same ones again. [0]")
+    ] = None,
+    span: Annotated[
+        float | None,
+        typer.Option(
+            "--for",
+            metavar="SECONDS",
+            parser=seconds,
+            help="An order for further loads ends after this. [10m]",
+        ),
+    ] = None,
+    when: Annotated[
+        str | None,
+        typer.Option(
+            "--when",
+            metavar="|".join(WHEN),
+            parser=one_of(*WHEN),
+            help="Before anything is read, in flight, after a part has arrived. [now: as soon as can be]",
+        ),
+    ] = None,
+    group: Annotated[
+        int | None, typer.Option("--group", metavar="N", parser=whole, help="Only this KV cache group fails.")
+    ] = None,
+    layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="Only this layer fails.")] = "",
+    rank: Annotated[
+        RankId | None,
+        typer.Option("--rank", metavar="RANK", parser=rank_named, help="Only this worker's part fails: tp1."),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait", help=f"Follow each request to its first token, for --timeout, else {WAIT_SECONDS:g}s."
+        ),
+    ] = False,
+    order: Annotated[str, typer.Option("--order", metavar="ID", help="Show an order given before.")] = "",
+    clear: Annotated[bool, typer.Option("--clear", help="End the orders for further loads.")] = False,
+) -> None:
+    """Have KV loads of a running engine miss, to see it recover.
+
+    Says what would be recomputed, and does it with --yes. Refused with exit code 5 where the engine cannot recover
+    (policy fail), 6 for users who may not, 1 for a request that is unknown, finished or loaded already. With --wait:
+    0 when all recovered, 1 when one did not, 4 when time ran out.
+    """
+    further = number is not None or part is not None
+    _one_of(request=bool(request), waiting=waiting, next=further, order=bool(order), clear=clear)
+    if (seed is not None or span is not None) and not further:
+        raise UsageError("--seed and --for belong to --next and --ratio", "see kvctl force-miss --help")
+    if (group is not None or layer) and when not in (None, "now", "layers"):
+        raise UsageError(f"--group and --layer fail when all else has arrived, not --when {when}")
+    if clear:
+        _clear(settings, engine)
+        return
+    if order:
+        _show_order(settings, order, wait=wait)
+        return
+    target: Target = OneRequest(request)
+    if waiting:
+        target = AllWaiting()
+    elif further:
+        target = NextLoads(count=number or 0, ratio=part or 1.0, seed=seed or 0, seconds=span or 600.0)
+    message = ForceMiss(
+        engine_id=engine or _only_engine(settings),
+        target=target,
+        when=cast("When", when or "now"),
+        part=LoadPart(group=group, layer=layer, rank=rank),
+        carry_out=yes,
+    )
+    plan = daemon.ask(settings, message, ForcePlan)
+    if not plan.carried_out:
+        show(planned_document(plan), settings)
+        sys.stderr.write("kvctl: nothing was done; add --yes to do it\n")
+    else:
+        _show_order(settings, plan.order_id, wait=wait)
+
+
+def _one_of(**given: bool) -> None:
+    names = [name for name, is_given in given.items() if is_given]
+    if len(names) != 1:
+        said = " and ".join(f"--{name}".replace("--request", "a request") for name in names) or "none"
+        raise UsageError(
+            f"give one of: a request, --waiting, --next or --ratio, --order, --clear; given: {said}",
+            "see kvctl force-miss --help",
+        )
+
+
+def _only_engine(settings: Settings) -> str:
+    rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+    here = [
+        row.engine.engine_id for row in rows if row.local and row.scheduler and row.engine.role != "prefill"
+    ]
+    if len(here) == 1:
+        return here[0]
+    if not here:
+        raise UsageError("kvd has no decoding engine", "give one with --engine; `kvctl engines` lists all")
+    raise UsageError(f"kvd has {len(here)} decoding engines: {', '.join(here)}", "give one with --engine")
+
+
+def _clear(settings: Settings, engine: str) -> None:
+    message = ClearForced(engine_id=engine or _only_engine(settings))
+    cleared = daemon.ask(settings, message, ForcedCleared)
+    show(ClearedOrders(engine_id=message.engine_id, order_ids=cleared.order_ids), settings)
+
+
+def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
+    forced = daemon.ask(settings, GetForced(order_id=order_id), Forced)
+    if not wait:
+        show(forced_document(forced), settings)
+        if not _over(forced):
+            sys.stderr.write(f"kvctl: follow it with `kvctl force-miss --order {order_id} --wait`\n")
+        return
+    patience = settings.timeout if settings.timeout_given else WAIT_SECONDS
+    forced = _followed(settings, forced, time.monotonic() + patience)
+    body = forced_document(forced)
+    show(body, settings)
+    _judge(forced, body, patience)
+
+
+def _followed(settings: Settings, forced: Forced, deadline: float) -> Forced:
+    """The order when it is over, or as it was last seen before the deadline. kvd may go away and come back."""
+    order_id = forced.order.plan.order_id
+    told = False
+    while not _over(forced) and (left := deadline - time.monotonic()) > 0:
+        question = GetForced(order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN))
+        try:
+            forced = daemon.ask(settings, question, Forced)
+        except (
+            DaemonUnreachable,
+            CheckFailed,
+        ) as error:  # a new kvd knows it when the engine has reported again
+            if time.monotonic() + AWAY_PAUSE > deadline:
+                raise
+            if not told:
+                sys.stderr.write(f"kvctl: {error.message}; still waiting\n")
+            told = True
+            time.sleep(AWAY_PAUSE)
+    return forced
+
+
+def _over(forced: Forced) -> bool:
+    ended = sum(miss.state in MISS_ENDS for miss in forced.misses)
+    complete = ended == len(forced.misses) >= forced.order.taken
+    return bool(forced.gone) or (complete and not forced.order.open)
+
+
+def _judge(forced: Forced, body: ForcedMiss, patience: float) -> None:
+    failed = [f"{r.request_id} ({r.state})" for r in body.requests if r.state != "recovered"]
+    if forced.gone:
+        raise CheckFailed(f"engine {body.engine_id} carries order {body.order_id} out no more: {forced.gone}")
+    if not _over(forced):
+        open_ = "; further loads will be taken until `kvctl force-miss --clear`" if body.open else ""
+        raise PeerUnreachable(
+            f"not over after {patience:g} s: {body.recovered} of {body.taken} have recovered{open_}",
+            f"follow it with `kvctl force-miss --order {body.order_id} --wait`",
+        )
+    if failed:
+        raise CheckFailed(
+            f"{len(failed)} of {body.taken} did not miss and recover: {', '.join(failed[:5])}",
+            "the column CAUSE says why",
+        )

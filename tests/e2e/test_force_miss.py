@@ -1,0 +1,184 @@
+"""Misses on an operator's order between real engines: each recovers, answers right, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
+from kvctl.demo.engine import Answer
+from tests.support.daemons import wait_for
+from tests.support.deployments import prompt_of, running, transfers, transfers_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+ANSWER = 8
+STEPS = ["forced", "quiesced", "reported", "rescheduled", "first_token"]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3.5-gdn"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One group of KV cache, and several; over TCP, where a stopped peer sends nothing."""
+    with running(request.param, tmp_path_factory.mktemp("pair"), env={"UCX_TLS": "tcp,self"}) as deployment:
+        yield deployment
+
+
+def kvctl(deployment: Deployment, *words: str, code: int = 0) -> Any:
+    """`kvctl force-miss` on the decoder's host: its document, or where it fails its error."""
+    command = [sys.executable, "-m", "kvctl", "force-miss", *words, "-o", "json", "--runtime-dir"]
+    done = subprocess.run(
+        [*command, str(deployment.decode_host.directory)],
+        capture_output=True, text=True, check=False, timeout=180,
+    )  # fmt: skip
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return json.loads(done.stdout or done.stderr.splitlines()[-1])
+
+
+def followed(deployment: Deployment, order: dict[str, Any], *, code: int = 0) -> dict[str, Any]:
+    """The order when it is over."""
+    found: dict[str, Any] = kvctl(
+        deployment, "--order", order["order_id"], "--wait", "--timeout", "120s", code=code
+    )
+    return found
+
+
+def computed(deployment: Deployment, prompt: list[int]) -> tuple[int, ...]:
+    """What the decoding engine computes of the whole prompt by itself; it forgets it again."""
+    answer = deployment.decode.submit(prompt, ANSWER).result(120)
+    forget(deployment)
+    return answer.token_ids
+
+
+def forget(deployment: Deployment) -> None:
+    """Empty both prefix caches; that works only when no request holds a block."""
+    for engine in (deployment.prefill, deployment.decode):
+        wait_for(engine.reset_prefix_cache, 60.0)
+
+
+def nothing_is_left(deployment: Deployment) -> None:
+    """No request runs or waits, and every block is free."""
+    forget(deployment)
+    values = deployment.decode.metrics().values
+    assert (values["vllm:num_requests_running"], values["vllm:num_requests_waiting"]) == (0, 0)
+
+
+def recovered(request: dict[str, Any], tokens: int) -> None:
+    assert (request["state"], list(request["steps"])) == ("recovered", STEPS)
+    assert list(request["steps"].values()) == sorted(request["steps"].values())
+    assert request["kept"] + request["recomputed"] == tokens
+    assert request["recomputed"] > 0
+    assert request["cause"].startswith(f"forced by uid {os.getuid()}, pid ")
+
+
+@pytest.mark.parametrize("when", ["before", "flight", "layers"])
+def test_the_next_load_misses_and_its_answer_is_right(pair: Deployment, when: str) -> None:
+    prompt = prompt_of(300, seed=11)
+    expected = computed(pair, prompt)
+    order = kvctl(pair, "--next", "1", "--when", when, "--yes")
+    assert (order["carried_out"], order["open"]) == (True, True)
+
+    asked = pair.ask(prompt, ANSWER)
+
+    assert (asked.decoded.error, asked.decoded.token_ids) == ("", expected)
+    (request,) = followed(pair, order)["requests"]
+    recovered(request, len(prompt))
+    (record,) = transfers_of(pair, asked.prefilled)
+    assert (record.state, record.cause) == ("miss", request["cause"])
+    assert (record.bytes == 0) == (when == "before")
+    nothing_is_left(pair)
+    after = pair.ask(prompt_of(200, seed=12), ANSWER)
+    assert transfers_of(pair, after.prefilled)[0].state == "done"
+
+
+def test_three_of_four_loads_miss(pair: Deployment) -> None:
+    prompts = [prompt_of(150 + 50 * number, seed=13) for number in range(4)]
+    expected = [computed(pair, prompt) for prompt in prompts[:3]]
+    order = kvctl(pair, "--next", "3", "--yes")
+    asked = [pair.ask(prompt, ANSWER) for prompt in prompts]
+    assert [one.decoded.token_ids for one in asked[:3]] == expected
+    assert [transfers_of(pair, one.prefilled)[0].state for one in asked] == [*["miss"] * 3, "done"]
+    body = followed(pair, order)
+    assert (body["open"], body["looked"], body["taken"], body["recovered"]) == (False, 3, 3, 3)
+    assert 0 < body["recovery_p50"] <= body["recovery_p99"]
+    nothing_is_left(pair)
+
+
+def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deployment) -> None:
+    pair.ask(prompt_of(120, seed=14), ANSWER)  # the pair knows each other
+    prompt = prompt_of(300, seed=15)
+    expected = computed(pair, prompt)
+    prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
+    stopped = pair.prefill.pids().executing
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        name = f"hangs-{uuid.uuid4().hex[:6]}"
+        decoding: Future[Answer] = pair.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params, name)
+        plan = wait_for(lambda: loading(pair), 60.0)
+        assert (plan["carried_out"], plan["requests"][0]["request_id"].startswith(name)) == (False, True)
+        assert transfers(pair.decode_host, 1)[0].request_id != plan["requests"][0]["request_id"]
+        body = kvctl(pair, name, "--yes", "--wait", "--timeout", "120s")
+        decoded = decoding.result(120)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    recovered(body["requests"][0], len(prompt))
+    assert (decoded.error, decoded.token_ids) == ("", expected)
+    # What was recomputed is cached now: late bytes would have spoilt it.
+    assert pair.decode.submit(prompt, ANSWER).result(120).token_ids == expected
+    nothing_is_left(pair)
+    assert kvctl(pair, name, "--yes", code=1)["code"] == "KVD-FORCE-UNKNOWN"
+
+
+def loading(deployment: Deployment) -> dict[str, Any] | None:
+    """What an order for all that wait would do, once a load is under way."""
+    plan: dict[str, Any] = kvctl(deployment, "--waiting")
+    return plan if any(request["cause"] for request in plan["requests"]) else None
+
+
+def test_unknown_and_finished_requests_are_1_and_change_nothing(pair: Deployment) -> None:
+    finished = pair.ask(prompt_of(130, seed=16), ANSWER).decoded.request_id
+    assert "has no request" in kvctl(pair, "nobody", "--yes", code=1)["message"]
+    assert "has finished" in kvctl(pair, finished, "--yes", code=1)["message"]
+    asked = pair.ask(prompt_of(140, seed=17), ANSWER)
+    assert transfers_of(pair, asked.prefilled)[0].state == "done"
+
+
+AS_NOBODY = """
+import os, sys
+from kvctl.main import main
+main(["force-miss", "--waiting", "--runtime-dir", "/nonexistent"])  # imports what nobody may not be able to read
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main(["force-miss", "--next", "1", "--yes", "--runtime-dir", sys.argv[1]]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_6_and_changes_nothing(pair: Deployment) -> None:
+    directory = pair.decode_host.directory
+    modes = {path: path.stat().st_mode for path in (directory / "kvd.sock", directory, *directory.parents)}
+    for path, mode in modes.items():
+        path.chmod(mode | (0o666 if path.is_socket() else 0o055))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, str(directory)],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert done.returncode == 6, done.stderr
+    assert "uid 65534 may not give orders" in done.stderr
+    asked = pair.ask(prompt_of(140, seed=18), ANSWER)
+    assert transfers_of(pair, asked.prefilled)[0].state == "done"
