@@ -54,6 +54,17 @@ _kvctl() {
         describe-topology:--bandwidth) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
         describe-topology:--output|describe-topology:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml dot mermaid svg" -- "$current")); return ;;
+        benchmark:--model|benchmark:-m) COMPREPLY=(); return ;;
+        benchmark:--local) COMPREPLY=(); return ;;
+        benchmark:--remote) COMPREPLY=(); return ;;
+        benchmark:--backend) COMPREPLY=(); return ;;
+        benchmark:--operation) COMPREPLY=(); return ;;
+        benchmark:--tokens) COMPREPLY=(); return ;;
+        benchmark:--concurrency) COMPREPLY=(); return ;;
+        benchmark:--fragmentation) COMPREPLY=(); return ;;
+        benchmark:--rounds) COMPREPLY=(); return ;;
+        benchmark:--memory) COMPREPLY=(); return ;;
+        benchmark:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
         force-miss:--engine|force-miss:-e) COMPREPLY=(); return ;;
         force-miss:--next) COMPREPLY=(); return ;;
         force-miss:--ratio) COMPREPLY=(); return ;;
@@ -78,7 +89,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry force-miss demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -112,6 +123,9 @@ _kvctl() {
         export-geometry)
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        benchmark)
+            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --quick --no-verify --plot --report --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         force-miss)
             options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -120,7 +134,7 @@ _kvctl() {
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Demo DemoRequest Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Demo DemoRequest Benchmark Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;
