@@ -25,7 +25,7 @@ from kvd.backends.errors import BackendError
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
-from kvd.vllm.announcing import Here, announce, done, push_key, withdraw
+from kvd.vllm.announcing import Here, announce, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, Part, expect
 from kvd.vllm.fault import strikes
 from kvd.vllm.fetching import Fetching
@@ -34,6 +34,7 @@ from kvd.vllm.landing import Landings
 from kvd.vllm.lane import STUCK_AFTER
 from kvd.vllm.load import Load, complain
 from kvd.vllm.peers import Peer, meet
+from kvd.vllm.underway import Underway
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineCard
 from kvd.wire.names import rank_name
@@ -92,13 +93,12 @@ class PeerArrivals:
         self.engine_id = engine_id
         self._here = here
         self._inbox: queue.SimpleQueue[_Word | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
         self._intake = Intake()
-        self._active: dict[str, Arrival] = {}  # by transfer id
         self._peer: Peer | None = None
         self._fetching: Fetching | None = None
         self._absent = f"peer {engine_id} is not known here"
         self._landings = Landings(engine_id, here.home, self._busy)
+        self._underway = Underway(engine_id, here, self._intake, self._landings)
         self._next = math.inf
         self._lively = 0.0
         self._doing = ""
@@ -144,13 +144,13 @@ class PeerArrivals:
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
         patience = STUCK_AFTER + QUIET_SECONDS
-        with self._lock:
-            held = [*self._active.values(), *self._landings.held]
+        held = self._underway.held
         stuck = [a.load for a in held if a.announced and now > a.load.deadline + patience]
         for load in stuck:
             complain(load, now, self.engine_id, self._doing)
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._doing or 'with other loads'}"
         for load in self._intake.claim_late(now, everything=bool(stuck)):
+            self._decline(load)
             self._here.refused(load, f"not announced within its {load.deadline - load.received:.1f} s: {why}")
         looks = [max(a.load.deadline + patience, a.load.complain_at) for a in held]
         return min([*self._intake.deadlines, *looks], default=math.inf)
@@ -165,14 +165,16 @@ class PeerArrivals:
             except Exception as error:  # the thread must outlive any single load
                 log.exception("what %s pushes: unexpected error", self.engine_id)
                 self._next = 0.0
-                self._end_all(f"unexpected error among the arrivals: {type(error).__name__}: {error}")
-        self._end_all("the engine is shutting down")
-        while self._active:  # reads of our own that are still under way; the lanes end them
+                self._underway.end_all(
+                    f"unexpected error among the arrivals: {type(error).__name__}: {error}"
+                )
+        self._underway.end_all("the engine is shutting down")
+        while self._underway:  # reads of our own that are still under way; the lanes end them
             word = self._inbox.get()
             if isinstance(word, _Read):
                 word.arrival.reading.discard(word.load)
-                self._end_settled()
-        self._bury(math.inf)
+                self._underway.end_settled()
+        self._underway.bury(math.inf)
         for load in self._intake.claim_late(math.inf):
             self._here.refused(load, "the engine is shutting down")
 
@@ -189,19 +191,19 @@ class PeerArrivals:
             pass
         now = time.monotonic()
         if heard or now >= self._next:
-            for arrival in list(self._active.values()):
-                if self._active.get(arrival.key.transfer_id) is arrival:
+            for arrival in self._underway.all:
+                if self._underway.has(arrival):
                     self._look(arrival, now)
-            self._bury(now)
-            dues = [*self._landings.due, *(self._due(arrival) for arrival in self._active.values())]
+            self._underway.bury(now)
+            dues = [*self._landings.due, *(self._due(arrival) for arrival in self._underway.all)]
             self._next = min(dues, default=math.inf)
-        if self._active:
+        if self._underway:
             self._landings.serve()
         return True
 
     def _pause(self, now: float) -> float | None:
         pause = max(0.0, self._next - now)
-        if self._active and self._landings.possible:
+        if self._underway and self._landings.possible:
             pause = min(pause, SERVE_FAST if now - self._lively < FAST_FOR else SERVE_SLOW)
         return pause if math.isfinite(pause) else None
 
@@ -247,7 +249,7 @@ class PeerArrivals:
     def _part(self, why: str) -> None:
         """This generation of the peer is over, and nobody is there to say that it writes no more."""
         self._peer, self._absent = None, why
-        self._end_all(why)
+        self._underway.end_all(why)
 
     # --- loads ---
 
@@ -274,30 +276,33 @@ class PeerArrivals:
                 self._refuse(load, str(error) or type(error).__name__)
             else:
                 key = push_key(self._here.engine_id, self._here.rank, order.transfer_id, order.prefill)
-                self._take_up(Arrival(load, peer.plan, expected, key), began)
-
-    def _take_up(self, arrival: Arrival, now: float) -> None:
-        with self._lock:
-            self._active[arrival.key.transfer_id] = arrival
-        arrival.anew(now)
+                self._underway.take_up(Arrival(load, peer.plan, expected, key), began)
 
     def _refuse(self, load: Load, cause: str) -> None:
         if self._intake.claim(load):
+            self._decline(load)
             self._here.refused(load, cause)
+
+    def _decline(self, load: Load) -> None:
+        """It will not be announced: its prefiller need not keep blocks. Not where another request has that id."""
+        here, order = self._here, load.order
+        if self._underway.find(order.transfer_id) is None:
+            key = push_key(here.engine_id, here.rank, order.transfer_id, order.prefill)
+            withdraw(here.session, key, order.prefill.generation)
 
     def _look(self, arrival: Arrival, now: float) -> None:
         """Do what is due for an arrival."""
         if arrival.cause:
-            if self._settled(arrival):
-                self._end(arrival, arrival.cause)
+            if self._underway.settled(arrival):
+                self._underway.end(arrival, arrival.cause)
             elif self._landings.possible and now >= arrival.withdrawn + QUIET_SECONDS:
-                self._drop_landing()
+                self._underway.drop_landing()
         elif (fault := arrival.load.fault) is not None and strikes(fault, arrival, self._here.local):
-            self._give_up(arrival, fault.cause)
+            self._underway.give_up(arrival, fault.cause)
         elif not arrival.left and not arrival.reading:
-            self._end(arrival, "")
+            self._underway.end(arrival, "")
         elif now > arrival.load.deadline:
-            self._give_up(
+            self._underway.give_up(
                 arrival, f"not complete within its {arrival.load.deadline - arrival.load.received:.1f} s"
             )
         elif now >= arrival.due:
@@ -309,15 +314,17 @@ class PeerArrivals:
         if not generation:
             arrival.due = now + GENERATION_AGAIN
             if left <= 0:
-                self._give_up(arrival, "kvd misses workers of this engine, so its blocks cannot be announced")
+                self._underway.give_up(
+                    arrival, "kvd misses workers of this engine, so its blocks cannot be announced"
+                )
             return
         try:
             self._landings.open()
         except BackendError as error:
-            self._give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
+            self._underway.give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
             return
         if not arrival.announced and not self._intake.claim(arrival.load):
-            self._forget(arrival)
+            self._underway.forget(arrival)
             return
         arrival.sent(self._landings.number, now)
         self._lively = now
@@ -333,11 +340,13 @@ class PeerArrivals:
         if error is None:
             arrival.heard(time.monotonic())
         elif not arrival.taken:
-            self._give_up(arrival, f"prefiller {self.engine_id} did not take the announcement: {error}")
+            self._underway.give_up(
+                arrival, f"prefiller {self.engine_id} did not take the announcement: {error}"
+            )
 
     def _progress(self, progress: PushProgress) -> None:
         key, source = progress.key, progress.source
-        arrival = self._active.get(key.transfer_id)
+        arrival = self._underway.find(key.transfer_id)
         if arrival is None or not arrival.asked or not self._current(arrival, key.attempt):
             return
         if (key.decoder, key.rank) != (arrival.key.decoder, arrival.key.rank):
@@ -353,9 +362,11 @@ class PeerArrivals:
             arrival.quiet.add(source)
         name = f"prefiller {self.engine_id}/{rank_name(source)}"
         if progress.failed:
-            self._give_up(arrival, f"{name}: {progress.failed}")
+            self._underway.give_up(arrival, f"{name}: {progress.failed}")
+            if not progress.quiet and self._underway.has(arrival):
+                self._underway.drop_landing()  # the source cannot tell what may still land, and never will
         elif progress.quiet and any(rank == source for rank, _ in arrival.left):
-            self._give_up(arrival, f"{name} writes no more of it")
+            self._underway.give_up(arrival, f"{name} writes no more of it")
 
     def _fetch(self, arrival: Arrival, progress: PushProgress) -> None:
         def ended(load: Load, complete: tuple[Part, ...]) -> None:
@@ -367,109 +378,26 @@ class PeerArrivals:
         except Exception as error:
             if not isinstance(error, TopologyError):
                 log.exception("read of transfer %s", arrival.key.transfer_id)
-            self._give_up(arrival, str(error) or type(error).__name__)
+            self._underway.give_up(arrival, str(error) or type(error).__name__)
 
     def _was_read(self, word: _Read) -> None:
         word.arrival.reading.discard(word.load)
         word.arrival.backend = next((t.backend for t in word.load.transfers if t.backend), "")
         if word.load.cause:
-            self._give_up(word.arrival, word.load.cause)
+            self._underway.give_up(word.arrival, word.load.cause)
         else:
             for source, layer in word.complete:
                 word.arrival.tick(source, (layer,), time.monotonic())
 
     def _drop(self, word: _Dropped) -> None:
-        arrival = self._active.get(word.load.order.transfer_id)
+        arrival = self._underway.find(word.load.order.transfer_id)
         if arrival is not None and arrival.load is word.load:
-            self._give_up(arrival, word.load.dropped)
+            self._underway.give_up(arrival, word.load.dropped)
         else:
             self._refuse(word.load, word.load.dropped)
 
-    # --- ends ---
-
-    def _give_up(self, arrival: Arrival, cause: str) -> None:
-        """A miss, to be reported when nothing of it can land any more: ask the sources to write no more."""
-        if arrival.cause or self._active.get(arrival.key.transfer_id) is not arrival:
-            return
-        arrival.cause = cause
-        arrival.withdrawn = time.monotonic()
-        if arrival.announced:
-            self._withdraw(arrival)
-        for load in arrival.reading:
-            load.dropped = cause
-        if self._settled(arrival):
-            self._end(arrival, cause)
-
-    def _withdraw(self, arrival: Arrival) -> None:
-        withdraw(self._here.session, arrival.key, arrival.load.order.prefill.generation)
-
-    def _settled(self, arrival: Arrival) -> bool:
-        """Whether nothing of it can land any more."""
-        if not arrival.asked:
-            return True
-        return not arrival.reading and (arrival.silent or not self._landings.possible)
-
-    def _end_all(self, why: str) -> None:
-        """Give up whatever there is, and ask nobody."""
-        for arrival in self._active.values():
-            if not arrival.cause:
-                arrival.cause, arrival.withdrawn = why, time.monotonic()
-                for load in arrival.reading:
-                    load.dropped = why
-        self._drop_landing()
-        self._end_settled()
-
-    def _drop_landing(self) -> None:
-        """Close the landing and end what is given up; all else that was announced on it is announced anew."""
-        stands = self._landings.close()
-        held = [arrival for arrival in self._active.values() if arrival.asked]
-        if not self._landings.possible:
-            return
-        if stands is None:
-            for arrival in held:
-                if arrival.cause:
-                    self._end(arrival, arrival.cause)
-                else:
-                    arrival.anew(time.monotonic())
-            return
-        # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
-        landing, error = stands
-        with self._lock:
-            self._landings.hold(landing, [(arrival, arrival.cause or error) for arrival in held])
-            for arrival in held:
-                del self._active[arrival.key.transfer_id]
-        for arrival in held:
-            if not arrival.cause:
-                self._withdraw(arrival)
-
-    def _bury(self, now: float) -> None:
-        for arrival, cause in self._landings.bury(now):
-            self._end(arrival, cause)
-
-    def _end_settled(self) -> None:
-        for arrival in list(self._active.values()):
-            if arrival.cause and self._settled(arrival):
-                self._end(arrival, arrival.cause)
-
-    def _end(self, arrival: Arrival, cause: str) -> None:
-        self._forget(arrival)
-        if not arrival.announced and not self._intake.claim(arrival.load):
-            return
-        if not cause and self._fetching is not None and arrival.announced:
-            done(self._here.session, arrival.key)
-        arrival.load.cause = cause
-        arrival.load.ended = time.monotonic()
-        try:
-            self._here.ended(arrival)
-        except Exception:
-            log.exception("end of the load of %s from %s", arrival.load.order.request_id, self.engine_id)
-
-    def _forget(self, arrival: Arrival) -> None:
-        with self._lock:
-            self._active.pop(arrival.key.transfer_id, None)
-
     def _current(self, arrival: Arrival, attempt: int) -> bool:
-        return self._active.get(arrival.key.transfer_id) is arrival and arrival.key.attempt == attempt
+        return self._underway.has(arrival) and arrival.key.attempt == attempt
 
     @contextmanager
     def _busy(self, doing: str) -> Iterator[None]:

@@ -132,6 +132,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         pushing = self._worker.pushing
         self._pushing = pushing if pushing.begin(kv_connector_metadata.orders) else None
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """A step's orders. vLLM has queued the zeroing of fresh blocks by now, and nothing yet of the forward."""
+        super().bind_connector_metadata(connector_metadata)
+        if self._worker is not None and isinstance(connector_metadata, _Metadata):
+            self._worker.bound(connector_metadata.orders)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin the loads of this step; returns at once."""
         metadata = self._get_connector_metadata()

@@ -27,6 +27,7 @@ from kvd.vllm.announcing import Here, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, record_arrival
 from kvd.vllm.arriving import PeerArrivals
 from kvd.vllm.fault import concerns
+from kvd.vllm.gate import Gate
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.marks import no_mark
@@ -90,6 +91,9 @@ class WorkerHalf:
         self._known: dict[str, str] = {}
         self._begun: dict[str, Load] = {}
         self._closed = False
+        self._mark = mark
+        self._reached: Ready | None = None
+        self._gate = Gate(self._proceed, self._refuse_unannounced)
         self._lock = threading.Lock()
         self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._results = Results()
@@ -112,6 +116,10 @@ class WorkerHalf:
 
     # --- within a step: never waits ---
 
+    def bound(self, orders: StepOrders) -> None:
+        """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
+        self._reached = self._mark() if orders.loads else None
+
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
         self._results.sent.update(orders.freed)
@@ -130,14 +138,18 @@ class WorkerHalf:
         if order.fault is not None and concerns(order.fault, self.geometry):
             load.fault = order.fault
         if order.refused:
-            self._refuse(load, order.refused)
+            self._refuse_unannounced(load, order.refused)
         elif load.fault is not None and load.fault.when == "before":
-            if order.transfer_id:
-                self._decline(order.transfer_id, order.prefill)
-            self._refuse(load, load.fault.cause)
+            self._refuse_unannounced(load, load.fault.cause)
         elif order.seconds <= 0:
-            self._refuse(load, "the lease on its blocks ran out before the load began")
-        elif self._knows(order):
+            self._refuse_unannounced(load, "the lease on its blocks ran out before the load began")
+        elif self._reached is not None:
+            self._gate.put(load, self._reached)
+        else:
+            self._proceed(load)
+
+    def _proceed(self, load: Load) -> None:
+        if self._knows(load.order):
             self._hand_over(load)
         else:
             self._ask_for_peer(load)
@@ -179,6 +191,7 @@ class WorkerHalf:
             lane.stop()
         self.pushing.stop()
         until = time.monotonic() + CLOSE_SECONDS
+        self._gate.close(until)
         stuck = [lane.engine_id for lane in lanes if not lane.join(until - time.monotonic())]
         stuck += self.pushing.join(until)
         self._watch.close()
@@ -208,7 +221,7 @@ class WorkerHalf:
         engine_id = load.order.prefill.engine_id
         way = self._peer_arrivals(engine_id) if load.order.transfer_id else self._lane(engine_id)
         if way is None or load.dropped:
-            self._refuse(load, load.dropped or "the engine is shutting down")
+            self._refuse_unannounced(load, load.dropped or "the engine is shutting down")
         else:
             way.load(load)
             self._watch.nudge()
@@ -307,14 +320,16 @@ class WorkerHalf:
                     self._learn(answer)
                     self._hand_over(load)
                 else:
-                    self._refuse(load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}")
+                    self._refuse_unannounced(
+                        load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}"
+                    )
             except ClientError as error:
-                self._refuse(load, f"peer {prefill.engine_id}: {error.message}")
+                self._refuse_unannounced(load, f"peer {prefill.engine_id}: {error.message}")
             except (
                 Exception
             ) as error:  # a future swallows what its callback raises, and the request would wait
                 log.exception("answer about peer %s", prefill.engine_id)
-                self._refuse(load, f"peer {prefill.engine_id}: {type(error).__name__}: {error}")
+                self._refuse_unannounced(load, f"peer {prefill.engine_id}: {type(error).__name__}: {error}")
 
         future.add_done_callback(answered)
 
@@ -356,6 +371,12 @@ class WorkerHalf:
         return None
 
     # --- ends ---
+
+    def _refuse_unannounced(self, load: Load, cause: str) -> None:
+        """It ends before its prefiller heard of it, and need not keep blocks for it any longer."""
+        if load.order.transfer_id:
+            self._decline(load.order.transfer_id, load.order.prefill)
+        self._refuse(load, cause)
 
     def _refuse(self, load: Load, cause: str) -> None:
         load.cause = cause

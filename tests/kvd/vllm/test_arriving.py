@@ -54,7 +54,7 @@ def pending(rig: PushRig) -> bool:
     arrivals = rig.decoder._arrivals["p"]
     eventually(arrivals._inbox.empty)
     number = rig.home.landings[-1].served if rig.lands and rig.home.landings else 0
-    if rig.lands and rig.home.landings and rig.home.landings[-1].open and arrivals._active:
+    if rig.lands and rig.home.landings and rig.home.landings[-1].open and arrivals._underway:
         eventually(lambda: not rig.home.landings[-1].open or rig.home.landings[-1].served > number + 1)
     return not rig.decoder.results().received
 
@@ -364,7 +364,38 @@ def test_a_push_that_is_dropped_while_its_peer_is_asked_for_is_never_announced()
     rig.script.asked(GetPeer)[0].answer(PeerReady(local_engine="d", peer=rig.p.card()))
     assert rig.results().failed == {"d-1"}
     assert rig.script.told(PushAnnounce) == []
+    assert rig.withdrawn(), "its prefiller keeps blocks until somebody says that none are wanted"
     rig.close()
+
+
+def test_a_push_that_is_dropped_before_it_could_be_announced_is_declined(rig: PushRig) -> None:
+    rig.script.state = replace(rig.script.state, engine_generation="")
+    rig.start(pushed((2, 9)))
+    eventually(lambda: rig.decoder._arrivals["p"]._underway)
+    rig.decoder.start(StepOrders(dropped=["d-1"]))
+    assert rig.results().failed == {"d-1"}
+    assert rig.script.told(PushAnnounce) == []
+    (told,) = rig.withdrawn()
+    assert (told.key.transfer_id, told.key.attempt) == ("x", 0)
+
+
+def test_a_second_request_under_the_same_id_does_not_decline_the_first(rig: PushRig) -> None:
+    rig.start(pushed((2, 9)))
+    rig.announced()
+    rig.start(pushed((3,), tokens=4, request_id="d-2"))
+    assert rig.results().failed == {"d-2"}
+    assert rig.script.told(PushWithdraw) == []
+
+
+def test_a_source_that_cannot_say_what_may_still_land_costs_the_landing_at_once(rig: PushRig) -> None:
+    """Nobody falls quiet here in the time of a test: only the closed landing lets the miss be reported."""
+    rig.start(pushed((2, 9)), pushed((3,), tokens=4, request_id="d-2", name="y"))
+    rig.announced(2)
+    rig.say(name="x", failed="the transfer failed")
+    assert rig.results().failed == {"d-1"}
+    assert not rig.home.landings[0].open
+    again = rig.announced(3)[-1]
+    assert (again.key.transfer_id, again.key.attempt) == ("y", 1)
 
 
 def test_what_is_not_wanted_is_declined(rig: PushRig) -> None:

@@ -105,7 +105,7 @@ class Both:
         )
 
     def expire(self, name: str = "x") -> None:
-        eventually(lambda: self.half._arrivals["p"]._active[name].asked)
+        eventually(lambda: self.half._arrivals["p"]._underway._active[name].asked)
         self.half._begun[name].deadline = 0.0
         self.half._arrivals["p"].gone("another", "have the thread look")
 
