@@ -1,0 +1,283 @@
+"""A request's KV by plan and backend, against the raw backend and against the stock NixlConnector's way of moving it.
+
+    python benchmarks/data_path.py [--backend nixl,mooncake] [--tp 1,8] [--tokens 1024] [--rounds 15] [--json]
+
+Two processes hold the KV of a Llama-3.1-8B worker (``--tp`` decides how large a page is: 64 KiB, 8 KiB with 8 ranks).
+In each round the ways take turns; ratios are the median of those within a round.
+
+ours    compile the plan for the block ids, submit, poll until done: what the connector does for a request
+raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand
+stock   one descriptor a block and layer. With nixl: the installed vLLM's own `_compute_desc_ids` for both sides and
+        NIXL's API over lists prepared once, as NixlConnector does. With mooncake: the same descriptors by our adapter.
+
+Each way but raw is checked byte by byte before the rounds begin. `UCX_TLS=tcp` measures NIXL over TCP.
+"""
+# ruff: noqa: INP001 - a folder of scripts
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from kvctl.bench.cases import FRAGMENTATIONS, Request, blocks_needed, requests
+from kvctl.bench.memory import Memory, place, with_blocks
+from kvctl.bench.moving import Move, move, uncoalesced
+from kvctl.bench.pattern import clear, fill, first_difference
+from kvctl.sources import planned
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Lane, State
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.plan import plan_worker
+
+PIECE = 16 << 20
+PAUSE = 50e-6
+SERVE = 200e-6
+SECONDS = 60.0
+
+Way = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the source process tells: its worker, what a lane needs, what a stock agent needs."""
+
+    worker: WorkerGeometry
+    metadata: bytes
+    agent: bytes
+
+
+def serve(kind: str, worker: WorkerGeometry, pipe: Connection) -> None:
+    """The source process: fills the blocks of each request that it is sent, until it is sent None."""
+    memory = place(worker)
+    home = open_home(kind, "source", {})
+    home.register(memory.geometry.regions)
+    agent, ended = stock_agent("stock-source", memory) if kind == "nixl" else None, threading.Event()
+    if agent is not None:
+        threading.Thread(target=progress, args=(agent, ended), daemon=True).start()
+    pipe.send(Offer(memory.geometry, home.metadata(), agent.get_agent_metadata() if agent else b""))
+    while (request := pipe.recv()) is not None:
+        fill(memory, request.source, request.name)
+        pipe.send(True)
+    ended.set()
+    home.close()
+    os._exit(0)
+
+
+def progress(agent: Any, ended: threading.Event) -> None:
+    """Answer the stock reader's requests as often as our homes answer theirs."""
+    while not ended.wait(SERVE):
+        agent.get_new_notifs()
+
+
+def stock_agent(name: str, memory: Memory) -> Any:
+    """An agent over the memory. Its own thread would take a whole core, so it has none."""
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    agent.register_memory([(r.address, r.length, 0, "") for r in memory.geometry.regions], "DRAM")
+    return agent
+
+
+class Stock:
+    """NixlConnector's way of a request, over descriptor lists that were prepared at the handshake."""
+
+    def __init__(self, memory: Memory, offer: Offer) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_worker import NixlBaseConnectorWorker
+        self.compute = NixlBaseConnectorWorker._compute_desc_ids  # noqa: SLF001
+        local, remote = memory.geometry, offer.worker
+        layers = len(local.groups[0].layers)
+        self.worker = SimpleNamespace(
+            _has_mamba=False,
+            _transfer_layer_group_ids=[],
+            num_regions=layers,
+            block_len_per_layer=[0] * layers,
+            region_group_ids=[0] * layers,
+            _uses_region_group_mapping=False,
+        )
+        self.blocks = local.num_blocks, remote.num_blocks
+        self.agent = stock_agent("stock-reader", memory)
+        self.peer = self.agent.add_remote_agent(offer.agent)
+        self.lists = [
+            self.agent.prep_xfer_dlist(name, self.agent.get_xfer_descs(pages(worker), "DRAM"))
+            for name, worker in (("NIXL_INIT_AGENT", local), (self.peer, remote))
+        ]
+
+    def move(self, request: Request) -> None:
+        """Descriptor numbers of both sides, a transfer over the prepared lists, wait."""
+        here = self.compute(self.worker, (request.reader[0].ids.tolist(),), self.blocks[0], None, 1)
+        there = self.compute(self.worker, (request.source[0].ids.tolist(),), self.blocks[1], None, 1)
+        handle = self.agent.make_prepped_xfer("READ", self.lists[0], here, self.lists[1], there)
+        state = self.agent.transfer(handle)
+        while state == "PROC":
+            time.sleep(PAUSE)
+            state = self.agent.check_xfer_state(handle)
+        if state != "DONE":
+            raise SystemExit(f"NIXL's transfer ended as {state}")
+        self.agent.release_xfer_handle(handle)
+
+
+def pages(worker: WorkerGeometry) -> Any:
+    """(address, length, device) of every page of every layer, layer by layer."""
+    rows = [
+        (worker.page_address(layer, block), layer.page.content, 0)
+        for layer in worker.groups[0].layers
+        for block in range(worker.num_blocks)
+    ]
+    return np.array(rows, np.int64)
+
+
+def wait(lane: Lane, rows: Descriptors) -> None:
+    """Submit and poll until done."""
+    transfer = lane.submit("tp0", rows)
+    while lane.poll(transfer) is State.PENDING:
+        time.sleep(PAUSE)
+    if transfer.state is State.FAILED:
+        raise SystemExit(f"transfer failed: {transfer.reason}")
+
+
+@contextmanager
+def source(kind: str, worker: WorkerGeometry) -> Iterator[tuple[Connection, Offer]]:
+    """The other process."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(kind, worker, theirs))
+    process.start()
+    try:
+        yield ours, ours.recv()
+        ours.send(None)
+        process.join(10)
+    finally:
+        process.kill()
+        process.join()
+
+
+def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
+    """One line for each fragmentation."""
+    engine = planned("llama-3.1-8b", f"tp={tp},layout=HND,num_blocks=100000")
+    worker = engine.workers[0]
+    blocks = 2 * blocks_needed(worker, tokens)
+    size = tokens // 16 * sum(layer.page.content for layer in worker.groups[0].layers)
+    memory, cut = place(with_blocks(worker, blocks)), with_blocks(worker, blocks)
+    home = open_home(kind, "reader", {})
+    home.register(memory.geometry.regions)
+    lines = []
+    with source(kind, cut) as (pipe, offer):
+        plan = plan_worker(memory.geometry, [memory.geometry], [offer.worker])
+        lane = home.lane("reader")
+        lane.add("tp0", offer.metadata)
+        stock = Stock(memory, offer) if kind == "nixl" else None
+        offsets = np.arange(0, size, PIECE, dtype=np.int64)
+        there = Descriptors(
+            offsets + memory.geometry.regions[0].address,
+            offsets + offer.worker.regions[0].address,
+            np.minimum(PIECE, size - offsets),
+        )
+        for kind_of_blocks in FRAGMENTATIONS:
+            [request] = requests(memory.geometry, offer.worker, tokens, 1, kind_of_blocks)
+            way = Move(plan, {"read": lane}, "read", coalesce=True, seconds=SECONDS)
+
+            def by_stock(request: Request = request) -> None:
+                if stock is not None:
+                    stock.move(request)
+                else:
+                    wait(lane, uncoalesced(plan, request)[0].descriptors)
+
+            found: dict[str, Any] = {}
+
+            def ours(request: Request = request, way: Move = way, found: dict[str, Any] = found) -> None:
+                found["descriptors"] = move(way, [request])["requests"][0]["descriptors"]
+
+            ways: dict[str, Way] = {"ours": ours, "raw": lambda: wait(lane, there), "stock": by_stock}
+            pipe.send(request)
+            pipe.recv()
+            for name in ("ours", "stock"):
+                clear(memory, request.reader)
+                ways[name]()
+                if difference := first_difference(memory, request.reader, request.name, tokens):
+                    raise SystemExit(f"{kind}, {name}: {difference}")
+            ways["raw"]()
+            seconds = timed(ways, rounds)
+            lines.append(
+                {
+                    "backend": kind,
+                    "page_bytes": worker.groups[0].layers[0].page.content,
+                    "blocks": kind_of_blocks,
+                    "bytes": size,
+                    "descriptors": found["descriptors"],
+                    "stock_descriptors": tokens // 16 * len(worker.groups[0].layers),
+                    "bytes_per_s": {name: size / median(values) for name, values in seconds.items()},
+                    "ours_over_raw": ratio(seconds, "raw", "ours"),
+                    "ours_over_stock": ratio(seconds, "stock", "ours"),
+                }
+            )
+        lane.close()
+    home.close()
+    return lines
+
+
+def timed(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way, in rounds; who is first changes, since each finds what the other left in the caches."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(rounds):
+        for name in names[number % 3 :] + names[: number % 3]:
+            started = time.perf_counter()
+            ways[name]()
+            seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], other: str, ours: str) -> float:
+    """How many times as fast ours is: the median over the rounds."""
+    return median(a / b for a, b in zip(seconds[other], seconds[ours], strict=True))
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", default="nixl,mooncake")
+    parser.add_argument("--tp", default="1,8")
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    lines = [
+        line
+        for backend in given.backend.split(",")
+        for tp in given.tp.split(",")
+        for line in measure(backend, int(tp), given.tokens, given.rounds)
+    ]
+    if given.json:
+        sys.stdout.write(json.dumps({"load": os.getloadavg()[0], "lines": lines}) + "\n")
+        return
+    for line in lines:
+        rates = ", ".join(f"{name} {value / 1e9:.2f}" for name, value in line["bytes_per_s"].items())
+        sys.stdout.write(
+            f"{line['backend']:9} page {line['page_bytes'] >> 10:3} KiB {line['blocks']:11}"
+            f" {line['descriptors']:6} of {line['stock_descriptors']} descriptors; GB/s: {rates};"
+            f" ours is {line['ours_over_raw']:.2f} of raw, {line['ours_over_stock']:.2f} of stock\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
