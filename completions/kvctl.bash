@@ -75,6 +75,15 @@ _kvctl() {
         force-miss:--layer) COMPREPLY=(); return ;;
         force-miss:--rank) COMPREPLY=(); return ;;
         force-miss:--order) COMPREPLY=(); return ;;
+        verify:--endpoint) COMPREPLY=(); return ;;
+        verify:--prefill) COMPREPLY=(); return ;;
+        verify:--router) COMPREPLY=(); return ;;
+        verify:--engine|verify:-e) COMPREPLY=(); return ;;
+        verify:--model) COMPREPLY=(); return ;;
+        verify:--prompts) COMPREPLY=(); return ;;
+        verify:--prompt-tokens) COMPREPLY=(); return ;;
+        verify:--max-tokens) COMPREPLY=(); return ;;
+        verify:--when) COMPREPLY=(); return ;;
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -89,7 +98,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -129,12 +138,15 @@ _kvctl() {
         force-miss)
             options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        verify)
+            options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         demo)
             options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Demo DemoRequest Benchmark Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

@@ -72,6 +72,11 @@ COMMANDS = (
         "kvctl.commands.force_miss:force_miss",
         "Have KV loads of a running engine miss, to see it recover.",
     ),
+    Row(
+        "verify",
+        "kvctl.commands.verify:verify",
+        "Answers of live engines with and without forced misses, compared token for token.",
+    ),
     Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),

@@ -54,6 +54,8 @@ KINDS = (
     Kind("ForcedMiss", "forced_miss:ForcedMiss", "requests", "ForcedRequest"),
     Kind("ForcedRequest", "forced_miss:ForcedRequest"),
     Kind("ClearedOrders", "forced_miss:ClearedOrders"),
+    Kind("Verification", "verification:Verification", "runs", "VerifiedRun"),
+    Kind("VerifiedRun", "verification:VerifiedRun"),
     Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
     Kind("DemoRequest", "demo:DemoRequest"),
     Kind("Benchmark", "benchmark:Benchmark"),

@@ -34,6 +34,7 @@ SCREENS = {
     "Diff": "kvctl.render.diff:diff_screen",
     "ForcedMiss": "kvctl.render.forced_miss:forced_miss_screen",
     "ClearedOrders": "kvctl.render.forced_miss:cleared_orders_screen",
+    "Verification": "kvctl.render.verification:verification_screen",
     "Demo": "kvctl.render.demo:demo_screen",
     "Benchmark": "kvctl.render.benchmark:benchmark_screen",
     "Version": "kvctl.render.version:version_screen",

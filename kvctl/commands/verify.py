@@ -1,0 +1,122 @@
+"""`kvctl verify`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, cast
+
+import typer
+
+from kvctl import daemon
+from kvctl.completions_api import base_url, served_model
+from kvctl.documents.verification import Verification
+from kvctl.errors import CheckFailed, UsageError
+from kvctl.parsing import count, parse_choice
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvctl.verifying import Place, is_wrong, prompt_of, verified
+from kvd.wire import query
+from kvd.wire.order import When
+
+MOMENTS = ("before", "flight", "layers")
+ANSWER_SECONDS = 120.0
+"""How long an answer may take where --timeout does not say."""
+
+
+def moments(text: str) -> tuple[When, ...]:
+    """Moments with commas between them. Raises `UsageError`."""
+    try:
+        return tuple(
+            dict.fromkeys(cast("When", parse_choice(part.strip(), MOMENTS)) for part in text.split(","))
+        )
+    except ValueError as error:
+        raise UsageError(f"--when: {error}") from None
+
+
+def verify(  # noqa: PLR0913 - each is an option
+    settings: Settings,
+    *,
+    endpoint: Annotated[
+        str, typer.Option("--endpoint", metavar="URL", help="OpenAI endpoint of the decoding engine.")
+    ],
+    prefill: Annotated[str, typer.Option("--prefill", metavar="URL", help="The same of its prefiller.")] = "",
+    router: Annotated[
+        str, typer.Option("--router", metavar="URL", help="Or a router in front of both, in either mode.")
+    ] = "",
+    engine: Annotated[
+        str,
+        typer.Option(
+            "--engine", "-e", metavar="ENGINE", help="The decoding engine; needed where kvd has several."
+        ),
+    ] = "",
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="[the first one served]")] = "",
+    prompts: Annotated[
+        int, typer.Option("--prompts", metavar="N", parser=count, help="How many prompts. [3]")
+    ] = 3,
+    tokens: Annotated[
+        int, typer.Option("--prompt-tokens", metavar="N", parser=count, help="Tokens of the longest. [512]")
+    ] = 512,
+    answer: Annotated[
+        int, typer.Option("--max-tokens", metavar="N", parser=count, help="Tokens of an answer. [16]")
+    ] = 16,
+    when: Annotated[
+        str,
+        typer.Option("--when", metavar=",".join(MOMENTS), help="When the misses are forced. [all of them]"),
+    ] = ",".join(MOMENTS),
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Force misses; without, only the two references are compared.")
+    ] = False,
+) -> None:
+    """Answers of live engines with and without forced misses, compared token for token.
+
+    Two references: with the prefiller's KV (reuse), and computed by the decoder alone (recompute). An answer whose load
+    was made to miss must equal one of them. Exit code 0 when all do, 1 when one does not or was not loaded.
+    """
+    if bool(prefill) == bool(router):
+        raise UsageError("give either --prefill or --router", "see kvctl verify --help")
+    chosen = moments(when)
+    timeout = settings.timeout if settings.timeout_given else ANSWER_SECONDS
+    url = base_url(endpoint)
+    place = Place(
+        endpoint=url,
+        prefill=base_url(prefill) if prefill else "",
+        router=base_url(router) if router else "",
+        model=model or served_model(url, timeout),
+        engine_id=engine or _only_engine(settings),
+        timeout=timeout,
+    )
+    asked = [prompt_of(number, tokens * (number + 1) // prompts or 1) for number in range(prompts)]
+    runs = tuple(verified(settings, place, asked, chosen if yes else (), answer, _tell))
+    body = Verification(
+        endpoint=place.endpoint,
+        prefill=place.prefill,
+        router=place.router,
+        model=place.model,
+        engine_id=place.engine_id,
+        prompts=prompts,
+        max_tokens=answer,
+        references_differ=sum(run.run == "reuse" and not run.equals for run in runs),
+        wrong=sum(map(is_wrong, runs)),
+        runs=runs,
+    )
+    show(body, settings)
+    if not yes:
+        sys.stderr.write("kvctl: no miss was forced; add --yes to force some\n")
+    if body.wrong:
+        raise CheckFailed(
+            f"{body.wrong} of {len(runs)} runs are not as they should be", "-o wide shows each run's cause"
+        )
+
+
+def _tell(what: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"kvctl: {what}\n")
+
+
+def _only_engine(settings: Settings) -> str:
+    rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+    here = [r.engine.engine_id for r in rows if r.local and r.scheduler and r.engine.role != "prefill"]
+    if len(here) != 1:
+        said = f"kvd has {len(here)} decoding engines{': ' if here else ''}{', '.join(here)}"
+        raise UsageError(said, "give one with --engine; `kvctl engines` lists all")
+    return here[0]
