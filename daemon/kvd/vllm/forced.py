@@ -181,8 +181,9 @@ class Forced:
             return None
         with self._lock:
             followed = self._wanted.pop(claim.request_id, None)
-            taken = self._draw(claim)
-            followed = followed or taken
+            if not claim.again:  # what is claimed again after a miss is no further load
+                taken = self._draw(claim)
+                followed = followed or taken
             if followed is None:
                 return None
             self._advance(followed, "forced", "forced")

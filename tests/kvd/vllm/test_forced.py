@@ -225,6 +225,25 @@ def test_an_order_ends_when_it_is_cleared_or_its_time_is_up(monkeypatch: pytest.
     assert state(engine).open is False
 
 
+def test_a_smaller_claim_after_a_miss_is_no_further_load() -> None:
+    engine = Engine("d", HYBRID)
+    request = engine.arrive(from_prefiller(9, ((5,), (6, 7))))
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    given(engine, order(NextLoads(count=2)))
+    assert allocate(engine, request, 9).fault is not None
+    outcomes = StepOutcomes({"r": CAUSE}, {"r": 0.0}, {"r": 8})
+    engine.half.loads_ended({"r"}, outcomes)
+    assert engine.half.matched_tokens(request, 0) == (8, True)
+    assert allocate(engine, request, 8).fault is None
+    assert (state(engine).looked, state(engine).open) == (1, True)
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}, {"r": 0.0}))
+    assert misses(engine)[-1].state == "reported", "the second load is part of its recovery"
+    request.num_computed_tokens = 8
+    step(engine, r=2)
+    assert (misses(engine)[-1].kept, misses(engine)[-1].recomputed) == (8, 2)
+
+
 def test_orders_without_an_end_are_bounded() -> None:
     engine = Engine("d")
     for _ in range(16):
