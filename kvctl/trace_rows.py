@@ -11,6 +11,9 @@ from kvd.trace.model import Blocks, Trace, Transfer
 from kvd.trace.read import open_trace
 from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
 
+LONGEST = 1e9
+"""Seconds of a stage that a trace takes."""
+MOST = 1 << 62
 KEYS = {
     "newest": lambda row: -row.seq,
     "slowest": lambda row: (-sum(row.record.stages.values()), -row.seq),
@@ -49,16 +52,21 @@ def traced(record: TransferRecord, began: float, local: int, remote: int, names:
         state=record.state,
         at=max(0.0, record.started - began),
         tokens=record.tokens,
-        bytes=record.bytes,
+        bytes=min(record.bytes, MOST),
         descriptors=record.descriptors,
         coalesced_descriptors=record.coalesced_descriptors,
         local_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.local_blocks),
         remote_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.remote_blocks),
         cut=record.blocks_cut,
         attempts=record.attempts,
-        stages={name: max(0.0, seconds) for name, seconds in record.stages.items()},
-        moments=record.moments,
+        stages={name: _within(seconds, 0.0) for name, seconds in record.stages.items()},
+        moments={name: _within(at, -LONGEST) for name, at in record.moments.items()},
     )
+
+
+def _within(seconds: float, least: float) -> float:
+    """A time that a trace takes, whatever a worker's clock said."""
+    return min(max(least, seconds), LONGEST) if seconds == seconds else 0.0  # noqa: PLR0124 (not a number)
 
 
 def _rows(trace: Trace, transfers: Iterator[Transfer]) -> Iterator[LedgerRow]:

@@ -34,6 +34,7 @@ BlockId = Annotated[int, Meta(ge=0, le=MAX_ID)]
 BlockCount = Annotated[int, Meta(ge=1, le=MAX_BLOCKS)]
 Name = Annotated[str, Meta(max_length=4096)]
 Span = Annotated[float, Meta(ge=0, le=1e9)]
+Instant = Annotated[float, Meta(ge=0, le=1e11)]
 Moment = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
@@ -41,7 +42,7 @@ class Header(msgspec.Struct, tag_field="line", tag="trace", frozen=True, kw_only
     """The first line. ``began`` is Unix time in seconds; with ``hashed`` ids of requests are digests."""
 
     schema: int
-    began: Annotated[float, Meta(ge=0, le=1e11)] = 0.0
+    began: Instant = 0.0
     hashed: bool = False
     written_by: Name = ""
 
@@ -55,7 +56,7 @@ class Engine(msgspec.Struct, tag_field="line", tag="engine", frozen=True, kw_onl
     tp: Annotated[int, Meta(ge=1, le=65536)] = 1
     pp: Annotated[int, Meta(ge=1, le=65536)] = 1
     dcp: Annotated[int, Meta(ge=1, le=65536)] = 1
-    facts: dict[Name, str | int | float | bool | None] = {}
+    facts: Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=256)] = {}
     workers: Annotated[int, Meta(ge=0, le=65536)] = 0
 
 
@@ -103,7 +104,7 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
     backend: Name = ""
     mode: Literal["pull", "push"] = "pull"
     state: Literal["done", "miss"] = "done"
-    at: Span = 0.0
+    at: Instant = 0.0
     tokens: Number = 0
     bytes: Number = 0
     descriptors: Number = 0
@@ -112,8 +113,8 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
     remote_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=4096)] = ()
     cut: bool = False
     attempts: Number = 1
-    stages: dict[Name, Span] = {}
-    moments: dict[Name, Moment] = {}
+    stages: Annotated[dict[Name, Span], Meta(max_length=32)] = {}
+    moments: Annotated[dict[Name, Moment], Meta(max_length=32)] = {}
 
     @property
     def replayable(self) -> bool:

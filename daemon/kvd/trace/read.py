@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,11 +13,10 @@ import msgspec
 from kvd.geometry.codec import worker_from_plain
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.trace.check import Bounds, bounds_of, check_blocks
 from kvd.trace.errors import BadTrace, NotATrace, TraceCut, TraceTooLarge, TraceVersionError
 from kvd.trace.model import (
-    MAX_BLOCKS,
     SCHEMA,
-    Blocks,
     End,
     Engine,
     Header,
@@ -34,19 +33,21 @@ _LINE: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that is taken: bytes of a line, of all geometry, of the whole; engines, transfers, runs of blocks.
+    """The most that is taken: bytes of a line, of all geometry, of the whole unpacked; engines, transfers, items.
 
-    The defaults of what is held at a time (all but ``total_bytes``) come to about 3 GB at the very worst.
+    Items are what transfers consist of: runs and lists of blocks, ranks, stages, moments, and `FIXED` for each transfer
+    itself. A whole trace at all of these limits takes about 5 GB; one of 10,000 transfers as they are about 30 MB.
     """
 
     line_bytes: int = 1 << 20
     geometry_bytes: int = 64 << 20
-    total_bytes: int = 1 << 30
+    total_bytes: int = 512 << 20
     engines: int = 4096
     transfers: int = 1_000_000
-    runs: int = 8_000_000
+    items: int = 16_000_000
 
 
+FIXED = 8
 LIMITS = Limits()
 
 
@@ -122,15 +123,7 @@ class _Begun:
     engines: tuple[TracedEngine, ...]
     lines: _Lines
     line: Line | None
-    known: dict[int, _Bounds] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    """What an engine's transfers may name: numbers of blocks by group; an engine that is not known allows anything."""
-
-    groups: int
-    blocks: int
+    bounds: tuple[Bounds | None, ...]
 
 
 def _begin(stream: BinaryIO, path: Path, limits: Limits) -> _Begun:
@@ -156,14 +149,7 @@ def _begin(stream: BinaryIO, path: Path, limits: Limits) -> _Begun:
             workers.append(_worker(lines, found))
         engines.append(TracedEngine(line, _geometry(lines, line, workers)))
         line = lines.line()
-    begun = _Begun(header, tuple(engines), lines, line)
-    for number, engine in enumerate(engines):
-        if engine.geometry is not None:
-            begun.known[number] = _Bounds(
-                max(len(w.groups) for w in engine.geometry.workers),
-                max(w.num_blocks for w in engine.geometry.workers),
-            )
-    return begun
+    return _Begun(header, tuple(engines), lines, line, tuple(bounds_of(e.geometry) for e in engines))
 
 
 def _header(lines: _Lines) -> Header:
@@ -216,15 +202,22 @@ def _geometry(lines: _Lines, line: Engine, workers: list[WorkerGeometry]) -> Eng
 
 def _transfers(begun: _Begun) -> Iterator[Transfer]:
     lines, line = begun.lines, begun.line
-    count = runs = 0
+    count = items = 0
     while isinstance(line, Transfer):
         count += 1
         if count > lines.limits.transfers:
             raise TraceTooLarge(f"{lines.place}: more than {lines.limits.transfers} transfers", _FEWER)
-        _check(begun, line)
-        runs += sum(len(blocks.runs) for blocks in (*line.local_blocks, *line.remote_blocks))
-        if runs > lines.limits.runs:
-            raise TraceTooLarge(f"{lines.place}: more than {lines.limits.runs} runs of blocks", _FEWER)
+        try:
+            check_blocks(line, begun.bounds)
+        except BadTrace as error:
+            raise BadTrace(f"{lines.place}: {error.message}", _AGAIN) from None
+        except TraceTooLarge as error:
+            raise TraceTooLarge(f"{lines.place}: {error.message}", _FEWER) from None
+        items += _items(line)
+        if items > lines.limits.items:
+            raise TraceTooLarge(
+                f"{lines.place}: more than {lines.limits.items} runs of blocks, stages and the like", _FEWER
+            )
         yield line
         line = lines.line()
     if not isinstance(line, End):
@@ -235,44 +228,16 @@ def _transfers(begun: _Begun) -> Iterator[Transfer]:
         raise BadTrace(f"{lines.place}: something follows the last line", _AGAIN)
 
 
-def _check(begun: _Begun, transfer: Transfer) -> None:
-    """What the shape of a line does not say: engines that exist, blocks that they have, each filled once."""
-    place = begun.lines.place
-    sides = (
-        ("local", transfer.local, transfer.local_blocks),
-        ("remote", transfer.remote, transfer.remote_blocks),
+def _items(transfer: Transfer) -> int:
+    lists = (*transfer.local_blocks, *transfer.remote_blocks)
+    return (
+        FIXED
+        + len(lists)
+        + sum(len(blocks.runs) for blocks in lists)
+        + len(transfer.remote_ranks)
+        + len(transfer.stages)
+        + len(transfer.moments)
     )
-    for side, engine, lists in sides:
-        if engine >= len(begun.engines):
-            raise BadTrace(f"{place}: the {side} engine is number {engine} of {len(begun.engines)}", _AGAIN)
-        if (total := sum(blocks.count for blocks in lists)) > MAX_BLOCKS:
-            raise TraceTooLarge(f"{place}: {total} {side} blocks; at most {MAX_BLOCKS} are taken", _FEWER)
-        if len({blocks.group for blocks in lists}) < len(lists):
-            raise BadTrace(f"{place}: two {side} lists of one group", _AGAIN)
-        bounds = begun.known.get(engine)
-        for blocks in lists:
-            if bounds is not None:
-                _check_bounds(f"{place}: {side} group {blocks.group}", blocks, bounds)
-            if side == "local":
-                _check_once(f"{place}: local group {blocks.group}", blocks)
-
-
-def _check_bounds(what: str, blocks: Blocks, bounds: _Bounds) -> None:
-    if blocks.group >= bounds.groups:
-        raise BadTrace(f"{what}: the engine has {bounds.groups} groups", _AGAIN)
-    for start, count in blocks.runs:
-        if start + count > bounds.blocks:
-            raise BadTrace(
-                f"{what}: blocks {start} to {start + count - 1}, the engine has {bounds.blocks}", _AGAIN
-            )
-
-
-def _check_once(what: str, blocks: Blocks) -> None:
-    end = 0
-    for start, count in sorted(blocks.runs):
-        if start < end:
-            raise BadTrace(f"{what}: block {start} stands there twice", _AGAIN)
-        end = start + count
 
 
 def _unexpected(lines: _Lines, line: Line | None, wanted: str) -> TraceCut | BadTrace:

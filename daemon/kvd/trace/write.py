@@ -9,6 +9,8 @@ import msgspec
 
 from kvd.geometry.codec import worker_to_plain
 from kvd.trace.anonymous import without_addresses
+from kvd.trace.check import Bounds, bounds_of, check_blocks
+from kvd.trace.errors import BadTrace, TraceError
 from kvd.trace.model import End, Engine, Header, Line, TracedEngine, Transfer, Worker
 
 _encode = msgspec.json.Encoder().encode
@@ -17,9 +19,15 @@ _encode = msgspec.json.Encoder().encode
 def write_trace(
     out: BinaryIO, header: Header, engines: Iterable[TracedEngine], transfers: Iterable[Transfer]
 ) -> int:
-    """Write a whole trace, geometries without their addresses; returns how many transfers it has."""
+    """Write a whole trace, geometries without their addresses; returns how many transfers it has.
+
+    Blocks that cannot be true (a miss may have been one because of them) are left out, and the transfer marked ``cut``:
+    what is written here can be read again. Raises `BadTrace` for a transfer that cannot be written at all.
+    """
     _put(out, header)
+    bounds = []
     for engine in engines:
+        bounds.append(bounds_of(engine.geometry))
         if engine.geometry is None:
             _put(out, msgspec.structs.replace(engine.line, workers=0))
             continue
@@ -41,10 +49,31 @@ def write_trace(
             _put(out, Worker(geometry=worker_to_plain(worker)))
     count = 0
     for transfer in transfers:
-        _put(out, transfer)
+        _put(out, _readable(transfer, bounds))
         count += 1
     _put(out, End(transfers=count))
     return count
+
+
+def _readable(transfer: Transfer, bounds: list[Bounds | None]) -> Transfer:
+    try:
+        _valid(transfer, bounds)
+    except (TraceError, msgspec.ValidationError):
+        bare = msgspec.structs.replace(transfer, local_blocks=(), remote_blocks=(), cut=True)
+        try:
+            _valid(bare, bounds)
+        except msgspec.ValidationError as error:
+            raise BadTrace(
+                f"transfer {transfer.transfer!r} cannot stand in a trace: {error}",
+                "leave it out with a filter",
+            ) from None
+        return bare
+    return transfer
+
+
+def _valid(transfer: Transfer, bounds: list[Bounds | None]) -> None:
+    msgspec.convert(msgspec.to_builtins(transfer), Transfer)
+    check_blocks(transfer, bounds)
 
 
 def _put(out: BinaryIO, line: Line) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,12 +26,13 @@ from kvd.trace.errors import (
     TraceTooLarge,
     TraceVersionError,
 )
-from kvd.trace.model import Trace, Transfer, block_lists
+from kvd.trace.model import Blocks, Header, Trace, Transfer, block_lists
 from kvd.trace.read import LIMITS, Limits, open_trace, read_trace
 from kvd.trace.streams import writing
+from kvd.trace.write import write_trace
 from tests.support.traces import engine, transfer, write
 
-SMALL = Limits(line_bytes=4096, geometry_bytes=4000, total_bytes=20_000, engines=4, transfers=20, runs=60)
+SMALL = Limits(line_bytes=4096, geometry_bytes=4000, total_bytes=20_000, engines=4, transfers=8, items=200)
 
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
@@ -89,6 +91,16 @@ def test_regions_keep_how_they_lie_to_each_other() -> None:
 
 def test_a_digest_depends_on_the_salt_of_its_trace() -> None:
     assert digest("request", b"a") == digest("request", b"a") != digest("request", b"b")
+
+
+def test_what_is_written_can_be_read_whatever_a_miss_named(tmp_path: Path) -> None:
+    """A miss may have been one because of its blocks."""
+    wrong = [(Blocks(0, 0, ((63, 9),)),), (Blocks(0, 0, ((5, 2), (5, 2))),), (Blocks(0, -1, ((1, 1),)),)]
+    odd = [msgspec.structs.replace(transfer(n), local_blocks=blocks) for n, blocks in enumerate(wrong)]
+    with writing(tmp_path / "t") as out:
+        write_trace(out, Header(schema=1), [engine("d"), engine("p")], [*odd, transfer(3)])
+    found = read_trace(tmp_path / "t").transfers
+    assert [(one.cut, one.local_blocks == ()) for one in found] == [(True, True)] * 3 + [(False, False)]
 
 
 def test_an_interrupted_export_leaves_the_old_file(tmp_path: Path) -> None:
@@ -173,13 +185,16 @@ SPOILED: dict[str, tuple[Callable[[list[str]], list[str]], type[TraceError], str
     "many transfers": (
         lambda lines: [*lines[:-1], *[lines[-2]] * 30, lines[-1]],
         TraceTooLarge,
-        "more than 20 transfers",
+        "more than 8 transfers",
     ),
     "many runs": (
-        blocks(*[[n, 1] for n in range(1, 60)]),
+        blocks(*[[n % 64, 1] for n in range(180)], side="remote_blocks"),
         TraceTooLarge,
-        "more than 60 runs",
+        "more than 200 runs",
     ),
+    "many stages": (setting(-2, stages=dict.fromkeys(map(str, range(33)), 0.0)), BadTrace, "length <= 32"),
+    "many facts": (setting(1, facts=dict.fromkeys(map(str, range(257)), 0)), BadTrace, "length <= 256"),
+    "many ranks": (setting(-2, remote_ranks=["a"] * 180), TraceTooLarge, "more than 200 runs"),
     "many engines": (
         lambda lines: [lines[0], *[lines[1].replace('"workers":1', '"workers":0')] * 5, *lines[3:]],
         TraceTooLarge,
@@ -229,6 +244,21 @@ def test_a_gigabyte_packed_into_a_megabyte_is_not_unpacked(tmp_path: Path) -> No
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 32 << 20
+
+
+def test_the_most_that_is_taken_has_its_bound_in_memory(tmp_path: Path) -> None:
+    """Dicts of short names are what takes most memory for its bytes."""
+    path = tmp_path / "t"
+    lines = write(path).read_text().splitlines()
+    stages = {f"{n}": 0.5 for n in range(32)}
+    hostile = json.dumps({**json.loads(lines[-2]), "stages": stages, "moments": stages})
+    path.write_text("".join(f"{line}\n" for line in [*lines[:-1], *[hostile] * 2000]))
+    tracemalloc.start()
+    with pytest.raises(TraceTooLarge):
+        read_trace(path, Limits(items=100_000))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000 * 300
 
 
 plain = st.recursive(
