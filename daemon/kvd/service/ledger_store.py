@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS transfers (
 CREATE INDEX IF NOT EXISTS by_request ON transfers (request_id);
 CREATE INDEX IF NOT EXISTS by_remote_request ON transfers (remote_request_id);
 CREATE INDEX IF NOT EXISTS by_recorded ON transfers (recorded);
+CREATE INDEX IF NOT EXISTS by_seconds ON transfers (seconds);
 CREATE TABLE IF NOT EXISTS engines (
     engine_id TEXT NOT NULL,
     generation TEXT NOT NULL,
