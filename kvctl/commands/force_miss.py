@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Annotated, cast, get_args
 
 import typer
@@ -217,21 +219,39 @@ def _followed(settings: Settings, forced: Forced, deadline: float) -> Forced:
     """The order when it is over, or as it was last seen before the deadline. kvd may go away and come back."""
     order_id = forced.order.plan.order_id
     told = False
-    while not _over(forced) and (left := deadline - time.monotonic()) > 0:
-        question = GetForced(order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN))
-        try:
-            forced = daemon.ask(settings, question, Forced)
-        except (
-            DaemonUnreachable,
-            CheckFailed,
-        ) as error:  # a new kvd knows it when the engine has reported again
-            if time.monotonic() + AWAY_PAUSE > deadline:
-                raise
-            if not told:
-                sys.stderr.write(f"kvctl: {error.message}; still waiting\n")
-            told = True
-            time.sleep(AWAY_PAUSE)
+    with _progress(settings) as tell:
+        while not _over(forced) and (left := deadline - time.monotonic()) > 0:
+            tell(forced)
+            question = GetForced(order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN))
+            try:
+                forced = daemon.ask(settings, question, Forced)
+            except (DaemonUnreachable, CheckFailed) as error:
+                # A kvd that was started again knows the order when the engine has reported again.
+                if time.monotonic() + AWAY_PAUSE > deadline:
+                    raise
+                if not told:
+                    sys.stderr.write(f"kvctl: {error.message}; still waiting\n")
+                told = True
+                time.sleep(AWAY_PAUSE)
     return forced
+
+
+@contextlib.contextmanager
+def _progress(settings: Settings) -> Iterator[Callable[[Forced], None]]:
+    """A line on stderr where that is a terminal; gives the function that renews it."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, no_color=settings.color == "never")
+    with console.status("waiting") as status:
+
+        def tell(forced: Forced) -> None:
+            body = forced_document(forced)
+            status.update(f"{body.recovered} of {body.taken} have recovered")
+
+        yield tell
 
 
 def _over(forced: Forced) -> bool:
