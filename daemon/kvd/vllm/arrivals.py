@@ -44,10 +44,11 @@ class Expected:
 class Arrival:
     """A pushed load on its way. Times are time.monotonic() seconds, 0 for what has not happened.
 
-    ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced, ``asked``
-    when that was done for this attempt, ``due`` when it is to be done. ``left`` is what has not arrived, ``quiet`` who
-    has said that none of its writes is under way. With a ``cause`` it is given up, and is reported when nothing of it
-    can land any more. ``reached``, ``reading`` and ``copies`` are of what this side reads by itself: up to which token
+    ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced,
+    ``asked`` when that was done for this attempt, ``due`` when it is to be done. ``left`` is what has not arrived,
+    ``quiet`` who has said that none of its writes is under way. With a ``cause`` it is given up, and is reported when
+    nothing of it can land any more; ``withdrawn`` is since when its sources are awaited, minus infinity where one
+    will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by itself: up to which token
     a part was asked for, the reads under way, descriptors of all reads, and what moves their bytes.
     """
 

@@ -363,8 +363,8 @@ class PeerArrivals:
         name = f"prefiller {self.engine_id}/{rank_name(source)}"
         if progress.failed:
             self._underway.give_up(arrival, f"{name}: {progress.failed}")
-            if not progress.quiet and self._underway.has(arrival):
-                self._underway.drop_landing()  # the source cannot tell what may still land, and never will
+            if not progress.quiet:
+                arrival.withdrawn = -math.inf  # the source cannot tell what may still land, and never will
         elif progress.quiet and any(rank == source for rank, _ in arrival.left):
             self._underway.give_up(arrival, f"{name} writes no more of it")
 

@@ -398,6 +398,18 @@ def test_a_source_that_cannot_say_what_may_still_land_costs_the_landing_at_once(
     assert (again.key.transfer_id, again.key.attempt) == ("y", 1)
 
 
+def test_several_failures_at_once_cost_one_landing(rig: PushRig) -> None:
+    rig.start(pushed((2, 9)), pushed((3,), tokens=4, request_id="d-2", name="y"))
+    rig.announced(2)
+    go_on, reached = rig.gates.stop("serve")
+    assert reached.wait(30)
+    for name in ("x", "y"):
+        rig.say(name=name, failed="the transfer failed")
+    go_on.set()
+    assert rig.results(2).failed == {"d-1", "d-2"}
+    assert len(rig.home.landings) == 1
+
+
 def test_what_is_not_wanted_is_declined(rig: PushRig) -> None:
     rig.decoder.start(StepOrders(declined=[("x", pushed((1,)).prefill)]))
     (told,) = rig.withdrawn()
