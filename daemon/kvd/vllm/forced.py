@@ -269,7 +269,7 @@ class Forced:
             hit = order.random.random() < target.ratio and len(self._followed) < MAX_FOLLOWED
             if hit and taker is None and claim.request_id not in self._followed:
                 order.taken += 1
-                taker = _Followed(order, _miss(planned(claim, several=self._engine.groups > 1)))
+                taker = _Followed(order, _miss(planned(claim, self._engine)))
                 self._followed[claim.request_id] = taker
             self._close_if_over(order)
         return taker

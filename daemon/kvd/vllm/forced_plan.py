@@ -16,13 +16,17 @@ _ADDED = re.compile(r"-[0-9a-f]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What an order is judged by. ``unsafe`` is why this build of vLLM cannot recover, if it cannot."""
+    """What an order is judged by.
+
+    ``keeps_prefix``: as `kvd.vllm.groups.keeps_prefix`. ``unsafe`` is why this build of vLLM cannot recover, if so.
+    """
 
     engine_id: str
     incarnation: str
     policy: str
     mode: str
     groups: int
+    keeps_prefix: bool
     unsafe: str = ""
 
 
@@ -62,7 +66,6 @@ def make_plan(
             return _not_one(target, engine, found, requests, finished)
         if late := _late(message, found[0]):
             return late
-    several = engine.groups > 1
     return ForcePlan(
         order_id=message.asker.order_id,
         engine_id=engine.engine_id,
@@ -71,15 +74,15 @@ def make_plan(
         policy=engine.policy,
         mode=engine.mode,
         groups=engine.groups,
-        channel="request" if several else "blocks",
+        channel="blocks" if engine.keeps_prefix else "request",
         carried_out=message.carry_out,
-        requests=tuple(planned(claim, several=several) for claim in found),
+        requests=tuple(planned(claim, engine) for claim in found),
     )
 
 
-def planned(claim: Claim, *, several: bool) -> PlannedMiss:
-    """What a miss means for a claim, on an engine with one KV cache group or ``several``."""
-    keeps = 0 if several else min(claim.computed, claim.tokens)
+def planned(claim: Claim, engine: Engine) -> PlannedMiss:
+    """What a miss means for a claim at most: pieces of a large load that come before it are kept too."""
+    keeps = min(claim.computed, claim.tokens) if engine.keeps_prefix else 0
     return PlannedMiss(
         request_id=claim.request_id,
         prefiller=claim.prefill.engine_id,

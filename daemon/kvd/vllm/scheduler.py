@@ -70,10 +70,11 @@ class SchedulerHalf:
         self._dropped: list[str] = []
         self._known = KnownPeers()
         self._generation = ""
-        facts = Engine(engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups))
+        keeps = keeps_prefix(self.groups)
+        facts = Engine(engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups), keeps)
         self._forced = Forced(facts)
         # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
-        self._whole_again = policy == "recompute" and not keeps_prefix(self.groups)
+        self._whole_again = policy == "recompute" and not keeps
         self._session = open_session(self._card, self._pushed)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._forced.connect(self._claims.all, self._session.deliver)

@@ -86,7 +86,7 @@ class PlannedMiss(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose load would miss.
 
     ``loading``: its load is under way. Of its prompt's ``tokens``, ``keeps`` would stay computed and ``recomputes`` are
-    computed again; another hit in the prefix cache may make that less.
+    computed again; pieces of the load that came, or a hit in the prefix cache, may make that less.
     """
 
     request_id: str
@@ -100,8 +100,8 @@ class PlannedMiss(msgspec.Struct, frozen=True, kw_only=True):
 class ForcePlan(msgspec.Struct, tag="force_plan", frozen=True, kw_only=True):
     """What an order does, or would do.
 
-    ``channel`` is how vLLM is told: of models with one KV cache group by ``blocks``, which keeps what was computed
-    before; with several by ``request``, which drops all. ``target`` and ``when`` are as they are carried out.
+    ``channel`` is how vLLM is told: by ``blocks``, where it keeps what was computed before the load and those of its
+    pieces that came; by ``request``, where it drops all.
     """
 
     order_id: str
