@@ -1,0 +1,383 @@
+"""What a million recorded transfers do to kvd: its memory, its answers to workers and to kvctl, and after a SIGKILL.
+
+    python benchmarks/ledger.py [--rows 1000000] [--rate 500] [--rounds 30] [--seconds 1.5] [--json]
+
+Two real kvds, one with a full ledger and one with an empty one. A worker's heartbeats are answered by each in turn,
+while records come at ``rate`` and while none come: turn about, so that whatever else the machine does falls on all
+alike.
+"""
+# ruff: noqa: INP001 - a folder of scripts
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from kvd.client.operator import connect
+from kvd.service.serve import LEDGER_NAME
+from kvd.wire.frame import Message, decode, encode
+from kvd.wire.identity import EngineFacts
+from kvd.wire.query import GetStatus
+from kvd.wire.registration import Heartbeat, NotRegistered, RegisterScheduler
+from kvd.wire.reply import Ok
+from kvd.wire.transfer import BlockRuns, GroupShare, ReportTransfers, TransferRecord
+
+BATCH = 100
+"""Records of one report while the ledger is filled."""
+WINDOW = 32
+"""Reports that wait for their answer at a time."""
+START_SECONDS = 60.0
+PROBE_SECONDS = 0.002
+STAGES = ("queued", "handshake", "plan", "post", "wire")
+
+
+@dataclass
+class Kvd:
+    """A kvd in a directory of its own."""
+
+    directory: Path
+    rows: int
+    process: subprocess.Popen[bytes] | None = None
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self.process is not None  # noqa: S101 - it was started
+        return self.process.pid
+
+    @property
+    def ledger(self) -> Path:
+        """Its database."""
+        return self.directory / "state" / LEDGER_NAME
+
+    def start(self) -> float:
+        """Start it; the seconds until it answers."""
+        began = time.monotonic()
+        config = self.directory.with_suffix(".yaml")
+        config.write_text(f"ledger:\n  max_rows: {self.rows}\n  max_bytes: {64 << 30}\n")
+        with self.directory.with_suffix(".log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "kvd.service", "--config", str(config)),
+                    *("--runtime-dir", str(self.directory)),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        while True:
+            with contextlib.suppress(Exception), connect(self.directory, 1.0) as operator:
+                operator.ask(GetStatus())
+                return time.monotonic() - began
+            if time.monotonic() - began > START_SECONDS or self.process.poll() is not None:
+                sys.exit(self.directory.with_suffix(".log").read_text())
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def megabytes(self) -> float:
+        """Its memory that is its own: resident, without mapped files."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+
+class Reporter:
+    """A worker's end of the wire, several reports at a time; ``acknowledged`` are the transfers that are on disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.linger = 0
+        self.socket.connect(f"ipc://{directory / 'kvd.sock'}")
+        self.waiting: dict[int, list[str]] = {}
+        self.acknowledged: list[str] = []
+        self.count = 0
+
+    def report(self, records: tuple[TransferRecord, ...]) -> None:
+        """Send, without waiting for the answer."""
+        self.count += 1
+        self.waiting[self.count] = [r.transfer_id for r in records]
+        self.socket.send(encode(ReportTransfers(incarnation="bench", records=records), self.count))
+
+    def take(self, milliseconds: int) -> bool:
+        """Take one answer, if one comes in that time."""
+        if not self.socket.poll(milliseconds):
+            return False
+        answer, correlation = decode(self.socket.recv())
+        if isinstance(answer, Ok):
+            self.acknowledged += self.waiting.pop(correlation)
+        elif not isinstance(answer, NotRegistered):
+            raise TypeError(f"kvd answered {answer}")
+        return True
+
+
+def record(number: int) -> TransferRecord:
+    """A transfer as a busy decoder has them: 64 blocks in a dozen runs on each side."""
+    name = uuid.uuid4().hex
+    return msgspec.structs.replace(
+        _samples()[number % 1000],
+        transfer_id=f"cmpl-{name}@tp0",
+        request_id=f"cmpl-{name}",
+        remote_request_id=f"cmpl-{name}-p",
+        started=time.time(),
+    )
+
+
+@functools.cache
+def _samples() -> list[TransferRecord]:
+    return [_sample(number) for number in range(1000)]
+
+
+def _sample(number: int) -> TransferRecord:
+    runs = tuple((random.randrange(1 << 16), random.randrange(1, 10)) for _ in range(12))  # noqa: S311 - no secret
+    return TransferRecord(
+        transfer_id="",
+        request_id="",
+        local_engine="decode-0",
+        local_rank="tp0",
+        local_generation="0123456789abcdef",
+        remote_engine=f"prefill-{number % 8}",
+        remote_generation="fedcba9876543210",
+        remote_request_id="",
+        backend="nixl",
+        mode="pull",
+        state="miss" if number % 100 == 0 else "done",
+        cause="peer went away" if number % 100 == 0 else "",
+        tokens=1024,
+        bytes=64 << 20,
+        descriptors=2048,
+        coalesced_descriptors=384,
+        remote_ranks=("tp0",),
+        groups=(GroupShare(0, "full", 64, 64 << 20),),
+        stages=dict.fromkeys(STAGES, 0.001),
+        local_blocks=(BlockRuns(0, 0, runs),),
+        remote_blocks=(BlockRuns(0, 0, runs),),
+        moments=dict.fromkeys(("queued", "planned", "posting", "posted", "first", "last", "reported"), 0.01),
+    )
+
+
+def fill(kvd: Kvd, rows: int) -> dict[str, float]:
+    """Record so many transfers as fast as they are taken; memory on the way."""
+    reporter, sent, began = Reporter(kvd.directory), 0, time.monotonic()
+    memory = {}
+    while sent < rows or reporter.waiting:
+        while sent < rows and len(reporter.waiting) < WINDOW:
+            reporter.report(tuple(record(sent + n) for n in range(min(BATCH, rows - sent))))
+            sent += BATCH
+        reporter.take(10_000)
+        done = len(reporter.acknowledged)
+        step = max(1, rows // 10)
+        if done // step > len(memory):
+            memory[f"{done // 1000}k"] = kvd.megabytes()
+            sys.stderr.write(f"{done} recorded, {kvd.megabytes():.1f} MB\n")
+    seconds = time.monotonic() - began
+    reporter.socket.close()
+    return {"records_per_second": rows / seconds, **{f"megabytes_at_{k}": v for k, v in memory.items()}}
+
+
+def pace(directory: str, rate: float, go: object, stop: object, plain: object) -> None:
+    """In a process of its own: a report of one record ``rate`` times a second, while told to.
+
+    With ``plain`` set it is a heartbeat of nobody instead: as many messages, and nothing to record.
+    """
+    reporter, number = Reporter(Path(directory)), 0
+    while not stop.is_set():  # type: ignore[attr-defined]
+        if not go.wait(0.2):  # type: ignore[attr-defined]
+            continue
+        begun = time.monotonic()
+        if plain.is_set():  # type: ignore[attr-defined]
+            reporter.socket.send(encode(Heartbeat(incarnation="nobody"), 0))
+        else:
+            reporter.report((record(number),))
+        number += 1
+        while reporter.take(0):
+            pass
+        time.sleep(max(0.0, 1 / rate - (time.monotonic() - begun)))
+
+
+@contextlib.contextmanager
+def paced(kvd: Kvd, rate: float) -> Iterator[tuple[object, object]]:
+    """A process that sends to this kvd whenever the first event is set; without records while the second one is."""
+    context = multiprocessing.get_context("spawn")
+    go, stop, plain = context.Event(), context.Event(), context.Event()
+    process = context.Process(target=pace, args=(str(kvd.directory), rate, go, stop, plain))
+    process.start()
+    try:
+        yield go, plain
+    finally:
+        stop.set()
+        process.join()
+
+
+def probe(kvd: Kvd, seconds: float) -> list[float]:
+    """Seconds that heartbeats of a registered client take to be answered."""
+    engine = EngineFacts(engine_id="bench", model="none")
+    hello = RegisterScheduler(engine=engine, incarnation="probe", pid=os.getpid())
+    beat: Message = Heartbeat(incarnation="probe")
+    times = []
+    with connect(kvd.directory, 30.0) as operator:
+        operator.ask(hello)
+        until = time.monotonic() + seconds
+        while (begun := time.perf_counter()) and time.monotonic() < until:
+            operator.ask(beat)
+            times.append(time.perf_counter() - begun)
+            time.sleep(PROBE_SECONDS)
+    return times
+
+
+def replies(full: Kvd, empty: Kvd, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """How long heartbeats take: in silence, beside as many messages without records, beside records; turn about.
+
+    Of each quantile it is the middle one of all rounds: one in which the machine was busy elsewhere decides nothing.
+    """
+    found: dict[str, list[list[float]]] = {"silent": [], "unrecorded": [], "empty": [], "full": []}
+    with paced(full, options.rate) as to_full, paced(empty, options.rate) as to_empty:
+        for number in range(options.rounds + 1):
+            for kind in random.sample(sorted(found), len(found)):
+                kvd, (go, plain) = (full, to_full) if kind == "full" else (empty, to_empty)
+                if kind != "silent":
+                    (plain.set if kind == "unrecorded" else plain.clear)()  # type: ignore[attr-defined]
+                    go.set()  # type: ignore[attr-defined]
+                times = probe(kvd, options.seconds)
+                go.clear()  # type: ignore[attr-defined]
+                if number:  # the first round warms up
+                    found[kind].append(times)
+                time.sleep(0.5)
+    return {
+        kind: {
+            "replies": sum(map(len, rounds)),
+            **{
+                f"{name}_us": 1e6 * _quantile([_quantile(times, share) for times in rounds], 0.5)
+                for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+            },
+        }
+        for kind, rounds in found.items()
+    }
+
+
+def asked(kvd: Kvd, *arguments: str, repeats: int = 10) -> dict[str, float]:
+    """Seconds that a kvctl command takes, the start of Python included."""
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "kvctl",
+                *arguments,
+                "--runtime-dir",
+                str(kvd.directory),
+                "--timeout",
+                "60",
+            ],
+            check=True,
+            capture_output=True,
+        )
+        times.append(time.perf_counter() - begun)
+    return {"seconds_best": min(times), "seconds_median": _quantile(times, 0.5)}
+
+
+def killed(kvd: Kvd, rounds: int) -> dict[str, float]:
+    """SIGKILL while records come; what was acknowledged must be there after the next start."""
+    lost = acknowledged = 0
+    starts = []
+    for _ in range(rounds):
+        reporter, until = Reporter(kvd.directory), time.monotonic() + random.uniform(0.3, 1.5)  # noqa: S311
+        while time.monotonic() < until:
+            if len(reporter.waiting) < WINDOW:
+                reporter.report(tuple(record(n) for n in range(10)))
+            while reporter.take(0):
+                pass
+        os.kill(kvd.pid, signal.SIGKILL)
+        kvd.kill()
+        while reporter.take(200):  # answers that had left kvd before its end
+            pass
+        reporter.socket.close()
+        starts.append(kvd.start())
+        with contextlib.closing(sqlite3.connect(kvd.ledger)) as database:
+            ids = {row[0] for row in database.execute("SELECT transfer_id FROM transfers")}
+            if database.execute("PRAGMA quick_check").fetchone() != ("ok",):
+                sys.exit("the ledger is damaged")
+        acknowledged += len(reporter.acknowledged)
+        lost += len(set(reporter.acknowledged) - ids)
+    if "set aside" in kvd.directory.with_suffix(".log").read_text():
+        sys.exit("the ledger was set aside")
+    return {"rounds": rounds, "acknowledged": acknowledged, "lost": lost, "restart_seconds": max(starts)}
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def main() -> None:
+    """Run all parts, print their figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rate", type=float, default=500.0)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="kvd-ledger-") as place:
+        full, empty, crashing = (Kvd(Path(place) / n, options.rows) for n in ("full", "empty", "crash"))
+        try:
+            for kvd in (full, empty, crashing):
+                kvd.start()
+            result: dict[str, object] = {
+                "memory_at_start": full.megabytes(),
+                "fill": fill(full, options.rows),
+            }
+            result["ledger_bytes"] = full.ledger.stat().st_size
+            result["replies"] = replies(full, empty, options)
+            result["memory_at_end"] = full.megabytes()
+            result["transfers --last 50"] = asked(full, "transfers", "--last", "50")
+            result["transfers --last 50, empty"] = asked(empty, "transfers", "--last", "50")
+            result["transfers --sort slowest"] = asked(full, "transfers", "--sort", "slowest", repeats=2)
+            result["slow"] = asked(full, "slow", repeats=2)
+            result["killed"] = killed(crashing, options.kills)
+            full.kill()
+            result["restart_seconds_full"] = full.start()
+        finally:
+            for kvd in (full, empty, crashing):
+                kvd.kill()
+    if options.json:
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
+        return
+    for name, value in result.items():
+        sys.stdout.write(f"{name}: {json.dumps(value) if isinstance(value, dict) else value}\n")
+    speed = result["replies"]
+    assert isinstance(speed, dict)  # noqa: S101 - see above
+    for kind in ("empty", "unrecorded", "silent"):
+        ratios = (
+            f"{q} {speed['full'][f'{q}_us'] / speed[kind][f'{q}_us']:.2f}" for q in ("p50", "p90", "p99")
+        )
+        sys.stdout.write(f"replies, a full ledger to {kind}: {', '.join(ratios)}\n")
+
+
+if __name__ == "__main__":
+    main()
