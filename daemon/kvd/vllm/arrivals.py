@@ -45,11 +45,12 @@ class Arrival:
     """A pushed load on its way. Times are time.monotonic() seconds, 0 for what has not happened.
 
     ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced,
-    ``asked`` when that was done for this attempt, ``due`` when it is to be done. ``left`` is what has not arrived,
-    ``quiet`` who has said that none of its writes is under way. With a ``cause`` it is given up, and is reported when
-    nothing of it can land any more; ``withdrawn`` is since when its sources are awaited, minus infinity where one
-    will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by itself: up to which token
-    a part was asked for, the reads under way, descriptors of all reads, and what moves their bytes.
+    ``asked`` when that was done for this attempt, ``due`` when it is to be done, ``tries`` how often it was. ``left``
+    is what has not arrived, ``quiet`` who has said that none of its writes is under way. With a ``cause`` it is given
+    up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
+    minus infinity where one will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by
+    itself: up to which token a part was asked for, the reads under way, descriptors of all reads, and what moves
+    their bytes.
     """
 
     load: Load
@@ -67,6 +68,7 @@ class Arrival:
     due: float = 0.0
     began: float = 0.0
     withdrawn: float = 0.0
+    tries: int = 0
     copies: int = 0
     backend: str = ""
     reached: dict[Part, int] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Arrival:
         """It is announced, as that attempt."""
         self.key = msgspec.structs.replace(self.key, attempt=attempt)
         self.announced = self.announced or now
+        self.tries += 1
         self.asked, self.due = now, math.inf
 
     def anew(self, now: float) -> None:
@@ -146,7 +149,7 @@ def record_arrival(
         remote_ranks=tuple(sorted(str(arrival.plan.remote_ranks[i]) for i in _positions(arrival))),
         groups=group_shares(order.block_lists(), arrival.plan, geometry),
         stages=_stages(arrival),
-        attempts=arrival.key.attempt + 1,
+        attempts=arrival.tries,
         local_blocks=block_runs(order.block_lists()),
         moments=_moments(arrival),
     )

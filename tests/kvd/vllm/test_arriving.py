@@ -291,6 +291,12 @@ def test_the_others_on_a_closed_landing_are_announced_anew(rig: PushRig, quiet_s
     assert (results.received, results.failed) == ({"d-2"}, set())
     assert rig.same((9,), (6,))
     assert rig.untouched(2)
+    assert rig.record().attempts == 2
+    rig.start(pushed((3,), tokens=4, name="z", request_id="d-3"))
+    for layer in ("l0", "l1"):
+        rig.write(layer, rig.announced(4)[-1], (6,))
+    assert rig.results().received == {"d-3"}
+    assert eventually(lambda: (last := rig.record()).request_id == "d-3" and last).attempts == 1
 
 
 def test_a_landing_that_cannot_be_closed_holds_back_all_that_was_announced_on_it(
