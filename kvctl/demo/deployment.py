@@ -55,7 +55,7 @@ class Kvd:
         """Its local socket."""
         return socket_address(self.directory)
 
-    def ask(self, message: Message, timeout: float = 5.0) -> Message:
+    def ask(self, message: Message, timeout: float = 30.0) -> Message:
         """One question to it, as kvctl would ask. Raises `ClientError`."""
         with connect(self.address, timeout) as operator:
             return operator.ask(message)
