@@ -161,9 +161,17 @@ def test_what_is_missing_is_a_wrong_usage_with_the_next_step(
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("kvctl: vLLM is not installed here; ")
     assert "--simulate" in outcome.err
-    outcome = run("demo", "--simulate")
+    outcome = run("demo", "--simulate", "--backend", "mooncake")
     assert (outcome.code, outcome.out) == (2, "")
-    assert "NIXL is not installed here; " in outcome.err
+    assert "is not installed here; " in outcome.err
+
+
+@pytest.mark.slow
+def test_without_nixl_workers_read_each_other_directly(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvctl.demo.run.find_spec", lambda _: None)
+    outcome = run("demo", "--simulate")
+    assert outcome.code == 0
+    assert "NIXL is not installed here" in outcome.err
 
 
 def test_simulated_workers_do_not_push(run: Run) -> None:
