@@ -84,6 +84,15 @@ _kvctl() {
         verify:--prompt-tokens) COMPREPLY=(); return ;;
         verify:--max-tokens) COMPREPLY=(); return ;;
         verify:--when) COMPREPLY=(); return ;;
+        replay:--backend) COMPREPLY=(); return ;;
+        replay:--env) COMPREPLY=(); return ;;
+        replay:--speed) COMPREPLY=(); return ;;
+        replay:--concurrency) COMPREPLY=(); return ;;
+        replay:--limit|replay:-n) COMPREPLY=(); return ;;
+        replay:--scale) COMPREPLY=(); return ;;
+        replay:--memory) COMPREPLY=(); return ;;
+        replay:--to) COMPREPLY=(); return ;;
+        replay:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -98,7 +107,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify replay demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -141,12 +150,15 @@ _kvctl() {
         verify)
             options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        replay)
+            options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --report --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         demo)
             options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark Replay Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

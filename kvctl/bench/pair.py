@@ -89,10 +89,15 @@ class Pair:
         """The first byte that did not land as it must; empty where all did."""
         return str(self.reader.ask(do="check", key=key, requests=_plain(requests))["difference"])
 
-    def move(self, requests: Sequence[Request], operation: Operation, **how: Any) -> dict[str, Any]:
+    def move(
+        self, requests: Sequence[Request], operation: Operation, at: Sequence[float] | None = None, **how: Any
+    ) -> dict[str, Any]:
         """Move them; see `kvctl.bench.moving.move`."""
         process = self.reader if operation == "read" else self.source
-        return process.ask(do="move", requests=_plain(requests), **{"seconds": MOVE_SECONDS, **how})
+        patience = MOVE_SECONDS + max(at or (0.0,)) + START_SECONDS
+        return process.ask(
+            patience=patience, do="move", requests=_plain(requests), seconds=MOVE_SECONDS, at=at, **how
+        )
 
     def large(self, operation: Operation, size: int) -> dict[str, Any]:
         """One large transfer with this backend."""
@@ -148,7 +153,7 @@ def pair(place: Scene, backend: Backend, folder: Path) -> Iterator[Pair]:
         sources = [worker_to_plain(worker) for worker in place.sources]
         for at, plain in theirs["workers"].items():
             sources[int(at)] = plain
-        both = {
+        both: dict[str, Any] = {
             "do": "meet",
             "reader": [mine["workers"]["0"]],
             "siblings": [worker_to_plain(worker) for worker in place.siblings],

@@ -77,6 +77,11 @@ COMMANDS = (
         "kvctl.commands.verify:verify",
         "Answers of live engines with and without forced misses, compared token for token.",
     ),
+    Row(
+        "replay",
+        "kvctl.commands.replay:replay",
+        "Recorded transfers moved again, beside their record and in other ways.",
+    ),
     Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvctl.demo import tied
 from kvctl.demo.deployment import Kvd, two_hosts
@@ -121,7 +122,7 @@ def _serve(number: int, prefill: Engine, decode: Engine, filling: ThreadPoolExec
     tokens = PROMPTS[number] - 1
     name = f"request-{number + 1}"
     there = prefill.allocate(tokens)
-    orders = {"do": "fill", "request": name, "blocks": there}
+    orders: dict[str, Any] = {"do": "fill", "request": name, "blocks": there}
     for done in [filling.submit(worker.ask, **orders) for worker in prefill.workers]:
         done.result()
     source = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)

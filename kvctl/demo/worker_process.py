@@ -29,11 +29,11 @@ class WorkerProcess:
     lock: threading.Lock = field(default_factory=threading.Lock)
     unread: bytes = b""
 
-    def ask(self, **orders: Any) -> dict[str, Any]:
-        """Give an order and wait for its answer. Raises `WorkerFailed`."""
+    def ask(self, *, patience: float = ANSWER_SECONDS, **orders: Any) -> dict[str, Any]:
+        """Give an order and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
         with self.lock:
             self.give(orders)
-            answer = self.answer(ANSWER_SECONDS)
+            answer = self.answer(patience)
         if "error" in answer:
             raise WorkerFailed(f"{self.name}: {answer['error']}")
         return answer
@@ -67,6 +67,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def give(self, orders: dict[str, Any]) -> None:
         """Write an order; `answer` has its answer. Raises `WorkerFailed`."""

@@ -1,0 +1,161 @@
+"""A whole `kvctl replay`: reads the trace, replays it in each way, shows and reports."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvctl import trace_files
+from kvctl.bench.measure import Difference
+from kvctl.bench.pair import Backend
+from kvctl.bench.recorded import Recorded, recorded
+from kvctl.bench.replay import Pace, Way, recorded_figures, replay
+from kvctl.bench.run import (
+    REAL,
+    check_report,
+    failed,
+    first_line,
+    progress,
+    usable,
+    workplace,
+    write_report,
+)
+from kvctl.demo.errors import WorkerFailed
+from kvctl.documents.document import moment
+from kvctl.documents.replay import LeftOut, Replay, Variant
+from kvctl.errors import CheckFailed
+from kvctl.render.numbers import size, span
+from kvctl.render.output import show
+from kvctl.settings import Settings
+from kvd.trace.errors import TraceError
+from kvd.trace.model import Trace
+from kvd.trace.read import read_trace
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `kvctl replay` was asked for; no backends means the recorded ones."""
+
+    trace: str
+    backends: tuple[str, ...]
+    no_coalesce: bool
+    environment: tuple[tuple[str, str], ...]
+    speed: float | None
+    in_flight: int
+    limit: int
+    scale: float
+    memory: int
+    verify: bool
+    report: Path | None
+
+
+def run(wanted: Wanted, settings: Settings) -> None:
+    """Replay, show, write the report.
+
+    Raises `CheckFailed` for a trace that cannot be used, for a wrong byte, and where no way could be run.
+    """
+    check_report(wanted.report)
+    try:
+        trace = read_trace(trace_files.found(wanted.trace))
+    except TraceError as error:
+        raise trace_files.failed(error) from None
+    found = recorded(trace, wanted.limit, wanted.scale)
+    taken = max(stream.scene.bytes for stream in found.streams)
+    if taken > wanted.memory:
+        raise CheckFailed(
+            f"the transfers' blocks take {size(taken)} of memory, and --memory allows {size(wanted.memory)}",
+            f"give more --memory, a lower --limit than {wanted.limit}, or a lower --scale than {wanted.scale:g}",
+        )
+    ways, notes = _ways(wanted, found)
+    began, load = time.time(), os.getloadavg()[0]
+    variants: list[Variant] = []
+    with workplace() as folder, progress(len(ways) * len(found.streams), settings) as told:
+        pace = Pace(wanted.speed, wanted.in_flight)
+        for number, way in enumerate(ways):
+            place = folder / str(number)
+            place.mkdir()
+            try:
+                variants.append(replay(found.streams, way, pace, place, told, verify=wanted.verify))
+            except Difference as error:
+                raise CheckFailed(
+                    f"wrong bytes landed: {error}", "run it again with this way alone"
+                ) from None
+            except WorkerFailed as error:
+                if len(ways) == 1:
+                    raise failed(error) from None
+                notes.append(f"{way.name} is left out: {first_line(error)}")
+    if not variants:
+        raise CheckFailed("; ".join(notes), "name another --backend")
+    document = _document(wanted, trace, found, variants, notes, (began, load, taken))
+    show(document, settings)
+    if wanted.report is not None:
+        from kvctl.render.replay import replay_page
+
+        write_report(wanted.report, replay_page(document))
+
+
+def _ways(wanted: Wanted, found: Recorded) -> tuple[list[Way], list[str]]:
+    """The plain way of each backend, and those that the options add."""
+    names: Sequence[str] = wanted.backends
+    notes: list[str] = []
+    if not names:
+        seen = sorted({one.backend for stream in found.streams for one in stream.transfers})
+        names = [name for name in seen if name in REAL]
+        if not names:
+            notes.append(f"recorded with {', '.join(seen) or 'no backend'}, replayed with direct")
+            names = ["direct"]
+    names, more = usable(names)
+    ways = []
+    for name in names:
+        ways.append(Way(Backend(name)))
+        if wanted.no_coalesce:
+            ways.append(Way(Backend(name), coalesce=False))
+        # UCX is NIXL's; the others would be measured twice.
+        ways += [
+            Way(Backend(name, environment={key: value}))
+            for key, value in wanted.environment
+            if name == "nixl" or not key.startswith("UCX_")
+        ]
+    return ways, notes + more
+
+
+def _document(
+    wanted: Wanted,
+    trace: Trace,
+    found: Recorded,
+    variants: list[Variant],
+    notes: list[str],
+    when: tuple[float, float, int],
+) -> Replay:
+    began, load, taken = when
+    transfers = [one for stream in found.streams for one in stream.transfers]
+    used = {number for one in transfers for number in (one.local, one.remote)}
+    recorded_bytes = sum(one.bytes for one in transfers)
+    if wanted.scale == 1 and recorded_bytes != variants[0].bytes:
+        notes.append(
+            f"{recorded_bytes} bytes stand in the record, {variants[0].bytes} follow from its blocks"
+        )
+    length = max(one.at for one in transfers) - min(one.at for one in transfers)
+    pace = f"{wanted.in_flight} at a time"
+    if wanted.speed:
+        faster = "" if wanted.speed == 1 else f", {wanted.speed:g} times as fast"
+        pace = f"at the original times{faster}: {span(length)} of record"
+    return Replay(
+        trace=wanted.trace,
+        models=tuple(sorted({trace.engines[number].line.model for number in used})),
+        pace=pace,
+        scale=wanted.scale,
+        memory=taken,
+        cores=os.cpu_count() or 1,
+        load=load,
+        started=moment(began),
+        took=time.time() - began,
+        recorded=recorded_figures(transfers),
+        variants=tuple(variants),
+        winner=max(variants, key=lambda one: one.bytes_per_second).name,
+        left_out=tuple(LeftOut(transfers=n, reason=why) for why, n in found.left_out.items()),
+        notes=tuple(notes),
+    )

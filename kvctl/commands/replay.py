@@ -1,0 +1,129 @@
+"""`kvctl replay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvctl.errors import RefusedError, UsageError
+from kvctl.parsing import count, size, some_of
+from kvctl.settings import Settings
+
+BACKENDS = ("nixl", "mooncake", "direct")
+
+
+def share(text: str | float) -> float:
+    """An option's parser for a share of something."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise typer.BadParameter(f"{text!r} is no share; write a number above 0 and at most 1")
+    return value
+
+
+def times(text: str) -> float:
+    """An option's parser for how many times as fast."""
+    try:
+        value = float(text.removesuffix("x"))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise typer.BadParameter(f"{text!r} is no speed; write 1, 10 or 0.5")
+    return value
+
+
+def replay(  # noqa: PLR0913 - one for each option
+    settings: Settings,
+    *,
+    trace: Annotated[
+        str, typer.Argument(metavar="TRACE", help="A file, - for stdin, or an imported trace's name.")
+    ],
+    backends: Annotated[
+        str | None,
+        typer.Option(
+            "--backend",
+            metavar=",".join(BACKENDS),
+            parser=some_of(*BACKENDS),
+            help="Each is tried. [default: the recorded one]",
+        ),
+    ] = None,
+    no_coalesce: Annotated[
+        bool, typer.Option("--no-coalesce", help="Also each without joining neighbouring blocks.")
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="Also each with this variable; may be repeated."),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        typer.Option("--speed", metavar="X", parser=times, help="X times as fast as recorded. [1]"),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", metavar="N", parser=count, help="As fast as possible, N at a time."),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", parser=count, help="The first N transfers. [1000]")
+    ] = 1000,
+    scale: Annotated[
+        float,
+        typer.Option("--scale", metavar="SHARE", parser=share, help="Only this share of each prompt. [1]"),
+    ] = 1.0,
+    memory: Annotated[
+        int, typer.Option("--memory", metavar="SIZE", parser=size, help="KV memory of both processes. [2GiB]")
+    ] = 2 << 30,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")
+    ] = False,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="HOST", help="Not built: replay is within this host.")
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
+    ] = None,
+) -> None:
+    """Recorded transfers moved again, beside their record and in other ways.
+
+    Two processes of this host take memory of the recorded geometry, for the blocks that the trace names, and move the
+    same blocks at the same times. Every byte that lands is compared. Each --backend, --no-coalesce and --env adds a
+    way; the stages of all stand side by side, with where the time goes and which is fastest. Exit code 1 when a byte
+    is wrong.
+    """
+    if to is not None:
+        raise RefusedError(
+            f"--to {to}: a replay between hosts is not built yet", "leave it out, and both processes run here"
+        )
+    if speed is not None and concurrency is not None:
+        raise UsageError(
+            f"--speed {speed:g} keeps the recorded times and --concurrency {concurrency} does not; give one of them"
+        )
+    from kvctl.bench.replay_run import Wanted, run
+
+    run(
+        Wanted(
+            trace=trace,
+            backends=tuple(backends or ()),
+            no_coalesce=no_coalesce,
+            environment=tuple(map(_variable, env or ())),
+            speed=None if concurrency else speed or 1.0,
+            in_flight=concurrency or 0,
+            limit=limit,
+            scale=scale,
+            memory=memory,
+            verify=not no_verify,
+            report=report,
+        ),
+        settings,
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--env {text}: no name and value; write --env UCX_TLS=tcp")
+    return name, value
