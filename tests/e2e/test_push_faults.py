@@ -310,9 +310,9 @@ def test_what_the_other_side_never_hears_of_ends_by_itself(pair: Pair) -> None:
     there, _ = pair.engines.push_params(uuid.uuid4().hex)
     assert pair.prefill.submit(prompt, 1, there).result(120).error == ""
     prefilled = time.monotonic()
+    assert pair.held(pair.prefill) > 0, "the prefiller keeps what a decoder may yet announce"
     name, decoding, _ = pair.announce(prompt)
     assert pair.decoded(Going(name, decoding, decoding), right).state == "miss"
-    assert pair.held(pair.prefill) > 0, "the prefiller keeps what a decoder may yet announce"
     pair.forget(seconds=LEASE_SECONDS + 60)
     measured("blocks that no decoder asked for were kept", time.monotonic() - prefilled)
     pair.well()
