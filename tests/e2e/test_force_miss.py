@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, engines, transfer_config
 from kvctl.demo.engine import Answer
+from kvd.wire.query import Engines, ListEngines
 from tests.support.daemons import wait_for
-from tests.support.deployments import prompt_of, running, transfers, transfers_of
+from tests.support.deployments import handed_over, prompt_of, running, transfers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -25,10 +29,15 @@ ANSWER = 8
 STEPS = ["forced", "quiesced", "reported", "rescheduled", "first_token"]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3.5-gdn"])
+PAIRS = (("llama", "pull"), ("qwen3.5-gdn", "push"))
+
+
+@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """One group of KV cache, and several; over TCP, where a stopped peer sends nothing."""
-    with running(request.param, tmp_path_factory.mktemp("pair"), env={"UCX_TLS": "tcp,self"}) as deployment:
+    model, mode = request.param
+    folder = tmp_path_factory.mktemp("pair")
+    with running(model, folder, mode=mode, env={"UCX_TLS": "tcp,self"}) as deployment:
         yield deployment
 
 
@@ -79,11 +88,20 @@ def recovered(request: dict[str, Any], tokens: int) -> None:
     assert request["cause"].startswith(f"forced by uid {os.getuid()}, pid ")
 
 
-@pytest.mark.parametrize("when", ["before", "flight", "layers"])
-def test_the_next_load_misses_and_its_answer_is_right(pair: Deployment, when: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--when", "before"),
+        ("--when", "flight", "--rank", "tp0"),
+        ("--when", "layers"),
+        ("--group", "0"),
+    ],
+    ids=" ".join,
+)
+def test_the_next_load_misses_and_its_answer_is_right(pair: Deployment, words: tuple[str, ...]) -> None:
     prompt = prompt_of(300, seed=11)
     expected = computed(pair, prompt)
-    order = kvctl(pair, "--next", "1", "--when", when, "--yes")
+    order = kvctl(pair, "--next", "1", *words, "--yes")
     assert (order["carried_out"], order["open"]) == (True, True)
 
     asked = pair.ask(prompt, ANSWER)
@@ -91,12 +109,13 @@ def test_the_next_load_misses_and_its_answer_is_right(pair: Deployment, when: st
     assert (asked.decoded.error, asked.decoded.token_ids) == ("", expected)
     (request,) = followed(pair, order)["requests"]
     recovered(request, len(prompt))
-    (record,) = transfers_of(pair, asked.prefilled)
+    (record,) = handed_over(pair, asked.handed_over)
     assert (record.state, record.cause) == ("miss", request["cause"])
-    assert (record.bytes == 0) == (when == "before")
+    if "--when" in words:
+        assert (record.bytes == 0) == ("before" in words)
     nothing_is_left(pair)
     after = pair.ask(prompt_of(200, seed=12), ANSWER)
-    assert transfers_of(pair, after.prefilled)[0].state == "done"
+    assert handed_over(pair, after.handed_over)[0].state == "done"
 
 
 def test_three_of_four_loads_miss(pair: Deployment) -> None:
@@ -105,10 +124,30 @@ def test_three_of_four_loads_miss(pair: Deployment) -> None:
     order = kvctl(pair, "--next", "3", "--yes")
     asked = [pair.ask(prompt, ANSWER) for prompt in prompts]
     assert [one.decoded.token_ids for one in asked[:3]] == expected
-    assert [transfers_of(pair, one.prefilled)[0].state for one in asked] == [*["miss"] * 3, "done"]
+    assert [handed_over(pair, one.handed_over)[0].state for one in asked] == [*["miss"] * 3, "done"]
     body = followed(pair, order)
     assert (body["open"], body["looked"], body["taken"], body["recovered"]) == (False, 3, 3, 3)
     assert 0 < body["recovery_p50"] <= body["recovery_p99"]
+    nothing_is_left(pair)
+
+
+def test_of_many_requests_at_once_a_part_misses_and_every_answer_is_right(pair: Deployment) -> None:
+    prompts = [prompt_of(40 + 5 * number, seed=19) for number in range(24)]
+    with ThreadPoolExecutor(8) as threads:
+        whole = list(threads.map(lambda prompt: pair.decode.submit(prompt, ANSWER).result(300), prompts))
+        handed = list(
+            threads.map(lambda prompt: pair.decode.submit_alone(prompt, ANSWER).result(300), prompts)
+        )
+        forget(pair)
+        order = kvctl(pair, "--next", "24", "--ratio", "0.3", "--seed", "3", "--when", "flight", "--yes")
+        asked = list(threads.map(lambda prompt: pair.ask(prompt, ANSWER, timeout=300), prompts))
+    for one, recomputed, loaded in zip(asked, whole, handed, strict=True):
+        assert one.decoded.error == ""
+        assert one.decoded.token_ids in (recomputed.token_ids, loaded.token_ids[1:])
+    body = followed(pair, order)
+    drawn = random.Random(3)
+    assert body["taken"] == sum(drawn.random() < 0.3 for _ in prompts) > 0
+    assert (body["looked"], body["recovered"]) == (len(prompts), body["taken"])
     nothing_is_left(pair)
 
 
@@ -140,7 +179,7 @@ def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deplo
 
 
 def loading(deployment: Deployment) -> dict[str, Any] | None:
-    """What an order for all that wait would do, once a load is under way."""
+    """What an order for all that wait would do, once a load is under way; a pull, in either mode."""
     plan: dict[str, Any] = kvctl(deployment, "--waiting")
     return plan if any(request["cause"] for request in plan["requests"]) else None
 
@@ -150,7 +189,7 @@ def test_unknown_and_finished_requests_are_1_and_change_nothing(pair: Deployment
     assert "has no request" in kvctl(pair, "nobody", "--yes", code=1)["message"]
     assert "has finished" in kvctl(pair, finished, "--yes", code=1)["message"]
     asked = pair.ask(prompt_of(140, seed=17), ANSWER)
-    assert transfers_of(pair, asked.prefilled)[0].state == "done"
+    assert handed_over(pair, asked.handed_over)[0].state == "done"
 
 
 AS_NOBODY = """
@@ -181,4 +220,27 @@ def test_another_user_is_6_and_changes_nothing(pair: Deployment) -> None:
     assert done.returncode == 6, done.stderr
     assert "uid 65534 may not give orders" in done.stderr
     asked = pair.ask(prompt_of(140, seed=18), ANSWER)
-    assert transfers_of(pair, asked.prefilled)[0].state == "done"
+    assert handed_over(pair, asked.handed_over)[0].state == "done"
+
+
+@pytest.mark.parametrize("pair", PAIRS[:1], ids="-".join, indirect=True)
+def test_an_engine_that_fails_requests_instead_is_5_and_carries_on(pair: Deployment, tmp_path: Path) -> None:
+    host = pair.decode_host
+    config = transfer_config(host, "strict", "kv_consumer", policy="fail")
+    spec = dataclasses.replace(
+        pair.decode.spec, work_dir=tmp_path, log_path=tmp_path / "log", kv_transfer_config=config
+    )
+    with engines() as start:
+        strict = start(spec)
+        strict.wait_ready()
+        wait_for(lambda: host_has(host, "strict"), 60.0)
+        for words in (("--next", "1"), ("--next", "1", "--yes"), ("--waiting", "--yes")):
+            error = kvctl(pair, "--engine", "strict", *words, code=5)
+            assert (error["code"], "'fail'" in error["message"]) == ("KVD-FORCE-POLICY", True)
+        assert strict.submit(prompt_of(50), 2).result(120).error == ""
+
+
+def host_has(host: Kvd, name: str) -> bool:
+    """Whether an engine's scheduler is registered there."""
+    rows = cast("Engines", host.ask(ListEngines())).rows
+    return any(row.engine.engine_id == name and row.scheduler for row in rows)

@@ -116,7 +116,7 @@ def test_the_engine_must_be_named_where_there_are_several_or_none(force: Force, 
     ("refusal", "code"),
     [
         ("KVD-FORCE-POLICY", 5),
-        ("KVD-FORCE-BUILD", 5),
+        ("KVD-FORCE-ROLE", 5),
         ("KVD-FORCE-BUSY", 5),
         ("KVD-NOT-PERMITTED", 6),
         ("KVD-FORCE-UNKNOWN", 1),

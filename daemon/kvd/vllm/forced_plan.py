@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvd.vllm.claims import Claim
+from kvd.wire.identity import Role
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan, OneRequest, PlannedMiss
 from kvd.wire.reply import Refused
 
@@ -16,9 +17,9 @@ _ADDED = re.compile(r"-[0-9a-f]{8}")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What an order is judged by.
+    """What an order is judged by. ``keeps_prefix``: as `kvd.vllm.groups.keeps_prefix`.
 
-    ``keeps_prefix``: as `kvd.vllm.groups.keeps_prefix`. ``unsafe`` is why this build of vLLM cannot recover, if so.
+    Nothing is asked of the build of vLLM: on one that cannot recover the connector does not start (`kvd.vllm.builds`).
     """
 
     engine_id: str
@@ -27,7 +28,7 @@ class Engine:
     mode: str
     groups: int
     keeps_prefix: bool
-    unsafe: str = ""
+    role: Role = "both"
 
 
 def make_plan(
@@ -49,11 +50,11 @@ def make_plan(
             " misses fails there, and is not recomputed",
             hint='start the engine with "kv_load_failure_policy": "recompute" in --kv-transfer-config',
         )
-    if engine.unsafe:
+    if engine.role == "prefill":
         return Refused(
-            code="KVD-FORCE-BUILD",
-            message=f"the vLLM of engine {engine.engine_id} cannot recover from a miss: {engine.unsafe}",
-            hint="see docs/builds.md for builds that can",
+            code="KVD-FORCE-ROLE",
+            message=f"engine {engine.engine_id} only prefills: it has no loads that could miss",
+            hint="give the decoding engine; `kvctl engines` lists all",
         )
     target = message.target
     live = [claim for claim in claims if not claim.ended and not claim.over]

@@ -71,7 +71,9 @@ class SchedulerHalf:
         self._known = KnownPeers()
         self._generation = ""
         keeps = keeps_prefix(self.groups)
-        facts = Engine(engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups), keeps)
+        facts = Engine(
+            engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups), keeps, engine.role
+        )
         self._forced = Forced(facts)
         # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
         self._whole_again = policy == "recompute" and not keeps

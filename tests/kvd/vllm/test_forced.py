@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from kvd.vllm.orders import Fault, LoadOrder, StepOutcomes
+from kvd.vllm.scheduler import SchedulerHalf
+from kvd.vllm.settings import Settings
 from kvd.wire.frame import Message
-from kvd.wire.identity import RankId
+from kvd.wire.identity import EngineFacts, RankId
 from kvd.wire.order import (
     AllWaiting,
     Asker,
@@ -26,6 +28,7 @@ from kvd.wire.order import (
     ReportForced,
 )
 from kvd.wire.reply import Refused
+from tests.kvd.vllm.bench import Script
 from tests.kvd.vllm.test_scheduler import HYBRID, LLAMA, Engine, Request, from_prefiller
 
 ASKER = Asker(order_id="o1", uid=1000, pid=77)
@@ -117,6 +120,12 @@ def test_what_cannot_recover_or_is_not_there_is_refused() -> None:
     strict = Engine("d", policy="fail")
     waiting(strict)
     assert refused(strict, order(OneRequest("r"))) == "KVD-FORCE-POLICY"
+    prefiller = SchedulerHalf(
+        Settings(), EngineFacts(engine_id="p", model="m", role="prefill"), LLAMA, "recompute", Script().open
+    )
+    answer = prefiller._pushed(order(NextLoads()))
+    assert isinstance(answer, Refused)
+    assert answer.code == "KVD-FORCE-ROLE"
     engine = Engine("d")
     assert refused(engine, order(OneRequest("r"))) == "KVD-FORCE-UNKNOWN"
     for name in ("r-00000000", "r-11111111"):
