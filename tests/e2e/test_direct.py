@@ -33,6 +33,7 @@ def memfds(pids: Sequence[int]) -> set[int]:
     return {int(line[4]) for line in lines if len(line) > 5 and line[5].startswith("/memfd:kvd-kv")}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tokens", [100, 1000])
 def test_llama_decodes_what_it_read_from_its_neighbour(llama: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
@@ -47,9 +48,9 @@ def test_llama_decodes_what_it_read_from_its_neighbour(llama: Deployment, tokens
     assert (record.state, record.backend, record.tokens) == ("done", "direct", tokens)
 
 
-def test_the_decoder_has_mapped_the_prefillers_memory(llama: Deployment) -> None:
-    llama.ask(prompt_of(50), 1)
-    source, target = (memfds(engine.pids().all) for engine in (llama.prefill, llama.decode))
+def test_the_decoder_has_mapped_the_prefillers_memory(gdn: Deployment) -> None:
+    gdn.ask(prompt_of(50), 1)
+    source, target = (memfds(engine.pids().all) for engine in (gdn.prefill, gdn.decode))
     assert len(source) == 1
     assert source < target
 

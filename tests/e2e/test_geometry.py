@@ -19,6 +19,9 @@ from kvd.wire.query import Engines, ListEngines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
+ALWAYS = ("llama", "gemma3", "deepseek-v2", "qwen3.5-gdn")
+"""The families of every run; `make e2e-matrix` has them all."""
+
 
 def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
     """The geometry that a real engine of ``model`` registers with a kvd."""
@@ -50,7 +53,9 @@ def comparable(worker: WorkerGeometry) -> list[tuple[object, ...]]:
     ]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, marks=() if m in ALWAYS else pytest.mark.matrix) for m in MODELS]
+)
 def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> None:
     path = write_model(model, tmp_path / "models")
     live = running_geometry(model, path, tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -12,11 +13,16 @@ from tests.support.deployments import prompt_of, running, transfers_of
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ANSWER = 12
+ALWAYS = (("llama", (1, 2)), ("qwen3.5-gdn", (2, 1)))
+"""The pairs of every run; `make e2e-matrix` has them all."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[(model, sizes) for model in ("llama", "gemma3", "qwen3.5-gdn") for sizes in ((1, 2), (2, 1))],
+    params=[
+        pytest.param(pair, marks=() if pair in ALWAYS else pytest.mark.matrix)
+        for pair in product(("llama", "gemma3", "qwen3.5-gdn"), ((1, 2), (2, 1)))
+    ],
     ids=lambda p: f"{p[0]}-tp{p[1][0]}-to-tp{p[1][1]}",
 )
 def resharded(
