@@ -274,7 +274,8 @@ def test_a_kvd_killed_and_restarted_in_the_middle(pair: Pair, side: str) -> None
         host.process.wait()
         host.process = start_kvd(side, host.directory, listen=f"127.0.0.1:{port}").process
     record = pair.answered(going, right)
-    measured(f"kvd of the {side} restarted in the middle: {record.state} {record.cause}", 0.0)
+    # What was said to it is said again to the next one; only a machine that is too slow for that loses the transfer.
+    assert record.state == "done" or "not complete within" in record.cause, record.cause
     pair.well()
 
 
