@@ -12,7 +12,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
@@ -28,7 +27,14 @@ from kvd.vllm.pushing import Pushing
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.settings import read_settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
-from kvd.vllm.versions import engine_facts, load_failure_policy, log_beside_vllm, place
+from kvd.vllm.versions import (
+    engine_facts,
+    load_failure_policy,
+    log_beside_vllm,
+    place,
+    safe_loads,
+    transfer_results,
+)
 from kvd.vllm.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -78,7 +84,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         self._groups = group_facts(kv_cache_config, dcp)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
-        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers)
+        safe = safe_loads(vllm_config, self._groups)
+        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, safe)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._bad_blocks: set[int] = set()
@@ -164,22 +171,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._pushing.stepped()
             self._pushing = None
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """What ended since the last step, through the channel that fits the number of groups.
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:  # noqa: ARG002
+        """What ended since the last step, through the channel that fits the number of groups."""
+        return transfer_results(*self._ended())
 
-        Where a prefix can be kept (`keeps_prefix`) vLLM takes the blocks that failed; else the whole request.
-        """
-        if self._worker is None:
-            return KVConnectorTransferResults()
-        results = self._worker.results()
-        by_blocks = keeps_prefix(self._groups)
-        if by_blocks:
-            self._bad_blocks |= results.bad_blocks
-        return KVConnectorTransferResults(
-            finished_sending=results.sent,
-            finished_recving=results.received,
-            failed_recving=set() if by_blocks else results.failed,
-        )
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:  # noqa: ARG002
+        """The same for builds before 0.30. None fails as a whole there: `safe_loads` refuses models that need that."""
+        sent, received, _ = self._ended()
+        return sent, received
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Blocks of failed loads, where vLLM can keep what comes before them."""
@@ -246,6 +245,19 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002
         """A load fills the request's own blocks, in every group."""
         return tuple(range(len(self._groups)))
+
+    def _ended(self) -> tuple[set[str], set[str], set[str]]:
+        """Requests that were sent, received, and those of the received that failed as a whole.
+
+        Where a prefix can be kept (`keeps_prefix`) vLLM takes the blocks that failed; else the whole request.
+        """
+        if self._worker is None:
+            return set(), set(), set()
+        results = self._worker.results()
+        by_blocks = keeps_prefix(self._groups)
+        if by_blocks:
+            self._bad_blocks |= results.bad_blocks
+        return results.sent, results.received, set() if by_blocks else results.failed
 
     @property
     def _half(self) -> SchedulerHalf:

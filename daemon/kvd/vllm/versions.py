@@ -11,6 +11,8 @@ from typing import Any
 
 from kvd.geometry.live import Packing
 from kvd.geometry.model import Rank
+from kvd.vllm.builds import Safety, probe, safety
+from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.settings import Settings
 from kvd.vllm.tensors import Place, dtype_name
@@ -39,7 +41,7 @@ def connector_version() -> str:
 
 
 def engine_facts(
-    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: Settings, layers: int
+    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: Settings, layers: int, safe: Safety
 ) -> EngineFacts:
     """What is the same for all workers of this engine, and what compatibility is decided on."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
@@ -71,6 +73,7 @@ def engine_facts(
             "prefix_caching": bool(cache.enable_prefix_caching),
             "mamba_cache_mode": str(getattr(cache, "mamba_cache_mode", "none")),
             "load_failure_policy": load_failure_policy(vllm_config),
+            "load_failures": safe.says,
             "hybrid_group_kinds": ",".join(g.kind for g in groups),
         },
     )
@@ -88,6 +91,25 @@ def log_beside_vllm() -> None:
 def load_failure_policy(vllm_config: Any) -> str:
     """``recompute`` or ``fail``: what vLLM does with a request whose load failed."""
     return str(getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail"))
+
+
+def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
+    """How this engine's loads are safe on the installed vLLM.
+
+    Raises `UnsupportedBuild` where they are not, with the reason and what to do instead.
+    """
+    loads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
+    safe = safety(probe(), groups, load_failure_policy(vllm_config), loads=loads)
+    if safe.refused:
+        raise UnsupportedBuild(f"vLLM {vllm_version()} cannot load KV safely here: {safe.refused}")
+    return safe
+
+
+def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:
+    """What vLLM's get_transfer_results returns. Builds before 0.30 have neither and ask by get_finished."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
 
 def place(vllm_config: Any) -> Place:
