@@ -191,3 +191,11 @@ def test_a_batch_fills_no_block_twice() -> None:
     assert [list(batch) for batch in batches(stream, 256, 20.0)] == [[0, 1], [2, 3], [4]]
     assert [list(batch) for batch in batches(stream, 1, 20.0)] == [[0], [1], [2], [3], [4]]
     assert [list(batch) for batch in batches(stream, 256, 0.001)] == [[0], [1], [2], [3], [4]]
+
+
+def test_the_example_from_real_engines_is_moved_whole(run: Run) -> None:
+    example = Path(__file__).parents[3] / "examples" / "traces" / "gdn-tp1-to-tp2.jsonl.gz"
+    document = replayed(run, example, "--backend", "direct", "--concurrency", "4")
+    [variant] = document["variants"]
+    assert (variant["transfers"], variant["verified"], document["left_out"]) == (16, True, [])
+    assert variant["bytes"] == document["recorded"]["bytes"]
