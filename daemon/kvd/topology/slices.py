@@ -11,8 +11,8 @@ from math import lcm
 
 from kvd.topology.plan import BlockList, Plan, Read, window_start
 
-LEAST_BYTES = 8 << 20
-"""Bytes that a piece has at least: well above what posting one more transfer costs (docs/recovery.md)."""
+LEAST_BYTES = 64 << 20
+"""Bytes that a piece has at least. A piece costs about 0.2 ms of planning; 64 MiB take over a millisecond at 50 GB/s."""
 MOST = 8
 """Pieces of a load at most."""
 
