@@ -12,7 +12,7 @@ from math import lcm
 from kvd.topology.plan import BlockList, Plan, Read, window_start
 
 LEAST_BYTES = 64 << 20
-"""Bytes that a piece has at least. A piece costs about 0.2 ms of planning; 64 MiB take over a millisecond at 50 GB/s."""
+"""Bytes that a piece has at least. A piece costs about 0.2 ms of planning; 64 MiB take over 1 ms at 50 GB/s."""
 MOST = 8
 """Pieces of a load at most."""
 
