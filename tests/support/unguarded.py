@@ -1,0 +1,40 @@
+"""KvdConnector that reports given-up loads without destroying their lanes while ``$TEST_UNGUARDED`` is there.
+
+For tests only, named as ``kv_connector_module_path``: it shows what the guard is for: bytes in memory that vLLM
+has given to another request.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+from kvd.backends.contract import Lane, State, Transfer
+from kvd.vllm import KvdConnector
+from kvd.vllm.lane import PeerLane
+
+__all__ = ["KvdConnector"]
+
+_destroy = PeerLane._destroy
+
+
+def _let_live(self: PeerLane, lane: Lane) -> str:
+    if not Path(os.environ["TEST_UNGUARDED"]).exists():
+        return _destroy(self, lane)
+    transfers = [transfer for load in self._active for transfer in load.transfers]
+    threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()
+    return ""
+
+
+def _poll_on(lane: Lane, transfers: list[Transfer]) -> None:
+    """As a lane does that stays in use for others."""
+    while any(transfer.state is State.PENDING for transfer in transfers):
+        for transfer in transfers:
+            if transfer.state is State.PENDING:
+                lane.poll(transfer)
+        time.sleep(0.001)
+
+
+PeerLane._destroy = _let_live  # type: ignore[method-assign]
