@@ -33,7 +33,7 @@ class Pair:
     unguarded: Path
 
 
-@pytest.fixture(scope="module", params=["nixl", pytest.param("mooncake", marks=pytest.mark.recovery_matrix)])
+@pytest.fixture(scope="module", params=["nixl"])
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("late")
     model, file = write_model("llama", folder / "models"), folder / "unguarded"
