@@ -32,7 +32,15 @@ STEPS = ["forced", "quiesced", "reported", "rescheduled", "first_token"]
 PAIRS = (("llama", "pull"), ("qwen3.5-gdn", "push"))
 
 
-@pytest.fixture(scope="module", params=PAIRS, ids="-".join)
+ALWAYS = ("qwen3.5-gdn", "push")
+"""The pair of every run; `make e2e-matrix` has both."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(p, marks=() if p == ALWAYS else pytest.mark.matrix) for p in PAIRS],
+    ids="-".join,
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """One group of KV cache, and several; over TCP, where a stopped peer sends nothing."""
     model, mode = request.param
@@ -223,6 +231,7 @@ def test_another_user_is_6_and_changes_nothing(pair: Deployment) -> None:
     assert handed_over(pair, asked.handed_over)[0].state == "done"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pair", PAIRS[:1], ids="-".join, indirect=True)
 def test_an_engine_that_fails_requests_instead_is_5_and_carries_on(pair: Deployment, tmp_path: Path) -> None:
     host = pair.decode_host

@@ -16,7 +16,7 @@ from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, prompt_of, transfers_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
 ANSWER = 8
 TOKENS = 1100

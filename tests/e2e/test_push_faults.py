@@ -263,6 +263,7 @@ def test_a_layer_that_cannot_be_written_is_a_miss(pair: Pair, refused: str) -> N
     (pair.faults / "over").rename(pair.faults / refused)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_a_kvd_killed_and_restarted_in_the_middle(pair: Pair, side: str) -> None:
     prompt = prompt_of(LONG, seed=2)
@@ -319,6 +320,7 @@ def test_what_the_other_side_never_hears_of_ends_by_itself(pair: Pair) -> None:
     pair.well()
 
 
+@pytest.mark.matrix
 def test_an_abort_at_the_decoder_frees_the_prefiller(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=5)
     with pair.mid_prefill(prompt) as going:
@@ -329,6 +331,7 @@ def test_an_abort_at_the_decoder_frees_the_prefiller(pair: Pair) -> None:
     pair.well()
 
 
+@pytest.mark.matrix
 def test_what_shares_the_landing_of_a_request_that_was_given_up_arrives_all_the_same(pair: Pair) -> None:
     """A prefiller that stands still cannot say that it writes no more, so the decoder closes what it writes into."""
     if pair.backend == "direct":
@@ -349,6 +352,7 @@ def test_what_shares_the_landing_of_a_request_that_was_given_up_arrives_all_the_
     pair.well()
 
 
+@pytest.mark.matrix
 def test_an_abort_at_the_prefiller_is_a_miss_at_once(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=6)
     right = pair.right(prompt)
@@ -360,6 +364,7 @@ def test_an_abort_at_the_prefiller_is_a_miss_at_once(pair: Pair) -> None:
     pair.well()
 
 
+@pytest.mark.matrix
 def test_a_prefiller_that_stands_still_past_the_deadline_and_goes_on(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=7)
     right = pair.right(prompt)
@@ -373,6 +378,7 @@ def test_a_prefiller_that_stands_still_past_the_deadline_and_goes_on(pair: Pair)
     pair.well()
 
 
+@pytest.mark.matrix
 def test_a_decoder_killed_after_its_announcement(pair: Pair) -> None:
     prompt, own = prompt_of(LONG, seed=8), prompt_of(350, seed=9)
     alone = pair.prefill.submit(own, ANSWER).result(120).token_ids
@@ -389,6 +395,7 @@ def test_a_decoder_killed_after_its_announcement(pair: Pair) -> None:
     pair.well()
 
 
+@pytest.mark.matrix
 def test_a_prefiller_killed_in_mid_prefill(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=10)
     right = pair.right(prompt)
