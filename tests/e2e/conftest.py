@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvctl.demo.deployment import Deployment
-from tests.support import recovery_matrix
+from tests.support import matrix, recovery_matrix
 from tests.support.deployments import running
-from tests.support.matrix import Cell, page
+from tests.support.matrix import Cell
 
-FOUND = pytest.StashKey[dict[str, str]]()
+EXPECTED = pytest.StashKey[dict[matrix.Place, set[str]]]()
+FOUND = pytest.StashKey[dict[matrix.Place, str]]()
 MATRIX = Path(__file__).parents[2] / "docs" / "matrix.md"
 RECOVERED = pytest.StashKey[dict[tuple[str, str], str]]()
 RECOVERY_MATRIX = MATRIX.with_name("recovery-matrix.md")
@@ -33,18 +34,30 @@ def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield deployment
 
 
+def _place(item: pytest.Item) -> matrix.Place | None:
+    """Where docs/matrix.md says what came of a test."""
+    callspec = getattr(item, "callspec", None)
+    cells = [value for value in callspec.params.values() if isinstance(value, Cell)] if callspec else []
+    name = getattr(item, "originalname", item.name)
+    return matrix.place_of(item.path.name, name, cells[0]) if cells else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note which tests make up each place of the matrix, those too that this run leaves out."""
+    expected = config.stash.setdefault(EXPECTED, {})
+    for item in items:
+        if place := _place(item):
+            expected.setdefault(place, set()).add(item.nodeid)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note what came of each cell of the matrix: one failed test is enough."""
+    """Note what came of each place of the matrices: one failed test is enough, all must pass."""
     report = yield
+    if place := _place(item):
+        _note(item, place, report)
     callspec = getattr(item, "callspec", None)
-    cell = callspec.params.get("pair") if callspec else None
-    if isinstance(cell, Cell):
-        found = item.config.stash.setdefault(FOUND, {})
-        if report.failed:
-            found[str(cell)] = "**failed**"
-        elif report.when == "call" and report.passed:
-            found.setdefault(str(cell), "equal")
     stand, fault = (callspec.params.get(name) for name in ("stand", "fault")) if callspec else (None, None)
     if isinstance(stand, Cell) and fault:
         stood = RECOVERY_MATRIX.read_text() if RECOVERY_MATRIX.exists() else ""
@@ -61,11 +74,21 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Write docs/matrix.md where that was asked for."""
-    if os.environ.get("WRITE_MATRIX"):
-        found = session.config.stash.setdefault(FOUND, {})
-        MATRIX.write_text(page(found, _versions()))
+def _note(item: pytest.Item, place: matrix.Place, report: pytest.TestReport) -> None:
+    stood = MATRIX.read_text() if MATRIX.exists() else ""
+    found = item.config.stash.setdefault(FOUND, matrix.read(stood))
+    left = item.config.stash[EXPECTED][place]
+    if report.failed:
+        found[place] = "**failed**"
+    elif report.skipped:
+        found[place] = "-"
+    elif report.when == "call":
+        left.discard(item.nodeid)
+        if not left:
+            found[place] = matrix.GOOD[place[0]]
+    # each time: such a run takes an hour, and may be cut short
+    if os.environ.get("WRITE_MATRIX") and (report.failed or report.skipped or not left):
+        MATRIX.write_text(matrix.page(found, _versions()))
 
 
 def _versions() -> dict[str, str]:

@@ -38,6 +38,7 @@ from kvd.wire.transfer import TransferRecord
 from tests.support import failing_writes
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import handed_over, prompt_of
+from tests.support.matrix import FAULTY, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -193,22 +194,17 @@ def killed(engine: EngineProcess) -> None:
     engine.stop(1.0)
 
 
-ALWAYS = ("llama", "nixl")
-PAIRS = (
-    ALWAYS,
-    *((model, backend) for model in ("llama", "qwen3.5-gdn") for backend in ("nixl", "mooncake", "direct")),
-)
+ALWAYS = Cell("llama", True, "nixl", "push")
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(one, marks=() if one == ALWAYS else pytest.mark.matrix, id="-".join(one))
-        for one in dict.fromkeys(PAIRS)
-    ],
+    params=[pytest.param(cell, marks=() if cell == ALWAYS else pytest.mark.matrix) for cell in FAULTY],
+    ids=lambda cell: f"{cell.model}-{cell.backend}",
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    model, backend = request.param
+    cell: Cell = request.param
+    model, backend = cell.model, cell.backend
     folder = tmp_path_factory.mktemp("faults")
     faults = folder / "faults"
     faults.mkdir()

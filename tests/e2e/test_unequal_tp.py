@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.matrix import UNEQUAL, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ANSWER = 12
-ALWAYS = (("llama", (1, 2)), ("qwen3.5-gdn", (2, 1)))
+ALWAYS = (Cell("llama", True, "nixl", "pull", (1, 2)), Cell("qwen3.5-gdn", True, "nixl", "pull", (2, 1)))
 """The pairs of every run; `make e2e-matrix` has them all."""
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(pair, marks=() if pair in ALWAYS else pytest.mark.matrix)
-        for pair in product(("llama", "gemma3", "qwen3.5-gdn"), ((1, 2), (2, 1)))
-    ],
-    ids=lambda p: f"{p[0]}-tp{p[1][0]}-to-tp{p[1][1]}",
+    params=[pytest.param(cell, marks=() if cell in ALWAYS else pytest.mark.matrix) for cell in UNEQUAL],
+    ids=str,
 )
 def resharded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
-    model, (prefill, decode) = request.param
-    with running(model, tmp_path_factory.mktemp("tp"), tp=(prefill, decode)) as deployment:
+    cell: Cell = request.param
+    with running(cell.model, tmp_path_factory.mktemp("tp"), tp=cell.tp) as deployment:
         yield deployment
 
 

@@ -1,4 +1,4 @@
-"""The cells of docs/matrix.md: which backends, modes and kinds of cache are tried with each other."""
+"""The tables of docs/matrix.md: which backends, modes and kinds of cache are tried together, and with which faults."""
 
 from __future__ import annotations
 
@@ -61,33 +61,128 @@ ALWAYS = (
 )
 """Those that are part of every run: each backend once, each kind of group once."""
 
+UNEQUAL = tuple(
+    Cell(model, True, "nixl", "pull", tp)
+    for model, tp in itertools.product(("llama", "gemma3", "qwen3.5-gdn"), ((1, 2), (2, 1)))
+)
+"""The pulls between different numbers of workers."""
+
+FAULTY = tuple(
+    Cell(model, True, backend, "push")
+    for model, backend in itertools.product(("llama", "qwen3.5-gdn"), BACKENDS)
+)
+FAULTS = {
+    "test_a_layer_that_cannot_be_written_is_a_miss": "a layer's write cannot be started, or fails",
+    "test_a_kvd_killed_and_restarted_in_the_middle": "kvd of either side killed (SIGKILL) in mid-prefill",
+    "test_a_decoder_that_is_asked_late_and_one_that_is_asked_twice": "the announcement comes late, or twice",
+    "test_what_the_other_side_never_hears_of_ends_by_itself": "one of the two sides never hears of the request",
+    "test_an_abort_at_the_decoder_frees_the_prefiller": "the request aborted at the decoder in mid-prefill",
+    "test_what_shares_the_landing_of_a_request_that_was_given_up_arrives_all_the_same": (
+        "one of two requests given up while the prefiller stands still"
+    ),
+    "test_an_abort_at_the_prefiller_is_a_miss_at_once": "the request aborted at the prefiller in mid-prefill",
+    "test_a_prefiller_that_stands_still_past_the_deadline_and_goes_on": (
+        "the prefiller stopped (SIGSTOP) past the deadline, then continued"
+    ),
+    "test_a_decoder_killed_after_its_announcement": "the decoder killed (SIGKILL) after its announcement",
+    "test_a_prefiller_killed_in_mid_prefill": "the prefiller killed (SIGKILL) in mid-prefill",
+}
+"""The tests of faults, in the order in which a pair of engines meets them, and what each is about."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the page. ``corner`` stands above its rows, ``text`` before it."""
+
+    title: str
+    text: str
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    places: frozenset[tuple[str, str]]
+
+
+Place = tuple[str, str, str]
+"""A table's title, a row, a column."""
+
+
+def _table(title: str, text: str, cells: tuple[Cell, ...]) -> Table:
+    places = [(cell.row, cell.column) for cell in cells]
+    rows, columns = (tuple(dict.fromkeys(names)) for names in zip(*places, strict=True))
+    return Table(title, text, "model", rows, columns, frozenset(places))
+
+
+ANSWERS = _table(
+    "Answers",
+    """Asked were prompts of one prefill chunk and of many, in push in every order in which the two sides can hear of
+them; eight requests at once; prefixes that one side has already. `equal`: every answer was, token for token, that of
+one engine alone, every transfer stands in the ledger as done, and in the end no block was held.""",
+    CELLS,
+)
+WORKERS = _table(
+    "Pulls between different numbers of workers",
+    "Two prompts. `equal` as above; every worker read, and every worker was read from.",
+    UNEQUAL,
+)
+FAULTS_OF_PUSH = Table(
+    "Faults of a push",
+    """`right`: every answer was the decoder's own or that of a hand-over, as the ledger says which; every block came
+back; the next request was handed over. `-`: nothing is written with `direct`, the decoder reads.""",
+    "fault",
+    tuple(FAULTS.values()),
+    tuple(f"{cell.model} {cell.backend}" for cell in FAULTY),
+    frozenset(itertools.product(FAULTS.values(), (f"{cell.model} {cell.backend}" for cell in FAULTY))),
+)
+TABLES = (ANSWERS, WORKERS, FAULTS_OF_PUSH)
+GOOD = {ANSWERS.title: "equal", WORKERS.title: "equal", FAULTS_OF_PUSH.title: "right"}
+"""What stands in a place of which all tests passed, by table."""
+OF_FILE = {"test_push.py": ANSWERS, "test_unequal_tp.py": WORKERS, "test_push_faults.py": FAULTS_OF_PUSH}
+
+
+def place_of(file: str, test: str, cell: Cell) -> Place | None:
+    """Where the page says what came of a test; None where it does not."""
+    table = OF_FILE.get(file)
+    if table is None:
+        return None
+    row, column = (
+        (cell.row, cell.column) if test not in FAULTS else (FAULTS[test], f"{cell.model} {cell.backend}")
+    )
+    return (table.title, row, column) if (row, column) in table.places else None
+
 
 PAGE = """# What was tried with what
 
-Written by `make e2e-matrix`. Each cell is a pair of vLLM engines on a CPU with that backend and mode. It is asked for
-prompts of one prefill chunk and of many, in push in every order in which the two sides can hear of them; for eight
-requests at once; for prefixes that one side has already. `equal`: every answer was, token for token, that of one engine
-alone, every transfer stands in the ledger as done, and in the end no block was held.
+Written by `make e2e-matrix`; a run of some cells leaves the others as they were. Each cell is a pair of vLLM engines on
+a CPU.
 
 With {versions}.
-
-| model | {columns} |
-|---|{lines}
-{rows}
 """
 
 
-def page(found: Mapping[str, str], versions: Mapping[str, str]) -> str:
-    """docs/matrix.md: ``found`` is what came of each cell, by its name; ``versions`` of what it was tried with."""
-    columns = list(dict.fromkeys(cell.column for cell in CELLS))
-    values = {(cell.row, cell.column): found.get(str(cell), "not run") for cell in CELLS}
-    rows = [
-        f"| {row} | {' | '.join(values.get((row, column), '-') for column in columns)} |"
-        for row in dict.fromkeys(cell.row for cell in CELLS)
-    ]
-    return PAGE.format(
-        versions=", ".join(f"{name} {version}" for name, version in versions.items()),
-        columns=" | ".join(columns),
-        lines="---|" * len(columns),
-        rows="\n".join(rows),
-    )
+def page(found: Mapping[Place, str], versions: Mapping[str, str]) -> str:
+    """docs/matrix.md: ``found`` is what came of each place, ``versions`` of what it was tried with."""
+    parts = [PAGE.format(versions=", ".join(f"{name} {version}" for name, version in versions.items()))]
+    for table in TABLES:
+        parts += [f"\n## {table.title}\n\n{table.text}\n\n"]
+        parts += [f"| {table.corner} | {' | '.join(table.columns)} |\n|---|{'---|' * len(table.columns)}\n"]
+        for row in table.rows:
+            values = [
+                found.get((table.title, row, column), "not run") if (row, column) in table.places else ""
+                for column in table.columns
+            ]
+            parts += [f"| {row} | {' | '.join(values)} |\n"]
+    return "".join(parts)
+
+
+def read(text: str) -> dict[Place, str]:
+    """What a page says was found."""
+    found: dict[Place, str] = {}
+    for table in TABLES:
+        lines = text.partition(f"## {table.title}\n")[2].partition("\n## ")[0].splitlines()
+        for row in table.rows:
+            line = next((line for line in lines if line.startswith(f"| {row} | ")), None)
+            if line is not None:
+                values = [value.strip() for value in line.strip("|").split("|")[1:]]
+                pairs = zip(table.columns, values, strict=True)
+                found |= {(table.title, row, column): value for column, value in pairs if value}
+    return found
