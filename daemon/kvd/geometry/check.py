@@ -56,7 +56,7 @@ def _check_place(where: str, worker: WorkerGeometry, layer: Layer) -> None:
         raise BadGeometry(
             f"{where}: offset {layer.offset} and stride {layer.stride} must not be negative or zero"
         )
-    last = layer.offset + (worker.num_blocks - 1) * layer.stride + max(f.end for f in layer.page.fields)
+    last = layer.offset + (worker.num_blocks - 1) * layer.stride + layer.page.end
     if last > region.length:
         raise BadGeometry(
             f"{where}: block {worker.num_blocks - 1} ends at byte {last} of a region of {region.length}"

@@ -150,6 +150,9 @@ def _of(kind: type[T], value: object, what: str) -> T:
 
 
 def _row(value: object, kinds: tuple[type, ...], what: str) -> tuple[Any, ...]:
+    # Nearly all of a document is rows, and kvd reads those of every worker of every peer: one comparison for each.
+    if type(value) is list and tuple(map(type, value)) == kinds:
+        return tuple(value)
     if not isinstance(value, list) or len(value) != len(kinds):
         raise BadGeometry(f"{what} must be a list of {len(kinds)} values, not {str(value)[:80]}")
     return tuple(_of(kind, item, what) for kind, item in zip(kinds, value, strict=True))

@@ -100,6 +100,11 @@ class Page:
         return sum(f.nbytes for f in self.fields)
 
     @cached_property
+    def end(self) -> int:
+        """First byte of the page that no element of any field can reach."""
+        return max(f.end for f in self.fields)
+
+    @cached_property
     def by_name(self) -> dict[str, Field]:
         """The fields by name."""
         return {f.name: f for f in self.fields}
