@@ -12,15 +12,19 @@ from math import lcm
 from kvd.topology.plan import BlockList, Plan, Read, window_start
 
 LEAST_BYTES = 64 << 20
-"""Bytes that a piece has at least. A piece costs about 0.2 ms of planning; 64 MiB take over 1 ms at 50 GB/s."""
+"""What a piece has at least, where nothing else is said: it costs about 0.2 ms of planning, and 64 MiB take over 1 ms
+at 50 GB/s."""
 MOST = 8
 """Pieces of a load at most."""
 
 
-def cut(plan: Plan, local: Mapping[int, BlockList], *, tokens: int) -> list[int]:
-    """Where the pieces of a load of ``local`` blocks end, in tokens of the prompt; the last one at ``tokens``."""
+def cut(plan: Plan, local: Mapping[int, BlockList], *, tokens: int, least: int = LEAST_BYTES) -> list[int]:
+    """Where the pieces of a load of ``local`` blocks end, in tokens of the prompt; the last one at ``tokens``.
+
+    A piece has ``least`` bytes or more.
+    """
     reads = [read for read in plan.reads if _filled(read, local)]
-    count = min(MOST, sum(_bytes(read, local) for read in reads) // LEAST_BYTES)
+    count = min(MOST, sum(_bytes(read, local) for read in reads) // least)
     covering = [read for read in reads if read.kind != "mamba"]
     if count < 2 or not covering:
         return [tokens]

@@ -27,6 +27,7 @@ from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
+from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.fault import hold_back
 from kvd.vllm.load import Load, apply_plan, complain, look, post
 from kvd.vllm.peers import Peer, meet
@@ -80,12 +81,15 @@ class PeerLane:
         local: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
         ended: Callable[[Load], None],
+        *,
+        piece_bytes: int = LEAST_BYTES,
     ) -> None:
         self.engine_id = engine_id
         self._home = home
         self._local = local
         self._siblings = siblings
         self._ended = ended
+        self._piece_bytes = piece_bytes
         self._inbox: queue.SimpleQueue[EngineCard | Load | _GiveUp | _Gone | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
@@ -251,7 +255,8 @@ class PeerLane:
         else:
             try:
                 if load.plan is None:
-                    apply_plan(load, peer.plan, picks=self._home.traits.strided_lists)
+                    picks = self._home.traits.strided_lists
+                    apply_plan(load, peer.plan, picks=picks, piece_bytes=self._piece_bytes)
                 if load.fault is not None and load.fault.when == "layers":
                     remotes = engine_geometry(peer.card).workers
                     hold_back(load, load.fault, self._local, self._siblings, remotes)

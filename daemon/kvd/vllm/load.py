@@ -97,16 +97,17 @@ class Load:
         return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
 
 
-def apply_plan(load: Load, plan: Plan, *, picks: bool) -> None:
+def apply_plan(load: Load, plan: Plan, *, picks: bool, piece_bytes: int) -> None:
     """Compile the plan for the load's blocks, with ``picks`` for lanes that take them (`PickingLane`).
 
+    ``piece_bytes`` is the least that a slice has.
     Raises `TopologyError` where the blocks do not fit.
     """
     order = load.order
     began = time.monotonic()
     local, remote = order.block_lists(), order.prefill.block_lists()
     load.slices, begin = [], 0
-    for end in cut(plan, local, tokens=order.tokens):
+    for end in cut(plan, local, tokens=order.tokens, least=piece_bytes):
         blocks = piece(plan, local, begin=begin, end=end, tokens=order.tokens)
         if picks:
             copies = compile_request(plan, blocks, remote, tokens=order.tokens)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.errors import BadSettings
 
 _DAY = 86400.0
@@ -22,8 +23,9 @@ _RANGES = {
     "lease_margin": (0.0, _DAY),
     "clock_skew": (0.0, _DAY),
     "lease_grace": (0.0, _DAY),
+    "piece_bytes": (1, 1 << 40),
 }
-"""Least and most seconds."""
+"""Least and most of each number: seconds, or bytes."""
 
 
 def _says(text: str) -> msgspec.Meta:
@@ -31,7 +33,7 @@ def _says(text: str) -> msgspec.Meta:
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How this engine transfers KV. All times are in seconds. docs/connector.md is made from what stands here."""
+    """How this engine transfers KV. Times are in seconds. docs/connector.md is made from what stands here."""
 
     runtime_dir: Annotated[
         str | None,
@@ -65,6 +67,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "Decoder: a pushed request that is not complete this long after its blocks were announced is a miss."
         ),
     ] = 120.0
+    piece_bytes: Annotated[
+        int,
+        _says(
+            "Decoder: a pull is read in pieces of at least this much on each worker, at most eight; after a miss those"
+            " that came are kept, where the model allows it."
+        ),
+    ] = LEAST_BYTES
     lease_margin: Annotated[
         float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
     ] = 0.5
@@ -92,7 +101,7 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
             continue
         least, most = _RANGES.get(name, (-math.inf, math.inf))
         if isinstance(value, (int, float)) and not least <= value <= most:
-            wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} seconds")
+            wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} {_unit(name)}")
     if not wrong:
         settings = msgspec.convert(dict(extra), Settings)
         if settings.lease_margin < settings.lease_seconds:
@@ -104,11 +113,15 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
     raise BadSettings("kv_connector_extra_config: " + "; ".join(wrong))
 
 
+def _unit(name: str) -> str:
+    return "bytes" if name.endswith("_bytes") else "seconds"
+
+
 def _name(kind: Any) -> str:
     """A type for people: ``a number or null``, ``one of "pull"``."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is dict:
         return "an object"
-    words = {str: "a string", float: "a number", type(None): "null"}
+    words = {str: "a string", float: "a number", int: "a whole number", type(None): "null"}
     return " or ".join(words[part] for part in (get_args(kind) or (kind,)))

@@ -213,8 +213,9 @@ class WorkerHalf:
             lane = self._lanes.get(engine_id)
             if lane is None and not self._closed:
                 lane = self._lanes[engine_id] = PeerLane(
-                    engine_id, self._home, self.geometry, self._siblings, self._load_ended
-                )
+                    engine_id, self._home, self.geometry, self._siblings, self._load_ended,
+                    piece_bytes=self.settings.piece_bytes,
+                )  # fmt: skip
             return lane
 
     def _hand_over(self, load: Load) -> None:

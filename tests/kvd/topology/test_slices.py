@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
@@ -21,13 +17,6 @@ from tests.kvd.topology.test_oracle import THOROUGH, cases
 Case = tuple[EngineGeometry, EngineGeometry, int, oracle.Request]
 
 
-@contextmanager
-def small_pieces() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slices, "LEAST_BYTES", 1)
-        yield
-
-
 def plan_of(case: Case) -> Plan:
     local, remote, rank, _ = case
     return plan_worker(local.workers[rank], local.workers, remote.workers)
@@ -37,8 +26,7 @@ def plan_of(case: Case) -> Plan:
 @given(cases())
 def test_all_pieces_together_copy_what_the_whole_load_does(case: Case) -> None:
     plan, asked = plan_of(case), case[3]
-    with small_pieces():
-        ends = cut(plan, asked.local, tokens=asked.tokens)
+    ends = cut(plan, asked.local, tokens=asked.tokens, least=1)
     assert ends == sorted(set(ends))
     assert ends[-1] == asked.tokens
     assert len(ends) <= slices.MOST

@@ -10,9 +10,9 @@ import pytest
 
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.memory import MemoryLane
-from kvd.topology import slices
 from kvd.vllm.groups import GroupFacts, keeps_prefix
 from kvd.vllm.orders import LoadOrder, StepOutcomes
+from kvd.vllm.settings import Settings
 from kvd.wire.handshake import PeerGone
 from kvd.wire.lease import LeaseRelease
 from tests.kvd.vllm.bench import SlidingWindowSpec, cache_config, eventually, full, order, prefill, ready
@@ -22,16 +22,23 @@ from tests.kvd.vllm.test_scheduler import Engine, from_prefiller
 WINDOWED = (GroupFacts("sliding_window", 4, window=8), GroupFacts("full", 4))
 
 
-@pytest.fixture(autouse=True)
-def _a_piece_for_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "LEAST_BYTES", 1)
+A_PIECE_FOR_EACH_BLOCK = Settings(backend="memory", piece_bytes=1)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig(settings=A_PIECE_FOR_EACH_BLOCK)
+    made.script.push(ready(made.card))
+    yield made
+    made.close()
 
 
 @pytest.fixture
 def two_groups() -> Iterator[Rig]:
     """A full group and one with a window of 8 tokens, in blocks of 4."""
     window = SlidingWindowSpec(block_size=4, num_kv_heads=2, head_size=4, head_size_v=4, sliding_window=8)
-    made = Rig(cache_config(BLOCKS, (full(), ("l0",)), (window, ("l1",))))
+    config = cache_config(BLOCKS, (full(), ("l0",)), (window, ("l1",)))
+    made = Rig(config, A_PIECE_FOR_EACH_BLOCK)
     made.script.push(ready(made.card))
     yield made
     made.close()
