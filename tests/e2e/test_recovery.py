@@ -180,6 +180,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         tmp_path_factory.mktemp("stand"),
         mode=cell.mode,
         extra={"backend": cell.backend, **TIMES},
+        cache_dir=tmp_path_factory.getbasetemp() / "cache",
         env={"UCX_TLS": "tcp,self"},  # over TCP, where a stopped peer sends nothing
         enable_prefix_caching=cell.caching,
         max_num_seqs=8 if MODELS[cell.model].batches else 1,
