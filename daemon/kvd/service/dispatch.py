@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
 from kvd.service import orders, pushes, queries
 from kvd.service.errors import Refusal
@@ -112,6 +113,8 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
         uid=caller.uid,
         rank=card.rank,
         card=card,
+        geometry=geometry,
+        shape=shape_of(card.geometry),
         regions=len(geometry.regions),
         registered_bytes=sum(region.length for region in geometry.regions),
     )
@@ -198,13 +201,14 @@ async def describe_engine(parts: Parts, caller: Caller, message: DescribeEngine)
         message.engine_id, parts.config.peer.handshake_seconds / 2, settling=parts.handshakes.settling
     )
     parts.askers.described(caller.route, message.kvd_id, engine)
-    return EngineDescribed(card=engine.card(), kvd_generation=parts.myself.generation)
+    return EngineDescribed(card=engine.card(), kvd_generation=parts.myself.generation, shape=engine.shape)
 
 
 def ping(parts: Parts, caller: Caller, message: Ping) -> Pong:
-    """Here; and which of the engines in use are gone."""
+    """Here; which of the engines in use are gone, and which there are."""
     gone = parts.askers.pinged(caller.route, message, parts.registry, settling=parts.handshakes.settling)
-    return Pong(kvd_id=parts.myself.kvd_id, kvd_generation=parts.myself.generation, gone=gone)
+    ready = tuple((e.facts.engine_id, e.generation) for e in parts.registry.engines.values() if e.generation)
+    return Pong(kvd_id=parts.myself.kvd_id, kvd_generation=parts.myself.generation, gone=gone, ready=ready)
 
 
 # --- leases ---

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvd.geometry.errors import GeometryError
+import msgspec
+
 from kvd.service.config import LivenessSettings, PeerSettings
 from kvd.service.errors import PeerAway, Refusal
 from kvd.service.events import Events
 from kvd.service.peers import Links
 from kvd.service.registry import Engine, Registry
+from kvd.service.verdicts import Verdicts
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.reply import Factor, Refused
+from kvd.wire.reply import Refused
 
-Compare = Callable[[EngineCard, EngineCard], tuple[Factor, ...]]
+log = logging.getLogger(__name__)
+
 Push = Callable[[bytes, Message], None]
 Key = tuple[Endpoint, str]
 """Where a peer engine is and its id; ``Endpoint()`` for one at this kvd."""
@@ -40,13 +45,21 @@ class Myself:
 
 @dataclass(slots=True)
 class PeerEngine:
-    """A peer engine as fetched. ``users``: local engines that were given it, with their generation then."""
+    """A peer engine as fetched; ``shape`` as its kvd says.
+
+    ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
+    time, also in an earlier generation of either: they are given the next one unasked.
+    """
 
     card: EngineCard
+    shape: str = ""
     state: Literal["ready", "unreachable", "gone"] = "ready"
     reason: str = ""
     since: float = field(default_factory=time.time)
     users: dict[str, str] = field(default_factory=dict)
+    friends: set[str] = field(default_factory=set)
+    answers: dict[tuple[str, bool, bool], PeerReady] = field(default_factory=dict)
+    """One message for all that get the same: the local engine, whether it was cached, whether without workers."""
 
 
 class Handshakes:
@@ -59,7 +72,7 @@ class Handshakes:
         links: Links,
         events: Events,
         push: Push,
-        compare: Compare,
+        verdicts: Verdicts,
         peer: PeerSettings,
         liveness: LivenessSettings,
     ) -> None:
@@ -71,9 +84,11 @@ class Handshakes:
         self._links = links
         self._events = events
         self._push = push
-        self._compare = compare
-        self._flights: dict[tuple[Key, str], asyncio.Task[EngineCard]] = {}
-        self._verdicts: dict[tuple[str, str], tuple[Factor, ...]] = {}
+        self._verdicts = verdicts
+        self._flights: dict[tuple[Key, str], asyncio.Task[PeerEngine]] = {}
+        self._asking: Counter[tuple[str, str, bytes]] = Counter()
+        self._refused: set[tuple[str, str]] = set()
+        self._greeting: set[asyncio.Task[None]] = set()
 
     @property
     def settling(self) -> bool:
@@ -85,6 +100,16 @@ class Handshakes:
 
         Raises `Refusal`: unknown or incomplete engines, a peer that is away, another generation, incompatibility.
         """
+        asked = ask.local_engine, ask.engine_id, asker
+        self._asking[asked] += 1
+        try:
+            return await self._get(ask, asker)
+        finally:
+            self._asking[asked] -= 1
+            if not self._asking[asked]:
+                del self._asking[asked]
+
+    async def _get(self, ask: GetPeer, asker: bytes) -> PeerReady:
         began = time.monotonic()
         engine = await self._registry.wait_ready(
             ask.local_engine, self._peer.handshake_seconds, settling=self.settling
@@ -97,24 +122,26 @@ class Handshakes:
                 f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
             )
-        await self._refuse_incompatible(engine, peer.card)
+        cached &= await self._refuse_incompatible(engine, peer)
         seconds = 0.0 if cached else time.monotonic() - began
-        ready = PeerReady(
-            local_engine=ask.local_engine, peer=peer.card, endpoint=key[0], seconds=seconds, cached=cached
-        )
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
-            peer.users[ask.local_engine] = engine.generation
-            self._events.emit(
-                "handshake.done",
-                ask.engine_id,
-                local=ask.local_engine,
-                generation=peer.card.generation,
-                seconds=seconds,
-            )
-            for client in engine.clients:
-                if client.route != asker:
-                    self._push(client.route, ready)
-        return ready
+            self._introduce(engine, key, peer, seconds)
+        client = self._registry.by_route(asker)
+        brief = client is not None and client.kind == "scheduler"
+        return _answer(peer, key, engine, brief=brief, seconds=seconds)
+
+    def _introduce(self, engine: Engine, key: Key, peer: PeerEngine, seconds: float) -> None:
+        """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
+        engine_id = engine.facts.engine_id
+        peer.users[engine_id] = engine.generation
+        peer.friends.add(engine_id)
+        self._events.emit(
+            "handshake.done", key[1], local=engine_id, generation=peer.card.generation, seconds=seconds
+        )
+        for client in engine.clients:
+            if not self._asking[engine_id, key[1], client.route]:
+                brief = client.kind == "scheduler"
+                self._push(client.route, _answer(peer, key, engine, brief=brief, seconds=seconds))
 
     def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engines (id, generation) behind an endpoint that local ones use."""
@@ -138,7 +165,7 @@ class Handshakes:
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
         peer.state, peer.reason, peer.since = "gone", reason, time.time()
-        self._verdicts = {pair: bad for pair, bad in self._verdicts.items() if pair[1] != generation}
+        self._refused = {pair for pair in self._refused if pair[1] != generation}
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
         for local_engine in peer.users:
@@ -146,12 +173,26 @@ class Handshakes:
                 for client in engine.clients:
                     self._push(client.route, gone)
 
+    def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
+        """A peer kvd has these generations: what local engines used an earlier one of, they are given unasked."""
+        for engine_id, generation in ready:
+            peer = self.peers.get((endpoint, engine_id))
+            if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
+                self._greet((endpoint, engine_id), peer.friends, generation)
+
+    def local_engine_ready(self, engine: Engine) -> None:
+        """A local engine is there: it is given the peers that it knew in an earlier generation."""
+        engine_id = engine.facts.engine_id
+        for key, peer in self.peers.items():
+            if peer.state == "ready" and engine_id in peer.friends and key[0] != HERE:
+                self._greet(key, {engine_id}, peer.card.generation)
+
     def local_engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
         """A local engine's generation ended: it uses nothing any more, and nobody here may use it."""
         engine_id = engine.facts.engine_id
         for peer in self.peers.values():
             peer.users.pop(engine_id, None)
-        self._verdicts = {pair: bad for pair, bad in self._verdicts.items() if pair[0] != generation}
+        self._refused = {pair for pair in self._refused if pair[0] != generation}
         self.peer_engine_gone(HERE, engine_id, generation, reason)
 
     def forget(self, before: float) -> None:
@@ -175,11 +216,30 @@ class Handshakes:
             )
         return given, ask.engine_id
 
+    def _greet(self, key: Key, local_engines: set[str], generation: str) -> None:
+        """Hand a peer engine to local engines ahead of their first request to it."""
+        for local in local_engines:
+            if self._registry.ready(local) is None:
+                continue  # given it when it is there
+            ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
+            task = asyncio.get_running_loop().create_task(self._give(ask))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _give(self, ask: GetPeer) -> None:
+        try:
+            await self.get(ask)
+        except Refusal as refusal:
+            log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)
+
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         engine = await self._registry.wait_ready(
             ask.engine_id, self._peer.handshake_seconds, settling=self.settling
         )
-        return self._keep(key, engine.card()), True
+        known = self.peers.get(key)
+        if known is None or known.state == "gone" or known.card.generation != engine.generation:
+            return self._keep(key, PeerEngine(engine.card(), engine.shape)), True
+        return known, True
 
     async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         known = self.peers.get(key)
@@ -192,15 +252,14 @@ class Handshakes:
             self._flights[key, ask.generation] = flight
             flight.add_done_callback(lambda done: self._landed((key, ask.generation), done))
         # Shielded: one caller that is given up must not end the flight of the others.
-        card = await asyncio.shield(flight)
-        return self._keep(key, card), False
+        return self._keep(key, await asyncio.shield(flight)), False
 
-    def _landed(self, flight: tuple[Key, str], done: asyncio.Task[EngineCard]) -> None:
+    def _landed(self, flight: tuple[Key, str], done: asyncio.Task[PeerEngine]) -> None:
         del self._flights[flight]
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left
 
-    async def _fetch(self, key: Key) -> EngineCard:
+    async def _fetch(self, key: Key) -> PeerEngine:
         endpoint, engine_id = key
         question = DescribeEngine(
             engine_id=engine_id, kvd_id=self._myself.kvd_id, kvd_generation=self._myself.generation
@@ -215,7 +274,7 @@ class Handshakes:
                 hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
             ) from None
         if isinstance(answer, EngineDescribed):
-            return answer.card
+            return PeerEngine(answer.card, answer.shape)
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
         if isinstance(answer, Refused):
             raise Refusal(
@@ -225,36 +284,38 @@ class Handshakes:
             "KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}"
         )
 
-    def _keep(self, key: Key, card: EngineCard) -> PeerEngine:
+    def _keep(self, key: Key, fetched: PeerEngine) -> PeerEngine:
         known = self.peers.get(key)
-        if known is not None and known.state != "gone":
-            if known.card.generation == card.generation:
+        if known is not None:
+            if known.state != "gone" and known.card.generation == fetched.card.generation:
                 return known
-            self.peer_engine_gone(
-                *key, known.card.generation, f"it restarted as generation {card.generation}"
-            )
-        self.peers[key] = PeerEngine(card)
-        return self.peers[key]
+            if known.state != "gone":
+                self.peer_engine_gone(
+                    *key, known.card.generation, f"it restarted as generation {fetched.card.generation}"
+                )
+            fetched.friends |= known.friends
+        self.peers[key] = fetched
+        return fetched
 
-    async def _refuse_incompatible(self, engine: Engine, peer: EngineCard) -> None:
-        pair = (engine.generation, peer.generation)
-        if pair not in self._verdicts:
-            # Planning a large pair takes tens of milliseconds, which heartbeats must not wait for.
-            factors = await asyncio.to_thread(self._compare, engine.card(), peer)
-            self._verdicts[pair] = tuple(f for f in factors if not f.ok)
-            if bad := self._verdicts[pair]:
-                self._events.emit(
-                    "handshake.refused", peer.engine.engine_id, local=engine.facts.engine_id,
-                    factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
-                )  # fmt: skip
-        if bad := self._verdicts[pair]:
-            named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
-            raise Refusal(
-                "KVD-INCOMPATIBLE",
-                f"{engine.facts.engine_id} cannot read from {peer.engine.engine_id}: {named}",
-                hint="`kvctl describe-topology` compares the two engines factor by factor",
-                factors=bad,
-            )
+    async def _refuse_incompatible(self, engine: Engine, peer: PeerEngine) -> bool:
+        """Raise `Refusal` where the two do not fit; else whether that was known."""
+        known, bad = await self._verdicts.find(engine, peer.card, peer.shape)
+        if not bad:
+            return known
+        pair = engine.generation, peer.card.generation
+        if pair not in self._refused:
+            self._refused.add(pair)
+            self._events.emit(
+                "handshake.refused", peer.card.engine.engine_id, local=engine.facts.engine_id,
+                factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
+            )  # fmt: skip
+        named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
+        raise Refusal(
+            "KVD-INCOMPATIBLE",
+            f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
+            hint="`kvctl describe-topology` compares the two engines factor by factor",
+            factors=bad,
+        )
 
     def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
         for (where, _), peer in self.peers.items():
@@ -262,14 +323,16 @@ class Handshakes:
                 peer.state, peer.reason, peer.since = state, reason, time.time()
 
 
-def compare_cards(local: EngineCard, peer: EngineCard) -> tuple[Factor, ...]:
-    """Factor by factor, whether ``local`` can read from ``peer``; a card that cannot be read is a factor that fails."""
-    # numpy comes with them: kvd serves first and imports them then (`serve`), off the loop.
-    from kvd.client.cards import engine_geometry
-    from kvd.topology import compat
-
-    try:
-        factors = compat.compare(engine_geometry(local), engine_geometry(peer))
-    except GeometryError as error:
-        return (Factor("geometry", "readable", f"not readable: {error}", ok=False),)
-    return tuple(Factor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)
+def _answer(peer: PeerEngine, key: Key, engine: Engine, *, brief: bool, seconds: float) -> PeerReady:
+    """What clients of a local engine are told of a peer: one object for all that are told the same."""
+    which = engine.facts.engine_id, seconds > 0, brief
+    ready = peer.answers.get(which)
+    if ready is None:
+        ready = peer.answers[which] = PeerReady(
+            local_engine=engine.facts.engine_id,
+            peer=msgspec.structs.replace(peer.card, workers=()) if brief else peer.card,
+            endpoint=key[0],
+            seconds=seconds,
+            cached=seconds == 0,
+        )
+    return ready

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Callable
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Literal, Protocol, cast
 
 import zmq
 import zmq.asyncio
@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 MAX_LINKS = 2048
 IDLE_SECONDS = 120.0
 """A link that nothing uses is closed after this long."""
-RETRY_SECONDS = (0.02, 0.25)
-"""First and longest pause before something that could not be sent is tried again; it doubles in between."""
+LOOK_AGAIN_SECONDS = 0.25
+"""Something that could not be sent is tried again when the socket says that it can be, and after this long."""
+PAUSE_SECONDS = 0.02
+"""Shortest pause between two pings."""
 DOWN_PING_SECONDS = 0.25
 
 
@@ -48,6 +50,9 @@ class Listener(Protocol):
 
     def peer_engine_gone(self, endpoint: Endpoint, engine_id: str, generation: str, reason: str) -> None:
         """The peer says that this generation ended."""
+
+    def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
+        """The peer has these engines (id, generation)."""
 
 
 class Link:
@@ -109,14 +114,13 @@ class Link:
         deadline = time.monotonic() + seconds
         correlation = next(self._ids)
         frames = [encode(message, correlation)]
-        pause = RETRY_SECONDS[0]
         answer = self._asked[correlation] = asyncio.get_running_loop().create_future()
         try:
             while not send_now(self._socket, frames):
-                if time.monotonic() >= deadline:
+                left = deadline - time.monotonic()
+                if left <= 0:
                     raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, RETRY_SECONDS[1])
+                await _sendable(self._socket, min(left, LOOK_AGAIN_SECONDS))
             try:
                 return await asyncio.wait_for(answer, max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -165,8 +169,9 @@ class Link:
                     for engine_id, generation in answer.gone:
                         reason = "its kvd says that this generation ended"
                         self._listener.peer_engine_gone(self.endpoint, engine_id, generation, reason)
+                    self._listener.peer_engines_ready(self.endpoint, answer.ready)
             pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
-            await asyncio.sleep(max(RETRY_SECONDS[0], pause - (time.monotonic() - began)))
+            await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
 
     def _change(self, state: Literal["up", "down"], reason: str) -> None:
         self.state, self.since = state, time.time()
@@ -175,6 +180,12 @@ class Link:
             self._listener.link_up(self.endpoint)
         else:
             self._listener.link_down(self.endpoint, reason)
+
+
+async def _sendable(socket: zmq.asyncio.Socket, seconds: float) -> None:
+    """Wait for a connection, or for room on it."""
+    wait = cast("Callable[[int, int], Awaitable[int]]", socket.poll)  # the stubs know only its first argument
+    await wait(max(1, int(1000 * seconds)), zmq.POLLOUT)
 
 
 class Links:

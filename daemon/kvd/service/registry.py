@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
+from kvd.geometry.model import WorkerGeometry
 from kvd.service.errors import Refusal
 from kvd.service.events import Events
 from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
@@ -24,7 +28,8 @@ ENDED_KEPT = 64
 class Client:
     """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
-    ``uid`` is its process's user, -1 where the kernel does not say.
+    ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
+    ``shape`` its digest without addresses.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -34,6 +39,8 @@ class Client:
     route: bytes
     rank: RankId | None = None
     card: WorkerCard | None = None
+    geometry: WorkerGeometry | None = None
+    shape: str = ""
     policy: str = ""
     uid: int = -1
     regions: int = 0
@@ -52,12 +59,16 @@ class Client:
 
 @dataclass(slots=True)
 class Engine:
-    """A local engine: the clients of it that live. ``generation`` is empty unless all workers are here."""
+    """A local engine: the clients of it that live.
+
+    ``generation`` and ``shape`` (`_shape`) are empty unless all workers are here.
+    """
 
     facts: EngineFacts
     workers: dict[RankId, Client] = field(default_factory=dict)
     scheduler: Client | None = None
     generation: str = ""
+    shape: str = ""
     state: EngineState = "partial"
     since: float = field(default_factory=time.time)
     reason: str = ""
@@ -73,8 +84,18 @@ class Engine:
 
     def card(self) -> EngineCard:
         """What peers are told of it. Only for an engine that is ready."""
-        cards = (self.workers[rank].card for rank in sorted(self.workers, key=place))
+        cards = (worker.card for worker in self.ordered)
         return EngineCard(engine=self.facts, generation=self.generation, workers=tuple(c for c in cards if c))
+
+    @property
+    def ordered(self) -> tuple[Client, ...]:
+        """Its workers in the order of ranks."""
+        return tuple(self.workers[rank] for rank in sorted(self.workers, key=place))
+
+    @property
+    def geometries(self) -> tuple[WorkerGeometry, ...]:
+        """What its workers' cards hold, in the order of ranks."""
+        return tuple(worker.geometry for worker in self.ordered if worker.geometry)
 
 
 class Watcher(Protocol):
@@ -96,6 +117,7 @@ class Registry:
     def __init__(self, events: Events, watcher: Watcher) -> None:
         self.clients: dict[str, Client] = {}
         self.engines: dict[str, Engine] = {}
+        self._routes: dict[bytes, Client] = {}
         self._events = events
         self._watcher = watcher
 
@@ -115,6 +137,7 @@ class Registry:
         if known is not None and known.state != "gone":
             client.registered = known.registered
         self.clients[client.incarnation] = client
+        self._routes[client.route] = client
         if client.rank is None:
             engine.scheduler = client
         else:
@@ -131,7 +154,10 @@ class Registry:
         client = self.clients.get(incarnation)
         if client is None or client.state == "gone":
             return None
-        client.heard, client.route = time.monotonic(), route
+        client.heard = time.monotonic()
+        if client.route != route:
+            client.route = route
+            self._routes[route] = client
         if client.state == "silent":
             client.state, client.reason, client.since = "alive", "", time.time()
             self._events.emit(f"{client.kind}.alive", client.name, incarnation=incarnation)
@@ -162,13 +188,15 @@ class Registry:
         for incarnation, client in list(self.clients.items()):
             if client.state == "gone" and client.since < before:
                 del self.clients[incarnation]
+        self._routes = {r: c for r, c in self._routes.items() if c.route == r and c.state != "gone"}
         for engine_id, engine in list(self.engines.items()):
             if engine.state == "gone" and engine.since < before and not engine.waiters:
                 del self.engines[engine_id]
 
     def by_route(self, route: bytes) -> Client | None:
         """The living client behind a route, None where there is none."""
-        return next((c for c in self.clients.values() if c.route == route and c.state != "gone"), None)
+        client = self._routes.get(route)
+        return client if client is not None and client.route == route and client.state != "gone" else None
 
     def ready(self, engine_id: str) -> Engine | None:
         """The engine, if all its workers are here."""
@@ -213,6 +241,8 @@ class Registry:
         complete = len(engine.workers) >= engine.facts.world_size
         generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
         before, engine.generation = engine.generation, generation
+        if generation != before:
+            engine.shape = _shape(engine) if generation else ""
         state: EngineState = (
             "ready" if complete else "partial" if any(True for _ in engine.clients) else "gone"
         )
@@ -236,6 +266,17 @@ class Registry:
 def place(rank: RankId) -> tuple[int, int, int]:
     """The order in which ranks are listed: pp, dcp, tp."""
     return (rank.pp, rank.dcp, rank.tp)
+
+
+def _shape(engine: Engine) -> str:
+    """A digest of all that decides what the engine fits: not its id, and no address. Empty where a part is unknown."""
+    workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in engine.ordered]
+    if not all(shape for _, shape in workers):
+        return ""
+    facts = msgspec.structs.replace(
+        engine.facts, engine_id="", facts=dict(sorted(engine.facts.facts.items()))
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
 
 
 def _holder(engine: Engine, client: Client) -> Client | None:

@@ -30,7 +30,7 @@ from kvd.service.curve import Keys
 from kvd.service.discovery import discover
 from kvd.service.errors import ConfigError, LedgerError, StartError
 from kvd.service.events import Events
-from kvd.service.handshake import Compare, Handshakes, Myself, compare_cards
+from kvd.service.handshake import Handshakes, Myself
 from kvd.service.leases import Leases
 from kvd.service.ledger import Ledger
 from kvd.service.liveness import Liveness
@@ -39,6 +39,7 @@ from kvd.service.parts import Decode, Parts
 from kvd.service.peers import Links
 from kvd.service.registry import Client, Engine, Registry
 from kvd.service.router import Router
+from kvd.service.verdicts import Compare, Verdicts, compare_cards
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import SOCKET_NAME
@@ -78,8 +79,10 @@ class _Wiring:
     def engine_ready(self, engine: Engine) -> None:
         """Its clients learn the generation at once, not with the next heartbeat."""
         if self.parts is not None:
+            registered = dispatch.registered_as(self.parts, engine)
             for client in engine.clients:
-                self.parts.local.send(client.route, dispatch.registered_as(self.parts, engine))
+                self.parts.local.send(client.route, registered)
+            self.parts.handshakes.local_engine_ready(engine)
 
     def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
         """Local users, other kvds, and the engine's own clients are told."""
@@ -205,7 +208,7 @@ def _assemble(
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = Links(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, compare, config.peer, config.liveness
+        myself, registry, links, events, router.send, Verdicts(compare), config.peer, config.liveness
     )  # fmt: skip
     links.listener = handshakes
     parts = Parts(

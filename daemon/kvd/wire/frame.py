@@ -118,9 +118,14 @@ _BODY: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
-def encode(message: Message, correlation: int = 0) -> bytes:
+def encode(message: Message | msgspec.Raw, correlation: int = 0) -> bytes:
     """The frame for ``message``; ``correlation`` > 0 for a request and its reply, 0 for a push."""
     return _ENCODER.encode((WIRE_VERSION, correlation, message))
+
+
+def body(message: Message) -> msgspec.Raw:
+    """What `encode` puts into a frame, for a message that many get: the card of a large engine has 100s of KB."""
+    return msgspec.Raw(_ENCODER.encode(message))
 
 
 def decode(frame: bytes) -> tuple[Message, int]:

@@ -23,7 +23,8 @@ class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
 class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
-    Also pushed (correlation id 0) to a local engine's clients ahead of need.
+    Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
+    of which it needs nothing.
 
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
@@ -58,10 +59,15 @@ class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only
 
 
 class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_only=True):
-    """kvd to kvd: the card of a complete engine."""
+    """kvd to kvd: the card of a complete engine.
+
+    ``shape`` is a digest of all that the engine's compatibility can depend on: equal ones are compared once. Empty from
+    a kvd that does not make it.
+    """
 
     card: EngineCard
     kvd_generation: str
+    shape: str = ""
 
 
 class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True, kw_only=True):
@@ -81,8 +87,9 @@ class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
 
 
 class Pong(msgspec.Struct, tag="pong", frozen=True, kw_only=True):
-    """kvd to kvd: here; of the engines you use, these (id, generation) are gone."""
+    """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here."""
 
     kvd_id: str
     kvd_generation: str
     gone: tuple[tuple[str, str], ...] = ()
+    ready: tuple[tuple[str, str], ...] = ()
