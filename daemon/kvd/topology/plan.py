@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
-from kvd.topology.grid import Grid
+from kvd.topology.grid import Grid, Int32
 from kvd.topology.intersect import Table, join
 from kvd.topology.sources import Holder, Phase, Piece, pieces
 
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Read:
     """What one remote worker supplies of one group, for all layers that it supplies in the same way.
 
@@ -48,10 +48,24 @@ class Read:
     heads: tuple[int, int] | None
     window: int | None = None
 
-    @property
+    @cached_property
     def bytes_per_block(self) -> int:
         """Bytes that this read takes from one block, over all its layers."""
         return self.rows.nbytes
+
+    @cached_property
+    def filling(self) -> tuple[Mask, int]:
+        """Which rows fill their stride on both sides, so that they go on in the next block, and how many do."""
+        rows = self.rows
+        mask: Mask = (rows.length == self.local_stride) & (rows.length == self.remote_stride)
+        return mask, int(np.count_nonzero(mask))
+
+
+class Cells(NamedTuple):
+    """Of a read's rows in its grid: the cell of block 0 on both sides, two columns of shape (rows, 1)."""
+
+    local: Int32
+    remote: Int32
 
 
 @dataclass(frozen=True)
@@ -72,11 +86,11 @@ class Plan:
         return tuple(sorted({read.remote for read in self.reads}))
 
     @cached_property
-    def grids(self) -> dict[int, tuple[Grid, dict[int, int]]]:
-        """By position of the remote worker: its reads as one grid, and at which row each read (its id) begins."""
+    def grids(self) -> dict[int, tuple[Grid, dict[int, Cells]]]:
+        """By position of the remote worker: its reads as one grid, and the cells of each read (by its id)."""
         return {position: self._grid(position) for position in self.sources}
 
-    def _grid(self, position: int) -> tuple[Grid, dict[int, int]]:
+    def _grid(self, position: int) -> tuple[Grid, dict[int, Cells]]:
         reads = [read for read in self.reads if read.remote == position]
         counts = [len(read.rows) for read in reads]
         grid = Grid(
@@ -88,8 +102,15 @@ class Plan:
             self.local_blocks,
             self.remote_blocks[position],
         )
-        starts = np.cumsum([0, *counts[:-1]]).tolist()
-        return grid, {id(read): start for read, start in zip(reads, starts, strict=True)}
+        ends = np.cumsum(counts).tolist()
+        cells = {}
+        for read, end, count in zip(reads, ends, counts, strict=True):
+            # 32 bits hold the cells of every grid that is picked from (`Grid.numbered`).
+            row = np.arange(end - count, end, dtype=np.int64)[:, None]
+            cells[id(read)] = Cells(
+                (row * grid.local_blocks).astype(np.int32), (row * grid.remote_blocks).astype(np.int32)
+            )
+        return grid, cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +171,20 @@ def compile_plan(
 
 @dataclass(frozen=True, eq=False)
 class Met:
-    """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length."""
+    """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length.
+
+    They are in the order of local ids, whatever order they were given in: runs are then found wherever there are any.
+    """
 
     read: Read
     mine: Int64
     theirs: Int64
 
     @cached_property
-    def runs(self) -> tuple[Int64, Int64, Int64]:
-        """Runs of blocks that count up together on both sides: first local id, first remote id, blocks in the run."""
-        return _runs(self.mine, self.theirs)
+    def breaks(self) -> Mask:
+        """Between which two neighbours one run ends and the next begins; in a run both sides count up together."""
+        gaps: Mask = (self.mine[1:] - self.mine[:-1] != 1) | (self.theirs[1:] - self.theirs[:-1] != 1)
+        return gaps
 
 
 def meetings(
@@ -178,8 +203,16 @@ def meetings(
         mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
-        _in_range(mine, plan.local_blocks, f"local group {read.group}")
-        _in_range(theirs, plan.remote_blocks[read.remote], f"remote group {read.remote_group}")
+        if not _ascending(mine):
+            order = mine.argsort()
+            mine, theirs = mine[order], theirs[order]
+        _in_range(int(mine[0]), int(mine[-1]), plan.local_blocks, f"local group {read.group}")
+        _in_range(
+            int(theirs.min()),
+            int(theirs.max()),
+            plan.remote_blocks[read.remote],
+            f"remote group {read.remote_group}",
+        )
         yield Met(read, mine, theirs)
 
 
@@ -257,12 +290,18 @@ def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
 
 def _distinct(index: int, blocks: BlockList) -> None:
     """Raise `BlockMismatch` where a block would be written twice."""
-    ids = blocks.ids
-    if len(ids) > 1 and not bool(np.all(ids[1:] > ids[:-1])):
-        values, times = np.unique(ids, return_counts=True)
-        if len(values) != len(ids):
-            twice = int(values[times > 1][0])
-            raise BlockMismatch(f"local group {index}: block id {twice} is given {int(times.max())} times")
+    if _ascending(blocks.ids):
+        return
+    ids = np.sort(blocks.ids)
+    same = ids[1:] == ids[:-1]
+    if same.any():
+        twice = ids[1:][same][0]
+        times = int(np.count_nonzero(ids == twice))
+        raise BlockMismatch(f"local group {index}: block id {int(twice)} is given {times} times")
+
+
+def _ascending(ids: Int64) -> bool:
+    return bool((ids[1:] > ids[:-1]).all())
 
 
 def _sources(
@@ -403,43 +442,29 @@ def window_start(kind: GroupKind, window: int, tokens: int) -> int:
     return tokens - window
 
 
-def _in_range(ids: Int64, blocks: int, what: str) -> None:
-    if int(ids.min()) < 0 or int(ids.max()) >= blocks:
-        raise BlockMismatch(f"{what}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks")
+def _in_range(least: int, most: int, blocks: int, what: str) -> None:
+    if least < 0 or most >= blocks:
+        raise BlockMismatch(f"{what}: block ids {least}..{most} and only {blocks} blocks")
 
 
 def coalesced(met: Met) -> Descriptors:
     """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
     read, mine, theirs = met.read, met.mine, met.theirs
-    whole = _whole(read)
+    whole, count = read.filling
     parts = []
-    if whole.any():
-        first, first_remote, run = met.runs
-        parts.append(_outer(read, whole, first, first_remote, run))
-    if not whole.all():
+    if count:
+        starts = np.concatenate(([0], met.breaks.nonzero()[0] + 1))
+        run = np.diff(starts, append=len(mine))
+        parts.append(_outer(read, whole, mine[starts], theirs[starts], run))
+    if count < len(whole):
         parts.append(_outer(read, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
     return concatenate(parts)
 
 
 def left_over(met: Met) -> int:
     """How many descriptors `coalesced` gives."""
-    whole = int(np.count_nonzero(_whole(met.read)))
-    return whole * len(met.runs[0]) + (len(met.read.rows) - whole) * len(met.mine)
-
-
-def _whole(read: Read) -> Mask:
-    rows = read.rows
-    whole: Mask = (rows.length == read.local_stride) & (rows.length == read.remote_stride)
-    return whole
-
-
-def _runs(mine: Int64, theirs: Int64) -> tuple[Int64, Int64, Int64]:
-    if np.any(mine[1:] < mine[:-1]):
-        order = np.argsort(mine, kind="stable")
-        mine, theirs = mine[order], theirs[order]
-    breaks = (mine[1:] != mine[:-1] + 1) | (theirs[1:] != theirs[:-1] + 1)
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-    return mine[starts], theirs[starts], np.diff(np.append(starts, len(mine)))
+    whole, rows = met.read.filling[1], len(met.read.rows)
+    return whole * (1 + int(np.count_nonzero(met.breaks))) + (rows - whole) * len(met.mine)
 
 
 def _outer(

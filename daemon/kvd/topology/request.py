@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
+from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.grid import Grid, Int32, Picks
-from kvd.topology.plan import BlockList, Met, Plan, coalesced, left_over, meetings, phased
+from kvd.topology.plan import BlockList, Cells, Met, Plan, coalesced, left_over, meetings, phased
 
 LEAST_RUN = 6
 """Blocks that a descriptor must join on average to be worth more than picks."""
@@ -53,7 +53,7 @@ def compile_request(
     }
 
 
-def _copies(grid: tuple[Grid, dict[int, int]], straight: list[Met], split: list[Met]) -> Copies:
+def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: list[Met]) -> Copies:
     """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
     rows, picked, left = [], [], 0
     for met in straight:
@@ -77,29 +77,18 @@ def _scattered(grid: Grid, descriptors: int, cells: int) -> bool:
     return grid.numbered and descriptors >= FEW and descriptors * LEAST_RUN > cells
 
 
-def _picks(grid: tuple[Grid, dict[int, int]], picked: list[Met], left: int) -> Picks:
-    cells, first = grid
+def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met], left: int) -> Picks:
+    whole, cells = grid
     here: list[Int32] = []
     there: list[Int32] = []
     for met in picked:
-        mine, theirs = _ordered(met)
-        row = np.arange(len(met.read.rows), dtype=np.int32)[:, None] + np.int32(first[id(met.read)])
-        here.append((row * np.int32(cells.local_blocks) + mine.astype(np.int32)).ravel())
-        there.append((row * np.int32(cells.remote_blocks) + theirs.astype(np.int32)).ravel())
+        first = cells[id(met.read)]
+        here.append((first.local + met.mine.astype(np.int32)).ravel())
+        there.append((first.remote + met.theirs.astype(np.int32)).ravel())
     return Picks(
-        cells,
+        whole,
         here[0] if len(here) == 1 else np.concatenate(here),
         there[0] if len(there) == 1 else np.concatenate(there),
-        sum(met.read.rows.nbytes * len(met.mine) for met in picked),
+        sum(met.read.bytes_per_block * len(met.mine) for met in picked),
         left,
     )
-
-
-def _ordered(met: Met) -> tuple[Int64, Int64]:
-    """The blocks by local id if that puts neighbours side by side, for a backend that joins them; else as they came."""
-    mine, theirs = met.mine, met.theirs
-    joins = int(np.count_nonzero((mine[1:] == mine[:-1] + 1) & (theirs[1:] == theirs[:-1] + 1)))
-    if len(mine) - len(met.runs[0]) > joins:
-        order = np.argsort(mine, kind="stable")
-        return mine[order], theirs[order]
-    return mine, theirs
