@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvctl.bench.cases import Request
-from kvd.backends.contract import Lane, Operation, PickingLane, State, Transfer
+from kvd.backends.contract import Lane, Operation, State, Transfer, takes_picks
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.grid import Picks
 from kvd.topology.plan import Met, Plan, compile_plan, meetings
@@ -98,7 +98,7 @@ def _due(number: int, at: Sequence[float] | None, began: float) -> bool:
 
 def _post(way: Move, number: int, request: Request) -> _Going:
     started = time.monotonic()
-    picking = any(isinstance(lane, PickingLane) for lane in way.lanes.values())
+    picking = any(map(takes_picks, way.lanes.values()))
     if not way.coalesce:
         copies = uncoalesced(way.plan, request)
     elif picking and way.operation == "read":
@@ -136,7 +136,7 @@ def _way(way: Move, position: int) -> tuple[Lane, str]:
 
 def _submit(lane: Lane, peer: str, what: Descriptors | Picks, operation: Operation) -> Transfer:
     if isinstance(what, Picks):
-        if isinstance(lane, PickingLane):
+        if takes_picks(lane):
             return lane.submit_picks(peer, what, operation)
         what = what.descriptors()
     # The plan is the reader's; whoever writes sees its two sides the other way round.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kvd.backends.auto_metadata import NAME, Both, read_both
-from kvd.backends.contract import Home, Lane, Operation, PickingLane, State, Transfer
+from kvd.backends.contract import Home, Lane, Operation, State, Transfer, takes_picks
 from kvd.backends.direct_process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
 from kvd.topology.descriptors import Descriptors
@@ -106,7 +106,7 @@ class AutoLane:
         """
         with self._lock:
             lane = self._chosen(peer)
-            if isinstance(lane, PickingLane):
+            if takes_picks(lane):
                 transfer = lane.submit_picks(peer, picks, operation)
             else:
                 transfer = lane.submit(peer, picks.descriptors(), operation)

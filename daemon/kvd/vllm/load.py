@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Lane, PickingLane, State, Transfer
+from kvd.backends.contract import Lane, State, Transfer, takes_picks
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import BlockList, Plan, compile_plan
@@ -98,7 +98,7 @@ class Load:
 
 
 def apply_plan(load: Load, plan: Plan, *, picks: bool, piece_bytes: int) -> None:
-    """Compile the plan for the load's blocks, with ``picks`` for lanes that take them (`PickingLane`).
+    """Compile the plan for the load's blocks, with ``picks`` for lanes that take them (`takes_picks`).
 
     ``piece_bytes`` is the least that a slice has.
     Raises `TopologyError` where the blocks do not fit.
@@ -135,7 +135,7 @@ def post(load: Load, lane: Lane, plan: Plan) -> None:
                 slice_.transfers.append(lane.submit(peer, copies.descriptors, "read"))
             if copies.picks is None:
                 continue
-            if isinstance(lane, PickingLane):
+            if takes_picks(lane):
                 slice_.transfers.append(lane.submit_picks(peer, copies.picks, "read"))
             else:
                 slice_.transfers.append(lane.submit(peer, copies.picks.descriptors(), "read"))
