@@ -21,7 +21,11 @@ _ADAPTERS: Mapping[str, str] = {
 # Distributions that provide an engine; any one of a row will do.
 _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "nixl": ("nixl",),
-    "mooncake": ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine"),
+    "mooncake": (
+        "mooncake-transfer-engine-non-cuda",
+        "mooncake-transfer-engine-cuda13",
+        "mooncake-transfer-engine",
+    ),
 }
 
 

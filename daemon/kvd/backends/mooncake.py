@@ -6,18 +6,25 @@ has its own, one for each worker of the peer, and so has each landing.
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from kvd.backends import cuda_driver
 from kvd.backends.contract import Traits
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, RegistrationError, TransferRefused
-from kvd.backends.mooncake_engine import Engine
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError, TransferRefused
+from kvd.backends.mooncake_engine import Engine, registrable
 from kvd.backends.mooncake_lane import MooncakeLane
-from kvd.backends.mooncake_library import NAME, Library, load
-from kvd.backends.mooncake_settings import Settings
+from kvd.backends.mooncake_library import INSTALL, NAME, Library, load
+from kvd.backends.mooncake_mark import DeviceMarks, host_mark
+from kvd.backends.mooncake_settings import NVLINK, Settings, protocol_for
 from kvd.backends.mooncake_target import Target, pack_target
 from kvd.geometry.model import Region
+
+_log = logging.getLogger(__name__)
 
 
 def open_home(name: str, *, options: Mapping[str, Any]) -> MooncakeHome:
@@ -31,7 +38,11 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> MooncakeHome:
 
 
 class MooncakeHome:
-    """A worker's registered memory. Threads of Mooncake's own answer the peers that read from it."""
+    """A worker's registered memory. Threads of Mooncake's own answer the peers that read from it.
+
+    ``traits`` are settled once memory is registered: with CUDA IPC the reader copies by itself, and so would a writer,
+    whom nothing done here could stop; so peers do not write here.
+    """
 
     traits = Traits(late_writes_stop_at="lane", lands=True)
 
@@ -40,6 +51,7 @@ class MooncakeHome:
         self._settings = settings
         self._library = library
         self._engine: Engine | None = None
+        self._marks: DeviceMarks | None = None
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[MooncakeLane] = set()
         self._landings: set[MooncakeLanding] = set()
@@ -57,8 +69,38 @@ class MooncakeHome:
             raise RegistrationError("memory of this home is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
-        self._engine = Engine(self._library, self._settings, regions)
+        for region in regions:
+            registrable(region, self._library)
+        if self._settings.protocol == "auto":
+            self._settings = replace(
+                self._settings, protocol=protocol_for(regions, self._library, os.environ)
+            )
         self._regions = tuple(regions)
+        if (device := cuda_driver.ordinal(regions)) is not None:
+            self._look_at(device)
+        elif self._settings.protocol == NVLINK:
+            raise RegistrationError(f"option protocol is {NVLINK} and memory is on the host", backend=NAME)
+        self._engine = self._make()
+
+    def _look_at(self, device: int) -> None:
+        """Settle what is different for memory of a GPU."""
+        protocol = self._settings.protocol
+        _log.info("Mooncake moves the memory of cuda:%d by %s", device, protocol)
+        if protocol == NVLINK and not self._library.nvlink:
+            raise RegistrationError(
+                f"option protocol is {NVLINK} and this build of Mooncake ({self._library.version}) has none",
+                backend=NAME,
+                hint=INSTALL,
+            )
+        if protocol == NVLINK:
+            self._marks = DeviceMarks(device)
+            self.traits = replace(self.traits, synchronous=True, lands=False)
+        elif protocol == "tcp":
+            _log.warning(
+                "Mooncake copies the memory of cuda:%d over tcp, through the host: slow. Within a host set the option "
+                "protocol to nvlink, between hosts to rdma",
+                device,
+            )
 
     def metadata(self) -> bytes:
         """What a peer's `MooncakeLane.add` needs, to read.
@@ -91,9 +133,14 @@ class MooncakeHome:
 
         Raises:
             RegistrationError: nothing is registered yet.
-            BackendUnavailable: Mooncake does not start another engine.
+            BackendUnavailable: Mooncake does not start another engine, or peers do not write here.
         """
         self._registered()
+        if not self.traits.lands:
+            raise BackendUnavailable(
+                "no landing: with CUDA IPC the writer's process copies, and nothing done here would stop it",
+                backend=NAME,
+            )
         engine = self._make()
         landing = MooncakeLanding(
             name, engine, self._describe(f"{self.name}.{name}", engine), self._landings.discard
@@ -114,12 +161,15 @@ class MooncakeHome:
             landing.close()
         if self._engine:
             self._engine.destroy()
+        if self._marks:
+            self._marks.close()
 
     def _make(self) -> Engine:
-        return Engine(self._library, self._settings, self._regions)
+        mark = self._marks.take() if self._marks else host_mark()
+        return Engine(self._library, self._settings, self._regions, mark)
 
     def _describe(self, name: str, engine: Engine) -> bytes:
-        target = Target(engine.session, self._settings.protocol, engine.mark, engine.mark_address)
+        target = Target(engine.session, self._settings.protocol, engine.mark.value, engine.mark.address)
         return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
 
     def _opened(self) -> None:

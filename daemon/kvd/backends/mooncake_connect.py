@@ -12,8 +12,9 @@ import time
 from dataclasses import dataclass, field
 
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable
-from kvd.backends.mooncake_engine import COMPLETED, MARK_BYTES, WAITING, Engine, knock
+from kvd.backends.mooncake_engine import COMPLETED, WAITING, Engine, knock
 from kvd.backends.mooncake_library import LOG, NAME
+from kvd.backends.mooncake_mark import MARK_BYTES
 from kvd.backends.mooncake_target import Target
 
 _PAUSE_S = 2e-4
@@ -57,7 +58,11 @@ class _Opening:
     def run(self) -> None:
         """Post; where nobody waits any more, destroy the engine."""
         number = self.engine.post(
-            "read", self.target.session, self.engine.scratch_address, self.target.mark_address, MARK_BYTES
+            "read",
+            self.target.session,
+            self.engine.mark.scratch_address,
+            self.target.mark_address,
+            MARK_BYTES,
         )
         with self._lock:
             self.number = number
@@ -85,10 +90,10 @@ def _read(engine: Engine, number: int | None, target: Target, peer: str, until: 
         what = "answers on its first port and not on the one for data"
     elif state != COMPLETED:
         what = "did not let its mark be read"
-    elif engine.scratch != target.mark:
+    elif (found := engine.mark.scratch()) != target.mark:
         return PeerMetadataError(
             f"{target.session} is not of the process that wrote the metadata of peer {peer}: its mark is "
-            f"{engine.scratch.hex()}, not {target.mark.hex()}",
+            f"{found.hex()}, not {target.mark.hex()}",
             backend=NAME,
             hint="the peer was started anew; its new metadata is needed",
         )

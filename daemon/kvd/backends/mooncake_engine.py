@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import gc
-import secrets
 import socket
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvd.backends import cuda_driver
 from kvd.backends.contract import Operation
 from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.mooncake_library import INSTALL, LOG, NAME, Library, engine_environment
 from kvd.backends.mooncake_listener import end_wait
-from kvd.backends.mooncake_settings import Settings
+from kvd.backends.mooncake_mark import Mark
+from kvd.backends.mooncake_settings import NVLINK, Settings
 from kvd.backends.spans import parse_device
 from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
 
-MARK_BYTES = 16
 WAITING = 0
 COMPLETED = 1
 
@@ -29,6 +30,10 @@ _POSTS: Mapping[Operation, str] = {
     "read": "batch_transfer_async_read",
     "write": "batch_transfer_async_write",
 }
+_COPIES: Mapping[Operation, str] = {
+    "read": "batch_transfer_sync_read",
+    "write": "batch_transfer_sync_write",
+}
 # Mooncake gives 0 where it took nothing, and -1 in the type of its numbers where it cannot reach the peer.
 _NO_NUMBERS = frozenset({0, 2**64 - 1})
 
@@ -36,18 +41,18 @@ _NO_NUMBERS = frozenset({0, 2**64 - 1})
 class Engine:
     """Owns Mooncake's engine and is the only one to refer to it.
 
-    ``session`` is what peers call it. ``mark`` is random bytes in registered memory at ``mark_address``: a peer reads
-    them to know that it talks to this engine and not to a later one on the same port; ``scratch_address`` is where this
-    engine puts those it reads.
+    ``session`` is what peers call it. ``mark`` is what a peer reads to know that it talks to this engine and not to a
+    later one on the same port.
     """
 
-    def __init__(self, library: Library, settings: Settings, regions: Sequence[Region]) -> None:
+    def __init__(self, library: Library, settings: Settings, regions: Sequence[Region], mark: Mark) -> None:
+        """``settings`` name the protocol, not auto."""
         for region in regions:
-            _registrable(region, library)
+            registrable(region, library)
         self._gone: weakref.ref[Any] | None = None
-        self._own = np.frombuffer(
-            bytearray(secrets.token_bytes(MARK_BYTES) + bytes(MARK_BYTES)), np.uint8
-        )  # registered, so alive as long as the engine
+        self.mark = mark
+        self._device = cuda_driver.ordinal(regions)
+        self._enter()
         self._engine: Any = library.engine()
         with engine_environment(settings.protocol, settings.progress_timeout_s):
             failed = self._engine.initialize(
@@ -64,30 +69,14 @@ class Engine:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.session = f"{host}:{self._port}"
         try:
-            self._register([*joined(regions), Region(self.mark_address, 2 * MARK_BYTES)])
+            if settings.protocol == NVLINK:
+                # A region's handle stands for its whole allocation; and a batch hides which of it was refused.
+                self._register_each(dict.fromkeys(cuda_driver.allocation(r) for r in (*regions, mark.region)))
+            else:
+                self._register([*joined(regions), mark.region])
         except BackendError:
             self.destroy()
             raise
-
-    @property
-    def mark(self) -> bytes:
-        """The bytes at ``mark_address``."""
-        return self._own[:MARK_BYTES].tobytes()
-
-    @property
-    def mark_address(self) -> int:
-        """Where a peer reads the mark."""
-        return int(self._own.ctypes.data)
-
-    @property
-    def scratch_address(self) -> int:
-        """`MARK_BYTES` of registered memory that nobody else writes."""
-        return self.mark_address + MARK_BYTES
-
-    @property
-    def scratch(self) -> bytes:
-        """What stands at ``scratch_address``."""
-        return self._own[MARK_BYTES:].tobytes()
 
     def post(self, operation: Operation, session: str, local: int, remote: int, length: int) -> int | None:
         """Start to copy one piece; its number, or None where Mooncake did not take it.
@@ -95,8 +84,20 @@ class Engine:
         Returns at once, but for the first post to a session, which asks the peer for its memory: a peer that is stopped
         holds that up for a minute. The GIL is released.
         """
+        self._enter()
         number = int(getattr(self._engine, _POSTS[operation])(session, [local], [remote], [length]))
         return None if number in _NO_NUMBERS else number
+
+    def copy(self, operation: Operation, session: str, rows: Descriptors) -> bool:
+        """Copy all rows; returns when that is over, with whether they all were. The GIL is released."""
+        self._enter()
+        columns = [rows.local, rows.remote, rows.length]
+        copying = getattr(self._engine, f"{_COPIES[operation]}_arrays", None)  # since 0.3.14
+        if copying is not None:
+            failed = copying(session, *(np.ascontiguousarray(column, np.uint64) for column in columns))
+        else:
+            failed = getattr(self._engine, _COPIES[operation])(session, *(c.tolist() for c in columns))
+        return not failed
 
     def status(self, number: int) -> int:
         """`WAITING`, `COMPLETED`, or below 0: failed. Looks once; ask no more once it is not `WAITING`."""
@@ -105,9 +106,13 @@ class Engine:
     def destroy(self) -> None:
         """Destroy Mooncake's engine: none of its bytes, in or out, moves any more. Call again to look again.
 
+        What it has queued on a GPU is waited for.
+
         Raises:
-            BackendError: something still refers to it, so it lives and its transfers may still write.
+            BackendError: something still refers to it, so it lives and its transfers may still write; or the device
+                could not be waited for.
         """
+        self._enter()
         if self._gone is None:
             if self._engine is None:
                 return
@@ -122,23 +127,32 @@ class Engine:
                 backend=NAME,
                 hint="keep no Mooncake object outside kvd.backends.mooncake_engine",
             )
+        if self._device is not None:
+            cuda_driver.settle(self._device)
+
+    def _enter(self) -> None:
+        """Make the device current in this thread, whichever it is: Mooncake copies with what it finds there."""
+        if self._device is not None:
+            cuda_driver.enter(self._device)
 
     def _register(self, regions: Sequence[Region]) -> None:
         addresses, lengths = [r.address for r in regions], [r.length for r in regions]
         failed = self._engine.batch_register_memory(addresses, lengths)
         if not failed:
             return
-        # One by one, to name the region that Mooncake does not take.
+        self._register_each(regions)  # to name the one that Mooncake does not take
+        raise RegistrationError(f"{len(regions)} regions: Mooncake answered {failed}", backend=NAME, hint=LOG)
+
+    def _register_each(self, regions: Iterable[Region]) -> None:
         for region in regions:
-            alone = self._engine.register_memory(region.address, region.length)
-            if alone:
+            refused = self._engine.register_memory(region.address, region.length)
+            if refused:
                 raise RegistrationError(
                     f"region at {region.address:#x}, {region.length} bytes, device {region.device}: Mooncake answered "
-                    f"{alone}",
+                    f"{refused}",
                     backend=NAME,
                     hint=f"see `kvctl doctor` on memlock limits and peer memory; {LOG}",
                 )
-        raise RegistrationError(f"{len(regions)} regions: Mooncake answered {failed}", backend=NAME, hint=LOG)
 
 
 def knock(session: str, otherwise: str) -> str:
@@ -156,7 +170,12 @@ def knock(session: str, otherwise: str) -> str:
     return f"{session} still takes connections: {otherwise}"
 
 
-def _registrable(region: Region, library: Library) -> None:
+def registrable(region: Region, library: Library) -> None:
+    """Refuse what this build of Mooncake cannot register.
+
+    Raises:
+        RegistrationError: another kind of device, an empty region, or GPU memory and a build without CUDA.
+    """
     kind, _ = parse_device(region.device)
     if kind not in {"cpu", "cuda"} or region.length <= 0 or region.address <= 0:
         raise RegistrationError(f"{region} cannot be registered: kinds are cpu, cuda", backend=NAME)

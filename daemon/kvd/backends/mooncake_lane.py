@@ -15,11 +15,13 @@ from kvd.backends.mooncake_connect import connect
 from kvd.backends.mooncake_engine import COMPLETED, WAITING, Engine, knock
 from kvd.backends.mooncake_library import LOG, NAME
 from kvd.backends.mooncake_rows import Bounds, checked, cut
-from kvd.backends.mooncake_settings import Settings
+from kvd.backends.mooncake_settings import NVLINK, Settings
 from kvd.backends.mooncake_target import Target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
+COPIED_AT_ONCE = 4096
+"""Rows of one call where Mooncake copies while it is called."""
 _ALIVE = "the peer refused the address, made no progress for Mooncake's 30 s, or a connection broke"
 
 
@@ -52,7 +54,8 @@ class _Peer:
 class MooncakeLane:
     """The way to one peer engine. Calls from several threads wait for each other, `close` too.
 
-    A piece is a batch of Mooncake's of its own: that is the only kind whose state can be asked without waiting for it.
+    With CUDA IPC Mooncake copies while it is called, so a transfer is over when it is submitted. Otherwise a piece
+    is a batch of Mooncake's of its own: that is the only kind whose state can be asked without waiting for it.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class MooncakeLane:
             self._peers[peer] = _Peer(metadata, target, bounds, engine)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Post what may be under way at a time; `poll` posts the rest.
+        """Post what may be under way at a time; `poll` posts the rest. With CUDA IPC lasts as long as the copy.
 
         An error before anything was posted is raised; one after that is a FAILED transfer.
 
@@ -118,6 +121,8 @@ class MooncakeLane:
             if known is None:
                 raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
             rows = checked(descriptors, self._bounds, known.bounds)
+            if self._settings.protocol == NVLINK:
+                return self._copy(known, rows, operation, peer)
             pieces = cut(rows, self._settings.piece_bytes)
             work = _Work(
                 known, operation, *(c.tolist() for c in (pieces.local, pieces.remote, pieces.length))
@@ -163,6 +168,23 @@ class MooncakeLane:
             self._peers.clear()
             self._destroy(engines)
         self._closed(self)
+
+    def _copy(self, peer: _Peer, rows: Descriptors, operation: Operation, name: str) -> Transfer:
+        """Copy while the caller waits."""
+        work = _Work(peer, operation, [], [], [])
+        transfer = Transfer(name, rows.nbytes, len(rows), work, posted=time.monotonic())
+        for first in range(0, len(rows), COPIED_AT_ONCE):
+            part = Descriptors(
+                *(c[first : first + COPIED_AT_ONCE] for c in (rows.local, rows.remote, rows.length))
+            )
+            if not peer.engine.copy(operation, peer.target.session, part):
+                work.failed = (
+                    f"rows {first} to {first + len(part) - 1} of {len(rows)}: Mooncake gives no reason"
+                )
+                break
+        transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
+        self._look(transfer, work)
+        return transfer
 
     def _destroy(self, engines: list[Engine]) -> None:
         """Destroy these, and those that were not when they should have been."""

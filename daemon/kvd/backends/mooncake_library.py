@@ -20,28 +20,40 @@ from typing import Any
 from kvd.backends.errors import BackendError, BackendUnavailable
 
 NAME = "mooncake"
-DISTRIBUTIONS = ("mooncake-transfer-engine-non-cuda", "mooncake-transfer-engine")
+DISTRIBUTIONS = (
+    "mooncake-transfer-engine-non-cuda",
+    "mooncake-transfer-engine-cuda13",
+    "mooncake-transfer-engine",
+)
 INSTALL = (
-    "install mooncake-transfer-engine-non-cuda==0.3.13.post1 (with CUDA mooncake-transfer-engine) and the Debian "
-    "packages libibverbs1, libnuma1 and libcurl4"
+    "install mooncake-transfer-engine-non-cuda==0.3.13.post1 (with CUDA 13 mooncake-transfer-engine-cuda13, with CUDA "
+    "12 mooncake-transfer-engine) and the Debian packages libibverbs1, libnuma1 and libcurl4"
 )
 LOG = "Mooncake's own lines about it are on this process's stderr (MC_LOG_LEVEL=INFO for more)"
 
 _log = logging.getLogger(__name__)
 
-_INFINIBAND = Path("/sys/class/infiniband")
+INFINIBAND = Path("/sys/class/infiniband")
 # Another engine behind the same Python module, whose transfer numbers this adapter must not pass on.
 _OTHER_ENGINE = ("MC_USE_TENT", "MC_USE_TEV1")
 _environment = threading.Lock()
+FORCE_TCP, INTRANODE_NVLINK = "MC_FORCE_TCP", "MC_INTRANODE_NVLINK"
+"""What Mooncake obeys, whatever protocol it is told."""
+_MEANS = {FORCE_TCP: "tcp", INTRANODE_NVLINK: "nvlink"}
+_OTHER_PROTOCOLS = {"tcp": (), "rdma": (FORCE_TCP, INTRANODE_NVLINK), "nvlink": (FORCE_TCP,)}
 
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Mooncake once loaded: its engine class, the installed release, whether it was built with CUDA."""
+    """Mooncake once loaded: its engine class, the installed release, whether it was built with CUDA.
+
+    ``nvlink``: it can copy between processes of one host by CUDA IPC.
+    """
 
     engine: Any
     version: str
     cuda: bool
+    nvlink: bool = False
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +68,12 @@ def load() -> Library:
         module = importlib.import_module("mooncake.engine")
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"Mooncake does not load: {error}", backend=NAME, hint=INSTALL) from error
-    return Library(module.TransferEngine, _version(), bool(getattr(module, "SUPPORT_CUDA", False)))
+    return Library(
+        module.TransferEngine,
+        _version(),
+        bool(getattr(module, "SUPPORT_CUDA", False)),
+        bool(getattr(module, "SUPPORT_INTRA_NVLINK", False)),
+    )
 
 
 def prepare_environment(environ: MutableMapping[str, str], *, loaded: bool = False) -> None:
@@ -88,26 +105,30 @@ def engine_environment(
     progress_timeout_s: int | None,
     *,
     environ: MutableMapping[str, str] | None = None,
-    infiniband: Path = _INFINIBAND,
+    infiniband: Path = INFINIBAND,
 ) -> Iterator[None]:
     """The environment in which an engine of ``protocol`` is to be made.
 
-    Mooncake takes the protocol as a hint for its allocator only: what moves the bytes is RDMA where it finds a device,
-    a memory mapping or NVLink where it was built with one, else tcp. MC_FORCE_TCP is what it obeys.
+    Mooncake takes the protocol as a hint for its allocator only. What moves the bytes is CUDA IPC where
+    MC_INTRANODE_NVLINK is set, else RDMA where it finds a device, else tcp; and tcp where MC_FORCE_TCP is set.
 
     Raises:
-        BackendUnavailable: rdma is wanted where there is no device or where MC_FORCE_TCP is set.
+        BackendUnavailable: the user's own variables ask for another protocol, or rdma is wanted where there is no
+            device.
     """
     environ = os.environ if environ is None else environ
-    wanted: dict[str, str] = {}
+    for name in _OTHER_PROTOCOLS[protocol]:
+        if name in environ:
+            raise BackendUnavailable(
+                f"option protocol is {protocol} and {name} is set: Mooncake would use {_MEANS[name]}",
+                backend=NAME,
+                hint=f"unset {name}, or set protocol to {_MEANS[name]}",
+            )
+    wanted: dict[str, str | None] = {}
     if protocol == "tcp":
-        wanted["MC_FORCE_TCP"] = "1"
-    elif "MC_FORCE_TCP" in environ:
-        raise BackendUnavailable(
-            f"option protocol is {protocol} and MC_FORCE_TCP is set: Mooncake would use tcp",
-            backend=NAME,
-            hint="unset MC_FORCE_TCP, or set protocol to tcp",
-        )
+        wanted = {FORCE_TCP: "1", INTRANODE_NVLINK: None}
+    elif protocol == "nvlink":
+        wanted = {INTRANODE_NVLINK: "1"}
     elif not (infiniband.is_dir() and any(infiniband.iterdir())):
         raise BackendUnavailable(
             f"option protocol is {protocol} and {infiniband} is empty: Mooncake would use tcp without a word",
@@ -120,15 +141,11 @@ def engine_environment(
             environ[name] = str(progress_timeout_s)
     with _environment:
         before = {name: environ.get(name) for name in wanted}
-        environ.update(wanted)
+        _update(environ, wanted)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    del environ[name]
-                else:
-                    environ[name] = value
+            _update(environ, before)
 
 
 def advertised_host(environ: Mapping[str, str] | None = None) -> str:
@@ -171,6 +188,14 @@ def check_host(host: str, environ: Mapping[str, str] | None = None) -> None:
             backend=NAME,
             hint=("unset" if six else "set") + " MC_USE_IPV6, or name another address with the option host",
         )
+
+
+def _update(environ: MutableMapping[str, str], values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            environ.pop(name, None)
+        else:
+            environ[name] = value
 
 
 def _version() -> str:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from kvd.backends.errors import BackendError
-from kvd.backends.mooncake_library import NAME, advertised_host, check_host
+from kvd.backends.mooncake_library import (
+    FORCE_TCP,
+    INFINIBAND,
+    INTRANODE_NVLINK,
+    NAME,
+    Library,
+    advertised_host,
+    check_host,
+)
+from kvd.geometry.model import Region
 
-PROTOCOLS = ("tcp", "rdma")
+NVLINK = "nvlink"
+PROTOCOLS = ("auto", "tcp", "rdma", NVLINK)
 QUEUE = 1024
 """Transfers that Mooncake queues for one peer before it fails new ones (MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER)."""
 
@@ -18,14 +29,15 @@ QUEUE = 1024
 class Settings:
     """What `open_home` takes as options.
 
-    ``protocol``: tcp or rdma. ``device_name``: RDMA devices to use, comma separated, empty for all. ``host``: the
+    ``protocol``: tcp, rdma, nvlink (CUDA IPC within a host, over NVLink where there is one), or auto for what suits the
+    memory (`protocol_for`). ``device_name``: RDMA devices to use, comma separated, empty for all. ``host``: the
     address that peers are told, empty for VLLM_HOST_IP or that of the default route. ``connect_timeout_s``: seconds
     that `Lane.add` waits for a peer to answer. ``in_flight``: pieces handed to Mooncake at a time for one peer.
     ``piece_bytes``: longer descriptors are cut into pieces of so many bytes. ``progress_timeout_s``: whole seconds
     without progress after which Mooncake itself fails a transfer, for the whole process; None for its 30.
     """
 
-    protocol: str = "tcp"
+    protocol: str = "auto"
     device_name: str = ""
     host: str = ""
     connect_timeout_s: float = 5.0
@@ -48,7 +60,7 @@ class Settings:
             )
         settings = cls(**options)
         for name, value, wanted, fits in (
-            ("protocol", settings.protocol, "tcp or rdma", settings.protocol in PROTOCOLS),
+            ("protocol", settings.protocol, "auto, tcp, rdma or nvlink", settings.protocol in PROTOCOLS),
             ("device_name", settings.device_name, "text", isinstance(settings.device_name, str)),
             ("host", settings.host, "an address", isinstance(settings.host, str)),
             (
@@ -81,6 +93,23 @@ class Settings:
         settings = settings if settings.host else replace(settings, host=advertised_host())
         check_host(settings.host)
         return settings
+
+
+def protocol_for(
+    regions: Sequence[Region], library: Library, environ: Mapping[str, str], infiniband: Path = INFINIBAND
+) -> str:
+    """What ``auto`` means over ``regions``, which are registered with an engine of that protocol.
+
+    Host memory goes by tcp, unless rdma is asked for. GPU memory goes by what the environment asks for, else by RDMA
+    where there is a device, else by CUDA IPC where Mooncake was built with it, else by tcp, which is slow.
+    """
+    if all(region.device == "cpu" for region in regions) or FORCE_TCP in environ:
+        return "tcp"
+    if library.nvlink and INTRANODE_NVLINK in environ:
+        return NVLINK
+    if infiniband.is_dir() and any(infiniband.iterdir()):
+        return "rdma"
+    return NVLINK if library.nvlink else "tcp"
 
 
 def _number(value: object, *, above: float) -> bool:

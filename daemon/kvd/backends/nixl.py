@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from kvd.backends import cuda_driver
 from kvd.backends.contract import Traits
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
@@ -111,13 +112,20 @@ class NixlHome:
         """Register memory. Once, before `metadata` and `lane`.
 
         Raises:
-            RegistrationError: registered before, nothing given, or NIXL refused a region.
+            RegistrationError: registered before, nothing given, NIXL refused a region, or lanes are to be parked and
+                there is memory on a device.
         """
         agent = self._opened()
         if self._regions:
             raise RegistrationError("memory of this home is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
+        if self._parks and (device := next((r.device for r in regions if r.device != "cpu"), None)):
+            raise RegistrationError(
+                f"option abandon is park and memory is on {device}, which copies by itself: a parked lane would write",
+                backend=NAME,
+                hint="leave the option abandon at auto",
+            )
         with self._alone():
             agent.register(regions)
         self._regions = tuple(regions)
@@ -200,7 +208,10 @@ class NixlHome:
 
     def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
         """One more agent over the home's memory, which only calls into it advance."""
-        agent = Agent(self._library, name, telemetry=self._settings.telemetry, progress=False, ucx=ucx)
+        device = cuda_driver.ordinal(self._regions)
+        agent = Agent(
+            self._library, name, telemetry=self._settings.telemetry, progress=False, ucx=ucx, device=device
+        )
         try:
             agent.register(self._regions)
         except BackendError:

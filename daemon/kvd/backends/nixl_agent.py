@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvd.backends import cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.nixl_library import NAME, Library, translate
 from kvd.backends.spans import parse_device
 from kvd.geometry.model import Region
 
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
+_HINTS = {
+    "DRAM": "see `kvctl doctor` on memlock limits and peer memory",
+    "VRAM": "UCX needs its CUDA transports: unset UCX_TLS and UCX_MODULES or let them have cuda; memory of torch's"
+    " expandable segments cannot be shared (PYTORCH_CUDA_ALLOC_CONF)",
+}
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +45,13 @@ class Agent:
         telemetry: bool,
         progress: bool,
         ucx: Mapping[str, str] = MappingProxyType({}),
+        device: int | None = None,
     ) -> None:
+        """``device`` is the CUDA device of the memory that will be registered, where that is known before."""
         self.library = library
         self.name = f"{name}.{secrets.token_hex(4)}"
+        self._device = device
+        self._enter()  # UCX looks for the transports of a device once, here
         self._gone: weakref.ref[Any] | None = None
         # NIXL's worker threads (num_threads) advance every post of 1024 descriptors and more by themselves: the bytes
         # of a parked lane would land with nobody calling into it.
@@ -72,6 +82,7 @@ class Agent:
         Raises:
             BackendError: what NIXL raised, translated; never chained to it, as its traceback would hold the agent.
         """
+        self._enter()
         failure: BackendError
         try:
             return getattr(self._nixl, method)(*arguments)
@@ -90,6 +101,7 @@ class Agent:
         Raises:
             BackendError: as `call`.
         """
+        self._enter()
         failure: BackendError
         try:
             return self._nixl.make_prepped_xfer(operation, lists[0], here, lists[1], there)
@@ -102,7 +114,9 @@ class Agent:
 
         Raises:
             RegistrationError: a device NIXL has no memory kind for, an empty region, or a region NIXL refused.
+            BackendError: memory of several CUDA devices.
         """
+        self._device = cuda_driver.ordinal(regions)
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for region in regions:
             kind, ordinal = parse_device(region.device)
@@ -134,6 +148,7 @@ class Agent:
 
     def release(self, handles: list[Any]) -> None:
         """Release NIXL's transfer handles and forget them, finished or not. Does not stop bytes on their way."""
+        self._enter()
         while handles:
             try:
                 handles.pop().release()
@@ -141,12 +156,17 @@ class Agent:
                 # Destroying the agent frees it all the same, and that is what the lane does next.
                 _log.warning("NIXL did not release a transfer of %s: %s", self.name, error)
 
-    def destroy(self) -> None:
+    def destroy(self, *, settle: bool = False) -> None:
         """Destroy NIXL's agent. Call again to look again.
 
+        Copies that UCX has queued on a GPU outlive its agent: ``settle`` waits for them, and for all else that this
+        process has queued there.
+
         Raises:
-            BackendError: something still refers to it, so it lives and its transfers may still write.
+            BackendError: something still refers to it, so it lives and its transfers may still write; or the device
+                could not be waited for.
         """
+        self._enter()
         if self._gone is None:
             nixl, self._nixl = self._nixl, None
             # The wrapper may be held by a frame of somebody's traceback; what does the work is the object inside.
@@ -160,6 +180,13 @@ class Agent:
                 backend=NAME,
                 hint="keep no NIXL object outside kvd.backends.nixl",
             )
+        if settle and self._device is not None:
+            cuda_driver.settle(self._device)
+
+    def _enter(self) -> None:
+        """Make the device current in this thread, whichever it is."""
+        if self._device is not None:
+            cuda_driver.enter(self._device)
 
     def _culprit(
         self, memory: str, members: Sequence[tuple[int, int, int]], refused: BackendError
@@ -173,6 +200,6 @@ class Agent:
                 return RegistrationError(
                     f"{memory} region at {address:#x}, {length} bytes, device {ordinal}: {alone.message}",
                     backend=NAME,
-                    hint="see `kvctl doctor` on memlock limits and peer memory",
+                    hint=_HINTS.get(memory, _HINTS["DRAM"]),
                 )
         return RegistrationError(refused.message, backend=NAME)

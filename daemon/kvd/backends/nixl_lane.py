@@ -46,7 +46,7 @@ class Parked:
         """
         self.agent.release(self.handles)
         self.agent.release(self.lists)
-        self.agent.destroy()
+        self.agent.destroy(settle=True)
 
 
 @dataclass(slots=True)
@@ -85,6 +85,7 @@ class NixlLane:
         self._spans = Spans(regions)
         self._peers: dict[str, _Peer] = {}
         self._live: dict[_Post, Transfer] = {}
+        self._unended = False  # a transfer ended without its bytes being known to have
         self._closed = closed
         self._lock = threading.Lock()
 
@@ -172,17 +173,18 @@ class NixlLane:
         """End the lane. When this returns no byte of any of its transfers can land here any more. Idempotent.
 
         Transfers get ``drain_s`` seconds to end by themselves. If some don't, the agent is parked where the home allows
-        it (see `Parked`), else destroyed.
+        it (see `Parked`), else destroyed, and copies that a GPU has queued are waited for.
 
         Raises:
-            BackendError: something outside this module holds NIXL's agent, so it still lives: treat the memory of the
-                lane's transfers as still being written.
+            BackendError: something outside this module holds NIXL's agent, so it still lives, or the GPU cannot be
+                waited for: treat the memory of the lane's transfers as still being written.
         """
         with self._lock:
             agent, self._open = self._agent, False
             if agent is None:
                 return
             self._drain(agent)
+            self._unended = self._unended or bool(self._live)
             parked = Parked(agent) if self._live and self._park else None
             for transfer in list(self._live.values()):
                 if parked:
@@ -198,7 +200,7 @@ class NixlLane:
                 self._park(parked)
             else:
                 agent.release(lists)
-                agent.destroy()
+                agent.destroy(settle=self._unended)
             self._agent = None
         self._closed(self)
 
@@ -280,6 +282,7 @@ class NixlLane:
         except BackendError as error:
             status, reason = "ERR", f"{error.message} ({error.hint})" if error.hint else error.message
         if reason:
+            self._unended = True
             self._release(agent, transfer)
             self._end(transfer, State.FAILED, reason)
         return status

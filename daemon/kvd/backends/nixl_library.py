@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 INFINIBAND = Path("/sys/class/infiniband")
 """Holds a link for each RDMA device."""
 
+CUDA_IPC_READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
+NVIDIA = Path("/dev/nvidiactl")
+"""Is there where a process may use NVIDIA's GPUs."""
+
 _SOFTWARE = frozenset({"tcp", "self", "sm", "shm", "mm", "posix", "sysv", "cma", "knem", "xpmem"})
 
 # NIXL's exceptions carry one word each; these are the ones that mean something better than "no".
@@ -63,6 +67,7 @@ def load() -> Library:
     """
     if NAME not in sys.modules:
         prepare_environment(os.environ)
+    prefer_cuda_ipc(os.environ)
     logger = logging.getLogger(NAME)
     # While it is imported NIXL attaches a handler on stdout and may at once write to it; stdout belongs to whoever
     # prints data there.
@@ -97,6 +102,17 @@ def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = IN
         # Shared memory alone cannot connect: agents exchange their first messages over tcp, as does every fallback.
         _log.warning("UCX_TLS=%s leaves out tcp, which NIXL needs to connect: using %s", transports, kept)
         environ["UCX_TLS"] = kept
+
+
+def prefer_cuda_ipc(environ: MutableMapping[str, str], nvidia: Path = NVIDIA) -> None:
+    """Set, where there are GPUs, what UCX reads for each agent; what the user has set is kept.
+
+    Left to itself UCX reads a GPU's memory over tcp, at 0.5 GB/s, where it sees no NVLink: two processes on one GPU,
+    GPUs joined by PCIe, a container without nvml.
+    """
+    if nvidia.exists() and CUDA_IPC_READS not in environ:
+        environ[CUDA_IPC_READS] = "on"
+        _log.info("set %s=on: UCX may else read GPU memory over tcp", CUDA_IPC_READS)
 
 
 def software_only(

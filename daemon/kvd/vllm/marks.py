@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvd.backends import cuda_driver
 from kvd.vllm.outgoing import Ready
 
 
@@ -13,15 +14,27 @@ def no_mark() -> Ready | None:
 
 
 def marker(device: str) -> Callable[[], Ready | None]:
-    """What makes marks on the current stream of a kind of device: ``cpu``, ``cuda``, ..."""
+    """What makes marks on the current stream of a kind of device: ``cpu``, ``cuda``, ...
+
+    To be called, like what it gives, where the worker's device is current. A mark may be asked on any thread, and never
+    waits.
+    """
     if device == "cpu":
         return no_mark
     import torch
 
+    index = torch.cuda.current_device() if device == "cuda" else None
+
     def mark() -> Ready:
         event = torch.Event(device)
         event.record()
-        ready: Ready = event.query
+
+        def ready() -> bool:
+            if index is not None:
+                # In a thread that has no device the CUDA runtime would take up device 0.
+                cuda_driver.enter(index)
+            return bool(event.query())
+
         return ready
 
     return mark

@@ -27,6 +27,7 @@ from kvd.backends.errors import (
 )
 from kvd.backends.mooncake import MooncakeHome, open_home
 from kvd.backends.mooncake_library import (
+    Library,
     advertised_host,
     check_host,
     engine_environment,
@@ -34,7 +35,7 @@ from kvd.backends.mooncake_library import (
     prepare_environment,
 )
 from kvd.backends.mooncake_rows import Bounds, cut
-from kvd.backends.mooncake_settings import Settings
+from kvd.backends.mooncake_settings import Settings, protocol_for
 from kvd.backends.mooncake_target import Target, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -347,7 +348,7 @@ def test_device_memory_needs_a_build_for_it() -> None:
     ("options", "says"),
     [
         ({"colour": 1}, "unknown option colour for mooncake; known are protocol, device_name, host"),
-        ({"protocol": "bogus"}, "protocol is 'bogus'; it is tcp or rdma"),
+        ({"protocol": "bogus"}, "protocol is 'bogus'; it is auto, tcp, rdma or nvlink"),
         ({"device_name": None}, "device_name is None; it is text"),
         ({"host": 5}, "host is 5; it is an address"),
         ({"connect_timeout_s": 0}, "connect_timeout_s is 0; it is a number above 0"),
@@ -401,17 +402,44 @@ def test_environment_of_an_engine(tmp_path: Path) -> None:
             assert environ["MC_FORCE_TCP"] == "1"
         timeouts = {"MC_TCP_STATUS_TIMEOUT_SEC": "7", "MC_TCP_PROGRESS_TIMEOUT_SEC": "7"}
         assert environ == given | timeouts
+    environ = {"MC_INTRANODE_NVLINK": "1"}
+    with engine_environment("tcp", None, environ=environ, infiniband=missing):
+        assert environ == {"MC_FORCE_TCP": "1"}
+    assert environ == {"MC_INTRANODE_NVLINK": "1"}
+    environ = {}
+    with engine_environment("nvlink", None, environ=environ, infiniband=missing):
+        assert environ == {"MC_INTRANODE_NVLINK": "1"}
+    assert environ == {}
     with engine_environment("rdma", None, environ={}, infiniband=tmp_path):
         pass
-    for environ, devices, says in (
-        ({}, missing, "missing is empty"),
-        ({"MC_FORCE_TCP": "1"}, tmp_path, "MC_FORCE_TCP is set"),
+    for protocol, environ, devices, says in (
+        ("rdma", {}, missing, "missing is empty"),
+        ("rdma", {"MC_FORCE_TCP": "1"}, tmp_path, "MC_FORCE_TCP is set: Mooncake would use tcp"),
+        ("rdma", {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "Mooncake would use nvlink"),
+        ("nvlink", {"MC_FORCE_TCP": "1"}, missing, "MC_FORCE_TCP is set: Mooncake would use tcp"),
     ):
         with (
             pytest.raises(BackendUnavailable, match=says),
-            engine_environment("rdma", None, environ=environ, infiniband=devices),
+            engine_environment(protocol, None, environ=environ, infiniband=devices),
         ):
             pass
+
+
+def test_what_suits_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0").touch()
+    missing = tmp_path / "missing"
+    host, gpu = [Region(4096, 1)], [Region(4096, 1, "cuda:1")]
+    built, plain = Library(None, "", cuda=True, nvlink=True), Library(None, "", cuda=True)
+    for regions, library, environ, devices, protocol in (
+        (host, built, {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "tcp"),
+        (gpu, built, {}, tmp_path, "rdma"),
+        (gpu, built, {}, missing, "nvlink"),
+        (gpu, plain, {}, missing, "tcp"),
+        (gpu, built, {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "nvlink"),
+        (gpu, plain, {"MC_INTRANODE_NVLINK": "1"}, missing, "tcp"),
+        (gpu, built, {"MC_FORCE_TCP": "1"}, tmp_path, "tcp"),
+    ):
+        assert protocol_for(regions, library, environ, devices) == protocol
 
 
 def test_pieces_cover_the_same_bytes() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvd.backends.errors import RegistrationError
 from kvd.backends.nixl import Settings, open_home
-from kvd.backends.nixl_library import prepare_environment, software_only
+from kvd.backends.nixl_library import prefer_cuda_ipc, prepare_environment, software_only
 from kvd.geometry.model import Region
 
 pytest.importorskip("nixl", exc_type=ImportError)
@@ -125,6 +126,28 @@ def test_environment(tmp_path: Path) -> None:
         environ = {"UCX_TLS": given, "UCX_LOG_FILE": "f"}
         prepare_environment(environ, tmp_path)
         assert environ == {"UCX_TLS": kept, "UCX_LOG_FILE": "f"}
+
+
+def test_reads_of_gpu_memory_go_by_cuda_ipc_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    (gpu := tmp_path / "nvidiactl").touch()
+    for there, given, kept in (
+        (tmp_path / "missing", {}, {}),
+        (gpu, {}, {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"}),
+        (gpu, {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "off"}, {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "off"}),
+    ):
+        environ = dict(given)
+        prefer_cuda_ipc(environ, there)
+        assert environ == kept
+
+
+def test_lanes_over_device_memory_are_not_parked() -> None:
+    """A device goes on copying by itself into the memory of a lane that nobody calls any more."""
+    home = open_home("worker", options={"abandon": "park"})
+    try:
+        with pytest.raises(RegistrationError, match="abandon is park and memory is on cuda:1"):
+            home.register([Region(1 << 40, 4096, "cuda:1")])
+    finally:
+        home.close()
 
 
 def test_software_only(tmp_path: Path) -> None:

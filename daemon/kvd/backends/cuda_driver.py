@@ -1,0 +1,156 @@
+"""The few calls of the CUDA driver that the adapters make themselves: its context in each thread, and waiting for it.
+
+Through ctypes, as every process that has memory on such a device has the driver's library loaded already, and nothing
+else that could be asked is always there. Ordinals are this process's own: CUDA_VISIBLE_DEVICES has been applied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from kvd.backends.errors import BackendError, BackendUnavailable
+from kvd.backends.spans import parse_device
+from kvd.geometry.model import Region
+
+LIBRARY = "libcuda.so.1"
+
+_current = threading.local()
+_contexts: dict[int, ctypes.c_void_p] = {}
+_lock = threading.Lock()
+
+
+def ordinal(regions: Sequence[Region]) -> int | None:
+    """The CUDA device that ``regions`` are on, None for host memory.
+
+    Raises:
+        BackendError: they are on several; a worker has one.
+    """
+    found = {index for kind, index in (parse_device(r.device) for r in regions) if kind == "cuda"}
+    if len(found) > 1:
+        raise BackendError(f"memory is on CUDA devices {sorted(found)}; a worker has one")
+    return found.pop() if found else None
+
+
+def entering(regions: Sequence[Region]) -> Callable[[], None]:
+    """What each thread calls before it has anything done with ``regions``: makes their device's context current.
+
+    Engines look for the context of the calling thread: UCX gives up CUDA IPC in a thread that has none, and Mooncake
+    then copies on device 0. Does nothing for host memory, and next to nothing in a thread that has called it before.
+
+    Raises:
+        BackendError: they are on several devices.
+    """
+    device = ordinal(regions)
+    return _nothing if device is None else partial(enter, device)
+
+
+def enter(device: int) -> None:
+    """Make the primary context of ``device`` current in this thread, as the CUDA runtime and torch do.
+
+    Raises:
+        BackendUnavailable: no driver, or no such device.
+    """
+    if getattr(_current, "device", None) == device:
+        return
+    with _lock:
+        if device not in _contexts:
+            made = ctypes.c_void_p()
+            handle = ctypes.c_int()
+            _call("cuDeviceGet", ctypes.byref(handle), device)
+            _call("cuDevicePrimaryCtxRetain", ctypes.byref(made), handle)
+            _contexts[device] = made  # until the process ends: the KV memory is there as long
+    _call("cuCtxSetCurrent", _contexts[device])
+    _current.device = device
+
+
+def settle(device: int) -> None:
+    """Wait until ``device`` has done all that this process has asked of it so far. The GIL is released meanwhile.
+
+    Raises:
+        BackendError: it reports an error.
+    """
+    enter(device)
+    _call("cuCtxSynchronize")
+
+
+def allocation(region: Region) -> Region:
+    """The allocation that a region on a device lies in: memory is shared between processes by allocations.
+
+    Raises:
+        BackendError: the driver knows no allocation there.
+    """
+    _, device = parse_device(region.device)
+    enter(device)
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(region.address))
+    return Region(base.value, size.value, region.device)
+
+
+def allocate(device: int, size: int) -> int:
+    """The address of ``size`` new bytes on ``device``.
+
+    Raises:
+        BackendError: there is no room.
+    """
+    enter(device)
+    address = ctypes.c_uint64()
+    _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+    return int(address.value)
+
+
+def free(device: int, address: int) -> None:
+    """Give back what `allocate` gave.
+
+    Raises:
+        BackendError: it is not.
+    """
+    enter(device)
+    _call("cuMemFree_v2", ctypes.c_uint64(address))
+
+
+def write(device: int, address: int, data: bytes) -> None:
+    """Copy from the host; returns when it is there."""
+    enter(device)
+    _call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+
+
+def read(device: int, address: int, size: int) -> bytes:
+    """Copy to the host; returns when it is here."""
+    enter(device)
+    data = ctypes.create_string_buffer(size)
+    _call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(address), ctypes.c_size_t(size))
+    return data.raw
+
+
+def _nothing() -> None:
+    return None
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(_library(), name)(*arguments)
+    if code:
+        raise BackendError(f"CUDA: {name}: {_says(code)}")
+
+
+def _says(code: int) -> str:
+    text = ctypes.c_char_p()
+    known = _library().cuGetErrorString(code, ctypes.byref(text)) == 0
+    return f"{text.value.decode()} ({code})" if known and text.value else f"error {code}"
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    try:
+        library = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise BackendUnavailable(
+            f"memory on a CUDA device and no driver: {error}",
+            hint="in a container, run it with the NVIDIA runtime",
+        ) from error
+    if code := library.cuInit(0):
+        raise BackendUnavailable(f"CUDA: cuInit: error {code}")
+    return library
