@@ -13,7 +13,10 @@ from typing import Annotated, Literal, get_type_hints
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.groups import GroupFacts, has_state, keeps_prefix
 
-Channel = Literal["blocks", "request", "none"]
+Channel = Literal["blocks", "request", "scheduler", "none"]
+
+SCHEDULER = "kvd.vllm.recovering.recovering_scheduler"
+"""The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
 
 _SCHEDULER = "v1/core/sched/scheduler.py"
 _BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
@@ -38,6 +41,9 @@ class Build:
     takes_bad_blocks: Annotated[Fact, "recovers asynchronous loads from their bad blocks, with one group"]
     blocks_kill_groups: Annotated[Fact, "bad blocks of a model with several groups end the engine's step"]
     takes_failed_requests: Annotated[Fact, "recovers a failed load as a whole request, with any groups"]
+    frees_failed: Annotated[
+        Fact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
+    ]
     knows_policy: Annotated[Fact, "has both policies, recompute and fail"]
     transfer_results: Annotated[Fact, "asks workers by get_transfer_results"]
     new_request: Annotated[Fact, "calls on_new_request"]
@@ -68,6 +74,7 @@ class Safety:
 _SAYS: dict[Channel, str] = {
     "blocks": "failed loads are reported by block",
     "request": "failed loads are reported by request",
+    "scheduler": f"failed loads are reported by block to {SCHEDULER}, which finds the request",
     "none": "loads nothing",
 }
 
@@ -86,6 +93,7 @@ def probe(root: Path | None = None) -> Build:
         takes_bad_blocks=_takes_bad_blocks(scheduler),
         blocks_kill_groups=_blocks_kill_groups(scheduler),
         takes_failed_requests=_takes_failed_requests(where, scheduler),
+        frees_failed=_frees_failed(scheduler),
         knows_policy=scheduler.mentions("kv_load_failure_policy"),
         transfer_results=base.defines("get_transfer_results"),
         new_request=scheduler.mentions("on_new_request"),
@@ -95,11 +103,14 @@ def probe(root: Path | None = None) -> Build:
     )
 
 
-def safety(build: Build, groups: Sequence[GroupFacts], policy: str, *, loads: bool = True) -> Safety:
+def safety(
+    build: Build, groups: Sequence[GroupFacts], policy: str, *, loads: bool = True, scheduler: str = ""
+) -> Safety:
     """How loads of these groups are safe on this build, or why they are not.
 
     Safe means that a load which failed is never taken for one that came, that it ends no engine, and that no request
-    waits for it for ever. ``loads`` is false for an engine that only prefills.
+    waits for it for ever. ``loads`` is false for an engine that only prefills. ``scheduler`` is the path of the
+    scheduler that is configured, empty for vLLM's own.
     """
     if not loads:
         return Safety("none")
@@ -116,16 +127,28 @@ def safety(build: Build, groups: Sequence[GroupFacts], policy: str, *, loads: bo
         if build.takes_bad_blocks.holds:
             return Safety("blocks")
         return _refuse(f"this vLLM has no way to hear of bad blocks ({build.takes_bad_blocks.evidence})")
+    return _whole(build, groups, scheduler)
+
+
+def _whole(build: Build, groups: Sequence[GroupFacts], scheduler: str) -> Safety:
+    """Where nothing of a failed load can be kept."""
     if build.takes_failed_requests.holds:
         return Safety("request")
+    ours = build.takes_bad_blocks.holds and build.frees_failed.holds
+    if ours and scheduler == SCHEDULER:
+        return Safety("scheduler")
     kinds = ", ".join(g.kind for g in groups)
     return _refuse(
         f"this vLLM has no way to hear that a whole load failed ({build.takes_failed_requests.evidence}), and a model"
-        f" with {len(groups)} KV cache group(s) ({kinds}) needs it: what did not arrive would be used in silence"
+        f" with {len(groups)} KV cache group(s) ({kinds}) needs it: what did not arrive would be used in silence",
+        f"add --scheduler-cls {SCHEDULER}, or {_OTHERWISE}" if ours else _OTHERWISE,
     )
 
 
-def _refuse(reason: str, instead: str = "use vLLM 0.30 or later, or kv_role kv_producer") -> Safety:
+_OTHERWISE = "use vLLM 0.30 or later, or kv_role kv_producer"
+
+
+def _refuse(reason: str, instead: str = _OTHERWISE) -> Safety:
     return Safety("none", f"{reason}; {instead}")
 
 
@@ -300,6 +323,22 @@ def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
         if not _hands_on(source, name):
             return source.nowhere(name)
     return scheduler.mentions(name)
+
+
+def _frees_failed(scheduler: _Source) -> Fact:
+    """Of a request that failed and has no computed tokens, the blocks are given back before it is scheduled again."""
+    name = "_update_waiting_for_remote_kv"
+    handler = scheduler.function(name)
+    for node in ast.walk(handler) if handler else ():
+        if isinstance(node, ast.If) and "failed_recving_kv_req_ids" in _names(node.test):
+            for inner in ast.walk(node):
+                if (
+                    isinstance(inner, ast.If)
+                    and "num_computed_tokens" in _names(inner.test)
+                    and any("free" in _names(left) for left in inner.orelse)
+                ):
+                    return Fact(holds=True, evidence=scheduler.seen(inner.orelse[0]))
+    return scheduler.nowhere(f"{name} that frees")
 
 
 def _hands_on(source: _Source, name: str) -> bool:

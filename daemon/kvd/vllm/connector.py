@@ -19,7 +19,8 @@ from vllm.v1.request import RequestStatus
 
 from kvd.backends.choose import open_home
 from kvd.client.session import Session
-from kvd.vllm.groups import group_facts, keeps_prefix
+from kvd.vllm.caches import in_one_form
+from kvd.vllm.groups import group_facts
 from kvd.vllm.marks import marker
 from kvd.vllm.memory_pool import kv_memory
 from kvd.vllm.orders import StepOrders, StepOutcomes
@@ -31,7 +32,9 @@ from kvd.vllm.versions import (
     engine_facts,
     load_failure_policy,
     log_beside_vllm,
+    one_byte,
     place,
+    required_layout,
     safe_loads,
     transfer_results,
 )
@@ -75,6 +78,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     See docs/connector.md for what goes into its configuration.
     """
 
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """The order of a block's dimensions that gives the longest runs where workers hold different heads."""
+        return required_layout(vllm_config)
+
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -84,8 +92,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         self._groups = group_facts(kv_cache_config, dcp)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
-        safe = safe_loads(vllm_config, self._groups)
-        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, safe)
+        self._safe = safe_loads(vllm_config, self._groups)
+        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._bad_blocks: set[int] = set()
@@ -114,6 +122,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
+        kv_caches = in_one_form(kv_caches, one_byte())
         where = place(self._vllm_config)
         geometry = worker_geometry(kv_caches, self._kv_cache_config, self._groups, where)
         self._worker = WorkerHalf(
@@ -150,6 +159,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         if self._worker is not None and isinstance(metadata, _Metadata):
             self._worker.start(metadata.orders)
+            if metadata.orders.idle:
+                self.wait_for_save()  # builds before 0.30 do not call it in a step that computes nothing
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing to wait for: loads are complete before a request is scheduled."""
@@ -176,7 +187,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return transfer_results(*self._ended())
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str], set[str]]:  # noqa: ARG002
-        """The same for builds before 0.30. None fails as a whole there: `safe_loads` refuses models that need that."""
+        """The same for builds before 0.30, which hear of bad blocks only."""
         sent, received, _ = self._ended()
         return sent, received
 
@@ -212,8 +223,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """Blocks for a claim exist: order its load."""
+        """A request has blocks: order the load for its claim."""
         self._half.allocated(request, blocks.get_block_ids(), num_external_tokens)
+        # These lists are vLLM's own, and show the blocks as they are whenever they are looked at.
+        self._half.holds(request.request_id, blocks.get_block_ids)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """This step's orders for the workers."""
@@ -249,15 +262,20 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def _ended(self) -> tuple[set[str], set[str], set[str]]:
         """Requests that were sent, received, and those of the received that failed as a whole.
 
-        Where a prefix can be kept (`keeps_prefix`) vLLM takes the blocks that failed; else the whole request.
+        Where a prefix can be kept vLLM takes the blocks that failed, else the whole request; where its scheduler is
+        ours, any blocks of the request (`kvd.vllm.recovering`).
         """
         if self._worker is None:
             return set(), set(), set()
         results = self._worker.results()
-        by_blocks = keeps_prefix(self._groups)
-        if by_blocks:
-            self._bad_blocks |= results.bad_blocks
-        return results.sent, results.received, set() if by_blocks else results.failed
+        match self._safe.channel:
+            case "blocks":
+                self._bad_blocks |= results.bad_blocks
+            case "scheduler":
+                self._bad_blocks |= results.lost_blocks
+            case _:
+                return results.sent, results.received, results.failed
+        return results.sent, results.received, set()
 
     @property
     def _half(self) -> SchedulerHalf:

@@ -111,7 +111,8 @@ class StepOrders:
 
     Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
     transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
-    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended.
+    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended. ``idle``: the
+    step computes nothing.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
@@ -121,6 +122,7 @@ class StepOrders:
     freed: list[str] = field(default_factory=list)
     pushes: list[PushStep] = field(default_factory=list)
     push_ends: list[PushEnd] = field(default_factory=list)
+    idle: bool = False
 
 
 @dataclass(slots=True)

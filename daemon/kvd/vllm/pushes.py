@@ -147,7 +147,7 @@ class Pushes:
 
     def _step(self, request_id: str, push: _Push, output: Scheduled) -> PushStep | None:
         count = output.num_scheduled_tokens.get(request_id, 0)
-        state = output.kv_connector_block_state
+        state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
         table = None
         if count:
             table = (state.get_block_ids(request_id) if state is not None else None) or self._table(

@@ -65,7 +65,8 @@ class SchedulerHalf:
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
         self._leases = Leases(settings.lease_grace)
-        self._pushes = Pushes(settings, self.groups)
+        self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
+        self._pushes = Pushes(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -115,6 +116,7 @@ class SchedulerHalf:
             faults=self._forced.take(output),
             declined=self._claims.take_declined(),
             freed=self._leases.take_freed(time.monotonic(), self._closed_by_us),
+            idle=output is not None and not output.num_scheduled_tokens,
         )
         self._orders, self._dropped = [], []
         self._claims.renew(time.monotonic())
@@ -218,6 +220,11 @@ class SchedulerHalf:
 
     # --- prefilling side ---
 
+    def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """A request has blocks: ``table`` gives them by group as they are when it is called."""
+        if self._pushes.knows(request_id):
+            self._tables[request_id] = table
+
     @property
     def holds_pushed(self) -> bool:
         """Whether blocks of a pushed request are held, so that the engine has to keep stepping."""
@@ -231,6 +238,7 @@ class SchedulerHalf:
         self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
+        self._tables.pop(request.request_id, None)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
             if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
@@ -280,6 +288,10 @@ class SchedulerHalf:
             lease_opened=time.time(),
         )
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
+
+    def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:
+        table = self._tables.get(request_id)
+        return table() if table is not None else None
 
     def _closed_by_us(self, request_id: str) -> None:
         self._session.deliver(

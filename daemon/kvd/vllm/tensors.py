@@ -181,7 +181,7 @@ def _layer(
             blocks=blocks,
             heads=heads,
             key_size=spec.head_size,
-            value_size=spec.head_size_v,
+            value_size=getattr(spec, "head_size_v", None) or spec.head_size,
             packing=place.packing(spec, tensor.shape[2]),
         )
     return attention_layer(
@@ -191,7 +191,7 @@ def _layer(
         blocks=blocks,
         heads=heads,
         key_size=spec.head_size,
-        value_size=spec.head_size_v,
+        value_size=getattr(spec, "head_size_v", None) or spec.head_size,
     )
 
 

@@ -6,6 +6,7 @@ The one module that knows it.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import logging
 from typing import Any
 
@@ -99,10 +100,20 @@ def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
     Raises `UnsupportedBuild` where they are not, with the reason and what to do instead.
     """
     loads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
-    safe = safety(probe(), groups, load_failure_policy(vllm_config), loads=loads)
+    configured = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
+    safe = safety(
+        probe(), groups, load_failure_policy(vllm_config), loads=loads, scheduler=_path_of(configured)
+    )
     if safe.refused:
         raise UnsupportedBuild(f"vLLM {vllm_version()} cannot load KV safely here: {safe.refused}")
     return safe
+
+
+def _path_of(scheduler: Any) -> str:
+    """What ``--scheduler-cls`` names: a path, or in a program of one's own the object itself."""
+    if scheduler is None or isinstance(scheduler, str):
+        return scheduler or ""
+    return f"{scheduler.__module__}.{scheduler.__qualname__}"
 
 
 def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:
@@ -110,6 +121,26 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 
     return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
+
+
+def one_byte() -> Any:
+    """The dtype of one byte, torch's."""
+    import torch
+
+    return torch.int8
+
+
+def required_layout(vllm_config: Any) -> str | None:
+    """What to ask of vLLM for a block's dimensions: heads before tokens, by the name that this build has for it.
+
+    Between workers with the same heads a block is one run whatever the layout; a part of its heads is one run only
+    where heads come first. Latents have no heads, so nothing is asked there.
+    """
+    if vllm_config.model_config is None or vllm_config.model_config.use_mla:
+        return None
+    # 0.29 and later name the layer's and the block's place too.
+    named_anew = importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
+    return "LBHNC" if named_anew else "HND"
 
 
 def place(vllm_config: Any) -> Place:

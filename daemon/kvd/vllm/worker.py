@@ -56,13 +56,15 @@ CLOSE_SECONDS = 5.0
 class Results:
     """What ended since the last step.
 
-    ``failed`` of models with one group comes with the blocks that hold nothing good.
+    ``failed`` of models with one group comes with the blocks that hold nothing good; ``lost_blocks`` are all that a
+    failed load was to fill.
     """
 
     sent: set[str] = field(default_factory=set)
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     bad_blocks: set[int] = field(default_factory=set)
+    lost_blocks: set[int] = field(default_factory=set)
 
 
 class WorkerHalf:
@@ -166,6 +168,7 @@ class WorkerHalf:
             if load.cause:
                 self._results.failed.add(request_id)
                 self._results.bad_blocks |= load.bad_blocks
+                self._results.lost_blocks |= load.order.block_ids
                 self._outcomes.prefixes[request_id] = load.prefix
         results, self._results = self._results, Results()
         results.sent |= self.pushing.sent()

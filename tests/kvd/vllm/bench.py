@@ -80,6 +80,18 @@ class Tensor:
             data_ptr=lambda: int(self.buffer.ctypes.data), nbytes=lambda: int(self.buffer.nbytes)
         )
 
+    def unsqueeze(self, dim: int) -> Tensor:
+        shape, strides = list(self.shape), list(self._strides)
+        shape.insert(dim, 1)
+        strides.insert(dim, self.shape[dim] * self._strides[dim])
+        return Tensor(self.buffer, self.dtype, tuple(shape), tuple(strides), self._at)
+
+    def view(self, dtype: Dtype) -> Tensor:
+        return Tensor(self.buffer, dtype, self.shape, self._strides, self._at)  # wrong but for `as_strided`
+
+    def as_strided(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+        return Tensor(self.buffer, self.dtype, shape, strides, self._at)
+
 
 def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of a contiguous tensor."""
