@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvd.backends import rows
 from kvd.backends.envelope import joined
 from kvd.backends.errors import TransferRefused
 from kvd.backends.mooncake_library import NAME
@@ -30,10 +31,8 @@ class Bounds:
         """
         if not len(addresses):
             return
-        below = np.searchsorted(self._starts, addresses, side="right") - 1
-        fits = (below >= 0) & (addresses + lengths <= self._ends[np.maximum(below, 0)])
-        if not fits.all():
-            row = int(np.argmin(fits))
+        row = rows.outside(addresses, lengths, self._starts, self._ends)
+        if row is not None:
             raise TransferRefused(
                 f"{self.side} descriptor {row}, {int(lengths[row])} bytes at {int(addresses[row]):#x}, lies outside "
                 f"the {len(self._starts)} spans of registered memory",
@@ -46,34 +45,25 @@ def checked(descriptors: Descriptors, local: Bounds, remote: Bounds) -> Descript
     """The descriptors with rows of no bytes left out.
 
     Raises:
-        TransferRefused: columns of unequal length, a negative number, or a row outside either side's memory.
+        TransferRefused: as `kvd.backends.rows.checked`, or a row outside either side's memory.
     """
-    lengths = {len(descriptors.local), len(descriptors.remote), len(descriptors.length)}
-    if len(lengths) > 1:
-        raise TransferRefused(
-            f"descriptor columns differ in length: {len(descriptors.local)} local, {len(descriptors.remote)} remote, "
-            f"{len(descriptors.length)} lengths",
-            backend=NAME,
-        )
-    if len(descriptors) and (least := int(descriptors.length.min())) < 0:
-        raise TransferRefused(f"a descriptor has length {least}; lengths are not negative", backend=NAME)
-    local.check(descriptors.local, descriptors.length)
-    remote.check(descriptors.remote, descriptors.length)
-    keep = descriptors.length > 0
-    if keep.all():
-        return descriptors
-    return Descriptors(descriptors.local[keep], descriptors.remote[keep], descriptors.length[keep])
+    kept = rows.checked(descriptors, backend=NAME)
+    local.check(kept.local, kept.length)
+    remote.check(kept.remote, kept.length)
+    return kept
 
 
-def cut(rows: Descriptors, piece: int) -> Descriptors:
+def cut(whole: Descriptors, piece: int) -> Descriptors:
     """The same bytes in rows of ``piece`` bytes at most.
 
     Mooncake moves one descriptor over one connection, several over several.
     """
-    if not len(rows) or int(rows.length.max()) <= piece:
-        return rows
-    parts = -(-rows.length // piece)
+    if not len(whole) or int(whole.length.max()) <= piece:
+        return whole
+    parts = -(-whole.length // piece)
     first = np.repeat(np.cumsum(parts) - parts, parts)
     offset = (np.arange(int(parts.sum())) - first) * piece
-    length = np.minimum(np.repeat(rows.length, parts) - offset, piece)
-    return Descriptors(np.repeat(rows.local, parts) + offset, np.repeat(rows.remote, parts) + offset, length)
+    length = np.minimum(np.repeat(whole.length, parts) - offset, piece)
+    return Descriptors(
+        np.repeat(whole.local, parts) + offset, np.repeat(whole.remote, parts) + offset, length
+    )

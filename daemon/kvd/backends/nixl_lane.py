@@ -14,7 +14,8 @@ from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable
 from kvd.backends.nixl_agent import MEMORY, Agent
 from kvd.backends.nixl_library import NAME
 from kvd.backends.nixl_lists import PreparedLists
-from kvd.backends.nixl_rows import checked, parts
+from kvd.backends.nixl_rows import parts
+from kvd.backends.rows import checked
 from kvd.backends.spans import Spans, parse_device
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -139,7 +140,7 @@ class NixlLane:
         """
         with self._lock:
             agent, known = self._opened(), self._known(peer)
-            rows = checked(descriptors)
+            rows = checked(descriptors, backend=NAME)
             transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
             return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
 
@@ -154,7 +155,9 @@ class NixlLane:
             transfer = Transfer(peer, picks.nbytes, picks.runs, _Post())
             lists = known.lists.of(agent, known.agent, picks.grid, self._spans, known.spans)
             if lists is None:
-                making = self._by_address(agent, known, checked(picks.descriptors()), operation, peer)
+                making = self._by_address(
+                    agent, known, checked(picks.descriptors(), backend=NAME), operation, peer
+                )
             else:
                 making = self._by_number(agent, lists, picks, operation, peer)
             return self._post(agent, transfer, making)

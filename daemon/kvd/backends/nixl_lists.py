@@ -78,6 +78,6 @@ def _prepared(agent: Agent, peer: str, grid: Grid, here: Spans, there: Spans) ->
 def _strided(address: Int64, length: Int64, stride: Int64, blocks: int, spans: Spans) -> NDArray[np.uint64]:
     """NIXL's compressed form: (address, bytes, device ordinal, stride, count), shape (n, 5)."""
     table = np.empty((len(address), 5), np.uint64)
-    table[:, :3] = side(address, length, spans)[0]
+    table[:, :3] = side(address, length, spans)
     table[:, 3], table[:, 4] = stride, blocks
     return table
