@@ -23,7 +23,7 @@ _COUNTED = {
 }
 
 
-def watch(context: zmq.asyncio.Context, socket: zmq.asyncio.Socket, name: str) -> zmq.asyncio.Socket:
+def watch(context: zmq.asyncio.Context, socket: zmq.Socket[bytes], name: str) -> zmq.asyncio.Socket:
     """A socket that gets the monitored events of ``socket``."""
     address = f"inproc://monitor.{name}"
     events = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
@@ -188,11 +188,11 @@ def _check_identity(engine: EngineFacts, incarnation: str, rank: RankId | None) 
 # --- handshake ---
 
 
-async def get_peer(parts: Parts, caller: Caller, message: GetPeer) -> Message:
-    """The handshake for a local engine. Raises `Refusal`."""
+def get_peer(parts: Parts, caller: Caller, message: GetPeer) -> Message | Awaitable[Message]:
+    """The handshake for a local engine; at once where the peer is known. Raises `Refusal`."""
     if parts.draining:
         raise Refusal("KVD-DRAINING", "this kvd is stopping", hint="ask again when it is back")
-    return await parts.handshakes.get(message, caller.route)
+    return parts.handshakes.known(message, caller.route) or parts.handshakes.get(message, caller.route)
 
 
 async def describe_engine(parts: Parts, caller: Caller, message: DescribeEngine) -> EngineDescribed:

@@ -95,6 +95,17 @@ class Handshakes:
         """Whether this kvd is so young that its workers may not all be back."""
         return time.monotonic() - self._myself.started < self.liveness.settle_seconds
 
+    def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
+        """What `get` would give where the engine was given that peer before; None where that takes any work."""
+        engine, peer = self._registry.ready(ask.local_engine), self.peers.get((ask.endpoint, ask.engine_id))
+        if engine is None or peer is None or peer.state == "gone" or ask.endpoint == HERE:
+            return None
+        if peer.users.get(ask.local_engine) != engine.generation:
+            return None
+        if ask.generation not in ("", peer.card.generation):
+            return None
+        return self._answer(peer, ask.endpoint, engine, asker)
+
     async def get(self, ask: GetPeer, asker: bytes = b"") -> PeerReady:
         """The peer engine that a local engine asks for; the engine's other clients are told of it too.
 
@@ -126,9 +137,7 @@ class Handshakes:
         seconds = 0.0 if cached else time.monotonic() - began
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             self._introduce(engine, key, peer, seconds)
-        client = self._registry.by_route(asker)
-        brief = client is not None and client.kind == "scheduler"
-        return _answer(peer, key, engine, brief=brief, seconds=seconds)
+        return self._answer(peer, key[0], engine, asker, seconds)
 
     def _introduce(self, engine: Engine, key: Key, peer: PeerEngine, seconds: float) -> None:
         """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
@@ -140,8 +149,25 @@ class Handshakes:
         )
         for client in engine.clients:
             if not self._asking[engine_id, key[1], client.route]:
-                brief = client.kind == "scheduler"
-                self._push(client.route, _answer(peer, key, engine, brief=brief, seconds=seconds))
+                self._push(client.route, self._answer(peer, key[0], engine, client.route, seconds))
+
+    def _answer(
+        self, peer: PeerEngine, endpoint: Endpoint, engine: Engine, route: bytes, seconds: float = 0.0
+    ) -> PeerReady:
+        """What a client of a local engine is told of a peer: one object for all that are told the same."""
+        client = self._registry.by_route(route)
+        brief = client is not None and client.kind == "scheduler"
+        which = engine.facts.engine_id, seconds > 0, brief
+        ready = peer.answers.get(which)
+        if ready is None:
+            ready = peer.answers[which] = PeerReady(
+                local_engine=engine.facts.engine_id,
+                peer=msgspec.structs.replace(peer.card, workers=()) if brief else peer.card,
+                endpoint=endpoint,
+                seconds=seconds,
+                cached=seconds == 0,
+            )
+        return ready
 
     def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engines (id, generation) behind an endpoint that local ones use."""
@@ -321,18 +347,3 @@ class Handshakes:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.state, peer.reason, peer.since = state, reason, time.time()
-
-
-def _answer(peer: PeerEngine, key: Key, engine: Engine, *, brief: bool, seconds: float) -> PeerReady:
-    """What clients of a local engine are told of a peer: one object for all that are told the same."""
-    which = engine.facts.engine_id, seconds > 0, brief
-    ready = peer.answers.get(which)
-    if ready is None:
-        ready = peer.answers[which] = PeerReady(
-            local_engine=engine.facts.engine_id,
-            peer=msgspec.structs.replace(peer.card, workers=()) if brief else peer.card,
-            endpoint=key[0],
-            seconds=seconds,
-            cached=seconds == 0,
-        )
-    return ready

@@ -18,11 +18,14 @@ from kvd.service.errors import ServiceError
 from kvd.service.notify import from_environment
 from kvd.service.queries import own_version
 from kvd.service.serve import serve
+from kvd.service.turns import Turns, event_loop
 
 log = logging.getLogger("kvd.service")
 
 DEFAULT_CONFIG = Path("/etc/kvd/kvd.yaml")
 CANNOT_START = 2
+SWITCH_SECONDS = 0.0005
+"""How long the loop may have to wait for the interpreter while another thread compares engines or writes the ledger."""
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -51,8 +54,11 @@ def _act(given: argparse.Namespace) -> int:
     logging.basicConfig(stream=sys.stderr, format=_log_format(), level=logging.WARNING)
     logging.getLogger("kvd").setLevel(config.log_level.upper())
     _raise_file_limit()
+    sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        asyncio.run(serve(config, lambda: _load(given), from_environment(os.environ)))
+        turns = Turns()
+        with asyncio.Runner(loop_factory=lambda: event_loop(turns)) as runner:
+            runner.run(serve(config, lambda: _load(given), from_environment(os.environ), turns))
     except ServiceError:
         raise
     except Exception:

@@ -19,6 +19,7 @@ from kvd.service.peers import Links
 from kvd.service.registry import Registry
 from kvd.service.router import Router
 from kvd.service.timelines import Timelines
+from kvd.service.turns import Turns
 
 Decode = Callable[[bytes], WorkerGeometry]
 
@@ -48,5 +49,6 @@ class Parts:
     timelines: Timelines = field(default_factory=Timelines)
     draining: bool = False
     loop_lag: float = 0.0
+    turns: Turns = field(default_factory=Turns)
     pushes_underway: int = 0
     push_ids_underway: int = 0

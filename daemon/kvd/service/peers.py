@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import zmq
 import zmq.asyncio
@@ -17,7 +17,6 @@ from kvd.service.config import PeerSettings
 from kvd.service.curve import Keys
 from kvd.service.errors import PeerAway
 from kvd.service.events import Events
-from kvd.service.router import send_now
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import EngineGone, Ping, Pong
@@ -116,7 +115,7 @@ class Link:
         frames = [encode(message, correlation)]
         answer = self._asked[correlation] = asyncio.get_running_loop().create_future()
         try:
-            while not send_now(self._socket, frames):
+            while not _send_now(self._socket, frames):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
@@ -180,6 +179,13 @@ class Link:
             self._listener.link_up(self.endpoint)
         else:
             self._listener.link_down(self.endpoint, reason)
+
+
+def _send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
+    """Send without waiting; False where the queue is full or nobody is there."""
+    # With NOBLOCK the future that zmq gives is done already.
+    sent = cast("asyncio.Future[Any]", socket.send_multipart(frames, zmq.NOBLOCK))
+    return sent.done() and sent.exception() is None
 
 
 async def _sendable(socket: zmq.asyncio.Socket, seconds: float) -> None:

@@ -99,7 +99,7 @@ def status(parts: Parts) -> Status:
         started=parts.myself.started_at,
         runtime_dir=str(parts.directory),
         endpoint=parts.myself.endpoint,
-        counters=dict(parts.counters),
+        counters={**parts.counters, "loop.turns_long": parts.turns.long},
         gauges=gauges(parts),
         peers=tuple(link.row() for link in parts.links.links.values()),
         draining=parts.draining,
@@ -124,6 +124,8 @@ def gauges(parts: Parts) -> dict[str, float]:
     values["requests.waiting"] = float(parts.local.busy + (parts.peer.busy if parts.peer else 0))
     values["peer_engines.known"] = float(len(parts.handshakes.peers))
     values["loop.lag_seconds"] = parts.loop_lag
+    values["loop.longest_turn_seconds"] = parts.turns.longest
+    values["loop.recent_turn_seconds"] = parts.turns.recent
     values["uptime_seconds"] = time.monotonic() - parts.myself.started
     return values
 

@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from kvd.service.errors import LedgerError, Refusal
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
@@ -62,7 +61,7 @@ Handler = Callable[[Caller, Any], Answer | Awaitable[Answer]]
 class Router:
     """A bound ROUTER socket and its table of handlers, by type of message."""
 
-    def __init__(self, name: str, socket: zmq.asyncio.Socket, counters: Counter[str]) -> None:
+    def __init__(self, name: str, socket: zmq.Socket[bytes], counters: Counter[str]) -> None:
         self.name = name
         self.handlers: Mapping[type[Any], Handler] = {}
         self._socket = socket
@@ -71,6 +70,8 @@ class Router:
         self._working: set[tuple[bytes, int]] = set()
         self._asked: dict[tuple[bytes, int], asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
+        self._ended: asyncio.Future[None] | None = None
+        self._looking = False  # nor is it to happen soon
         self._last: tuple[Message, msgspec.Raw] | None = None
         """What was sent last: it often goes to all clients of an engine, and is encoded once."""
 
@@ -80,30 +81,61 @@ class Router:
         return len(self._tasks)
 
     async def serve(self) -> None:
-        """Take messages until cancelled."""
-        turn_ends = 0.0
-        while True:
-            try:
-                frames = await self._socket.recv_multipart(copy=False)
-                self._take(frames)
-            except zmq.ZMQError as error:
-                if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
-                    return
-                self._counters["errors.socket"] += 1
-                log.exception("%s socket: receiving failed; going on", self.name)
-            except Exception:
-                self._counters["errors.internal"] += 1
-                log.exception("%s socket: a message could not be handled; going on", self.name)
-            if time.monotonic() >= turn_ends:
-                await asyncio.sleep(0)
-                turn_ends = time.monotonic() + TURN_SECONDS
+        """Take messages until cancelled, or until the socket is closed."""
+        # A plain socket and its file descriptor: futures of zmq.asyncio would cost each message more than all else.
+        loop = asyncio.get_running_loop()
+        self._ended = loop.create_future()
+        descriptor = self._socket.fileno()
+        loop.add_reader(descriptor, self._look)
+        self._look()
+        try:
+            await self._ended
+        finally:
+            self._ended = None
+            loop.remove_reader(descriptor)
+
+    def _look(self) -> None:
+        """Take what is there, for `TURN_SECONDS`; the descriptor tells of news only when nothing was left."""
+        if self._ended is None:
+            return
+        self._looking = True
+        ends = time.monotonic() + TURN_SECONDS
+        while self._receive():
+            if time.monotonic() >= ends:
+                asyncio.get_running_loop().call_soon(self._look)
+                return
+        self._looking = False
+
+    def _receive(self) -> bool:
+        """Take one message; False where there is none."""
+        try:
+            self._take(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
+                if self._ended is not None and not self._ended.done():
+                    self._ended.set_result(None)
+                return False
+            self._counters["errors.socket"] += 1
+            log.exception("%s socket: receiving failed; going on", self.name)
+        except Exception:
+            self._counters["errors.internal"] += 1
+            log.exception("%s socket: a message could not be handled; going on", self.name)
+        return True
 
     def send(self, route: bytes, message: Message, correlation: int = 0) -> None:
         """Send without waiting; a client that is away or too slow loses the message."""
         if self._last is None or self._last[0] is not message:
             self._last = message, body(message)
-        if not send_now(self._socket, [route, encode(self._last[1], correlation)]):
+        try:
+            self._socket.send_multipart([route, encode(self._last[1], correlation)], zmq.NOBLOCK)
+        except zmq.ZMQError:
             self._counters["sent.dropped"] += 1
+        if self._ended is not None and not self._looking:
+            # Sending too may find out that there is something to receive, and the descriptor will not tell again.
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._look)
 
     async def ask(self, route: bytes, message: Message, seconds: float) -> Message:
         """Ask a client and wait for its answer. Raises `TimeoutError`."""
@@ -219,13 +251,6 @@ class Router:
         except (OverflowError, ValueError, TypeError):
             # A correlation id that msgpack cannot carry back: the sender made it up.
             self._counters["received.malformed"] += 1
-
-
-def send_now(socket: zmq.asyncio.Socket, frames: list[bytes]) -> bool:
-    """Send without waiting; False where the queue is full or nobody is there."""
-    # With NOBLOCK the future that zmq gives is done already.
-    sent = cast("asyncio.Future[Any]", socket.send_multipart(frames, zmq.NOBLOCK))
-    return sent.done() and sent.exception() is None
 
 
 def _process(frame: zmq.Frame) -> tuple[int, int]:

@@ -39,6 +39,7 @@ from kvd.service.parts import Decode, Parts
 from kvd.service.peers import Links
 from kvd.service.registry import Client, Engine, Registry
 from kvd.service.router import Router
+from kvd.service.turns import Turns
 from kvd.service.verdicts import Compare, Verdicts, compare_cards
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
@@ -63,9 +64,9 @@ class _Bound:
     """
 
     context: zmq.asyncio.Context
-    local: zmq.asyncio.Socket
+    local: zmq.Socket[bytes]
     publisher: zmq.Socket[bytes]
-    peer: zmq.asyncio.Socket | None
+    peer: zmq.Socket[bytes] | None
     monitors: dict[str, zmq.asyncio.Socket]
     at: tuple[str, int] | None
 
@@ -103,16 +104,18 @@ async def serve(
     config: Config,
     reload: Reload,
     notifier: Notifier,
+    turns: Turns,
     *,
     decode: Decode = codec.decode_worker,
     compare: Compare = compare_cards,
 ) -> None:
-    """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP.
+    """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``turns`` are those of the loop.
 
     Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
     """
     stop = asyncio.Event()
     async with _running(config, decode, compare) as (parts, tasks):
+        parts.turns = turns
         loop = asyncio.get_running_loop()
         _on_signals(loop, stop, lambda: _reload(parts, reload, notifier))
         where = parts.directory / SOCKET_NAME

@@ -66,9 +66,9 @@ def prepare_directory(directory: Path) -> IO[str]:
     return lock
 
 
-def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.asyncio.Socket:
-    """The ROUTER for workers and operators. Raises `StartError`."""
-    socket = context.socket(zmq.ROUTER)
+def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.Socket[bytes]:
+    """The ROUTER for workers and operators, a plain socket (`Router.serve`). Raises `StartError`."""
+    socket = _plain(context, zmq.ROUTER)
     _limit(socket, config.local.max_message_bytes, config.local.queue)
     _bind(socket, f"ipc://{directory / SOCKET_NAME}")
     (directory / SOCKET_NAME).chmod(0o660)
@@ -77,7 +77,7 @@ def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) ->
 
 def bind_events(context: zmq.asyncio.Context, directory: Path) -> zmq.Socket[bytes]:
     """The PUB for events; a plain socket, since sending on it never waits. Raises `StartError`."""
-    socket: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
+    socket = _plain(context, zmq.PUB)
     _limit(socket, 1 << 20, 10_000)
     _bind(socket, f"ipc://{directory / EVENTS_NAME}")
     (directory / EVENTS_NAME).chmod(0o660)
@@ -86,11 +86,14 @@ def bind_events(context: zmq.asyncio.Context, directory: Path) -> zmq.Socket[byt
 
 def bind_peer(
     context: zmq.asyncio.Context, config: Config, keys: Keys | None
-) -> tuple[zmq.asyncio.Socket, tuple[str, int]]:
-    """The ROUTER for other kvds, and the host and port it listens on. Raises `StartError` and `ConfigError`."""
+) -> tuple[zmq.Socket[bytes], tuple[str, int]]:
+    """The ROUTER for other kvds, plain too, and the host and port it listens on.
+
+    Raises `StartError` and `ConfigError`.
+    """
     host, port = endpoint(config.peer.listen, "peer.listen")
     curve.refuse_open_bind(host, keys)
-    socket = context.socket(zmq.ROUTER)
+    socket = _plain(context, zmq.ROUTER)
     _limit(socket, config.peer.max_message_bytes, config.peer.queue)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.peer.ping_seconds * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.peer.down_seconds * 1000))
@@ -105,7 +108,12 @@ def bind_peer(
     return socket, (host, int(bound.rpartition(":")[2]))
 
 
-def _limit(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, message_bytes: int, queue: int) -> None:
+def _plain(context: zmq.asyncio.Context, kind: int) -> zmq.Socket[bytes]:
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+    return plain.socket(kind)
+
+
+def _limit(socket: zmq.Socket[bytes], message_bytes: int, queue: int) -> None:
     options = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: message_bytes,
@@ -120,7 +128,7 @@ def _limit(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, message_bytes: int, q
         socket.setsockopt(option, value)
 
 
-def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
