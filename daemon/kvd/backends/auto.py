@@ -101,9 +101,11 @@ class AutoHome:
 
     @property
     def traits(self) -> Traits:
-        """The engine's, as a lane may be of either; nobody writes here."""
-        engine = self._homes.engine
-        return replace(engine.traits if engine else direct.DirectHome.traits, synchronous=True, lands=False)
+        """Those of both, as a lane may be of either; nobody writes here."""
+        found = [home.traits for home in (self._homes.engine, self._homes.direct) if home is not None]
+        first = found[0] if found else direct.HOST_TRAITS
+        picks = any(traits.strided_lists for traits in found)
+        return replace(first, synchronous=True, lands=False, strided_lists=picks)
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory with both. Once, before `metadata` and `lane`.

@@ -1,5 +1,6 @@
 """The direct backend: a worker reads the memory of another one on its host by itself, without any transfer engine.
 
+On CPUs the system copies from process to process; on GPUs a kernel of our own copies out of the peer's mapped memory.
 See docs/backends/direct.md for who may read whom, and for figures.
 """
 
@@ -15,14 +16,19 @@ import msgspec
 
 from kvd.backends.contract import Traits
 from kvd.backends.direct_calls import allow_tracers, dumpable, read_bytes
-from kvd.backends.direct_lane import VERSION, DirectLane
+from kvd.backends.direct_cuda import CudaSide, open_device
+from kvd.backends.direct_cuda_lane import CudaLane
+from kvd.backends.direct_lane import DirectLane
 from kvd.backends.direct_memory import Backing, Cookie, backing
 from kvd.backends.direct_permission import refusal, rules
 from kvd.backends.direct_process import NAME, this_process
-from kvd.backends.direct_source import Card
+from kvd.backends.direct_source import VERSION, Card
 from kvd.backends.envelope import Envelope, joined, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.geometry.model import Region
+
+MOST_CTAS = 4096
+"""More than any device runs at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,18 +39,20 @@ class Settings:
 
     ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory_pool does it). Where it is
     not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
-    all other rules admit.
+    all other rules admit. ``ctas`` is how many thread blocks a copy between GPUs takes at most: what fills the link in
+    as few as can be, since they take their share of the device while they run.
     """
 
     memfd: bool = True
     allow_readers: bool = True
+    ctas: int = 64
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
         """Settings from a mapping.
 
         Raises:
-            BackendError: an option that does not exist, or a value that is neither true nor false.
+            BackendError: an option that does not exist, or a value that it cannot have.
         """
         unknown = sorted(set(options) - set(cls.__dataclass_fields__))
         if unknown:
@@ -53,7 +61,10 @@ class Settings:
                 f"unknown option {', '.join(unknown)} for direct; known are {known}", backend=NAME
             )
         for name, value in options.items():
-            if not isinstance(value, bool):
+            number = name == "ctas"
+            if number and not (type(value) is int and 0 < value <= MOST_CTAS):
+                raise BackendError(f"option {name} is {value!r}; it is 1 to {MOST_CTAS}", backend=NAME)
+            if not number and not isinstance(value, bool):
                 raise BackendError(f"option {name} is {value!r}; it is true or false", backend=NAME)
         return cls(**options)
 
@@ -68,17 +79,24 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
     return DirectHome(name, Settings.of(options))
 
 
-class DirectHome:
-    """A worker's memory, which its peers read without its help; nothing here runs."""
+HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
+CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer")
 
-    traits = Traits(synchronous=True, late_writes_stop_at="transfer")
+
+class DirectHome:
+    """A worker's memory, which its peers read without its help; nothing here runs.
+
+    ``traits`` are of the kind of memory that is registered, of host memory until then.
+    """
 
     def __init__(self, name: str, settings: Settings) -> None:
         self.name = name
+        self.traits = HOST_TRAITS
         self._settings = settings
         self._regions: tuple[Region, ...] = ()
         self._memory: tuple[Backing, ...] = ()
-        self._lanes: set[DirectLane] = set()
+        self._cuda: CudaSide | None = None
+        self._lanes: set[DirectLane | CudaLane] = set()
         self._allows = False
         self._closed = False
         try:
@@ -98,7 +116,8 @@ class DirectHome:
         able to read others.
 
         Raises:
-            RegistrationError: registered before, nothing given, or a region that is empty or not host memory.
+            RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, or
+                memory of a device that cannot be shared, with the reason.
         """
         self._opened()
         if self._regions:
@@ -106,8 +125,15 @@ class DirectHome:
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
         for region in regions:
-            if region.device != "cpu" or region.length <= 0 or region.address <= 0:
-                raise RegistrationError(f"{region} cannot be registered: cpu memory only", backend=NAME)
+            if region.length <= 0 or region.address <= 0:
+                raise RegistrationError(f"{region} cannot be registered: it is empty", backend=NAME)
+        devices = sorted({region.device for region in regions})
+        if len(devices) > 1:
+            raise RegistrationError(f"memory of {' and '.join(devices)}: one device only", backend=NAME)
+        if devices != ["cpu"]:
+            self._cuda = open_device(devices[0], regions, self._settings.ctas)
+            self.traits, self._regions = CUDA_TRAITS, tuple(regions)
+            return
         self._regions = tuple(regions)
         self._memory = _backings(self._regions)
         mine = rules()
@@ -132,17 +158,22 @@ class DirectHome:
             memory=self._memory,
             dumpable=dumpable(),
             allows=self._allows,
+            cuda=self._cuda.card if self._cuda else None,
         )
         return pack(Envelope(NAME, VERSION, self.name, self._regions, msgspec.json.encode(card)))
 
-    def lane(self, name: str) -> DirectLane:
+    def lane(self, name: str) -> DirectLane | CudaLane:
         """A fresh lane.
 
         Raises:
             RegistrationError: nothing is registered yet.
         """
         self._opened(registered=True)
-        lane = DirectLane(name, self._process, self._regions, self._lanes.discard)
+        lane: DirectLane | CudaLane
+        if self._cuda:
+            lane = self._cuda.lane(name, self._process, self._regions, self._lanes.discard)
+        else:
+            lane = DirectLane(name, self._process, self._regions, self._lanes.discard)
         self._lanes.add(lane)
         return lane
 
@@ -154,6 +185,8 @@ class DirectHome:
         if not self._closed:
             for memory in self._memory:
                 os.close(memory.fd)
+            if self._cuda:
+                self._cuda.close()
         self._closed = True
 
     def _opened(self, *, registered: bool = False) -> None:

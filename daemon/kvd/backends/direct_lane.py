@@ -11,14 +11,12 @@ from kvd.backends.contract import Operation, State, Transfer
 from kvd.backends.direct_process import NAME, Process
 from kvd.backends.direct_rows import Copy, Spans, checked, unpicked
 from kvd.backends.direct_source import Source, read_card
-from kvd.backends.envelope import unpack
-from kvd.backends.errors import PeerMetadataError, PeerUnreachable, TransferRefused
+from kvd.backends.envelope import joined
+from kvd.backends.errors import PeerUnreachable, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Picks
 
-VERSION = "1"
-"""Of the card that homes hand out."""
 SLICE_S = 0.05
 """How long a call of `submit` or `poll` copies: long beside an owner's pause between polls, short beside a deadline."""
 
@@ -46,7 +44,7 @@ class DirectLane:
     ) -> None:
         self.name = name
         self._here = here
-        self._spans = Spans(regions)
+        self._spans = Spans(joined(regions))
         self._peers: dict[str, _Peer] = {}
         self._live: dict[_Work, Transfer] = {}
         self._closed = closed
@@ -65,14 +63,8 @@ class DirectLane:
             known = self._peers.get(peer)
             if known and known.metadata == metadata:
                 return
-            envelope = unpack(metadata, backend=NAME)
-            if envelope.version != VERSION:
-                raise PeerMetadataError(
-                    f"metadata is of version {envelope.version} at the peer and {VERSION} here",
-                    backend=NAME,
-                    hint="run the same release of kvd on both sides",
-                )
-            source = Source(self._here, read_card(envelope), envelope.regions)
+            envelope, card = read_card(metadata)
+            source = Source(self._here, card, envelope.regions)
             if known:
                 self._forget(known.source)
             self._peers[peer] = _Peer(metadata, source)

@@ -9,7 +9,6 @@ import numpy as np
 
 from kvd.backends.direct_calls import IOV_MAX, read_rows
 from kvd.backends.direct_process import NAME
-from kvd.backends.envelope import joined
 from kvd.backends.errors import TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, Int64, coalesce
@@ -20,10 +19,13 @@ CALL_BYTES = 32 << 20
 
 
 class Spans:
-    """Registered memory as sorted spans, and where each span's bytes are to be read: ``moved_to``, or in place."""
+    """Registered memory, and where each span's bytes are to be read: ``moved_to``, or in place.
 
-    def __init__(self, regions: Sequence[Region], moved_to: Sequence[int] = ()) -> None:
-        spans = joined(regions)
+    ``spans`` are sorted by address and apart from each other, as `kvd.backends.envelope.joined` gives them; neighbours
+    may stay two where they are read at places apart.
+    """
+
+    def __init__(self, spans: Sequence[Region], moved_to: Sequence[int] = ()) -> None:
         self._first = np.array([s.address for s in spans], np.int64)
         self._end = np.array([s.address + s.length for s in spans], np.int64)
         self._move = np.array(moved_to, np.int64) - self._first if moved_to else None

@@ -9,13 +9,17 @@ from collections.abc import Sequence
 import msgspec
 
 from kvd.backends.direct_calls import read_bytes
+from kvd.backends.direct_cuda_memory import CudaCard
 from kvd.backends.direct_memory import Backing, Window
 from kvd.backends.direct_permission import refusal, rules, unknown
 from kvd.backends.direct_process import NAME, Process, ended, hold, on_this_host
 from kvd.backends.direct_rows import Spans
-from kvd.backends.envelope import Envelope, joined
+from kvd.backends.envelope import Envelope, joined, unpack
 from kvd.backends.errors import PeerMetadataError, PeerUnreachable
 from kvd.geometry.model import Region
+
+VERSION = "2"
+"""Of the card that homes hand out. 2: memory may be a device's."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +28,8 @@ class Card(msgspec.Struct, frozen=True):
     """What a home tells its readers, beside its regions.
 
     ``secret`` stands at ``cookie`` in its memory and at the start of the memfd ``cookie_memory``. ``memory`` has the
-    memfd of each joined region, or is empty where one has none. ``dumpable`` and ``allows``: as in
-    `kvd.backends.direct_permission.refusal`.
+    memfd of each joined region, or is empty where one has none. ``cuda`` is there where the memory is a device's.
+    ``dumpable`` and ``allows``: as in `kvd.backends.direct_permission.refusal`.
     """
 
     process: Process
@@ -35,14 +39,22 @@ class Card(msgspec.Struct, frozen=True):
     memory: tuple[Backing, ...]
     dumpable: bool
     allows: bool
+    cuda: CudaCard | None = None
 
 
-def read_card(envelope: Envelope) -> Card:
-    """The card in a peer's envelope.
+def read_card(metadata: bytes) -> tuple[Envelope, Card]:
+    """A peer's envelope and the card in it.
 
     Raises:
-        PeerMetadataError: it is not one.
+        PeerMetadataError: not of this backend, or of another version of it, or no card.
     """
+    envelope = unpack(metadata, backend=NAME)
+    if envelope.version != VERSION:
+        raise PeerMetadataError(
+            f"metadata is of version {envelope.version} at the peer and {VERSION} here",
+            backend=NAME,
+            hint="run the same release of kvd on both sides",
+        )
     try:
         card = msgspec.json.decode(envelope.blob, type=Card)
     except msgspec.DecodeError as error:
@@ -52,7 +64,7 @@ def read_card(envelope: Envelope) -> Card:
             f"the peer's card has {len(card.memory)} memfds for {len(joined(envelope.regions))} regions",
             backend=NAME,
         )
-    return card
+    return envelope, card
 
 
 class Source:
@@ -69,6 +81,12 @@ class Source:
             PeerUnreachable: elsewhere, gone, another process or home by now, or closed to us; with reason and cure.
         """
         on_this_host(here, card.process)
+        if card.cuda is not None:
+            raise PeerUnreachable(
+                "the peer's memory is on a GPU and this worker's on its CPU",
+                backend=NAME,
+                hint="set backend auto or a transfer engine on both sides",
+            )
         self._card = card
         self._windows: list[Window] = []
         self._cookie_window: Window | None = None
@@ -77,7 +95,7 @@ class Source:
             self.mapped = bool(card.memory) and self._map(joined(regions))
             self.pid = here.pid if self.mapped else card.process.pid
             places = [w.address for w in self._windows] if self.mapped else ()
-            self.spans = Spans(regions, places)
+            self.spans = Spans(joined(regions), places)
             self._prove(here)
         except BaseException:
             self.close()

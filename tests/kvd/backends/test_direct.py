@@ -96,6 +96,7 @@ class Reader:
 
     def lane(self, peer: Peer) -> DirectLane:
         lane = self.home.lane("one")
+        assert isinstance(lane, DirectLane)
         lane.add("p", peer.metadata)
         return lane
 
