@@ -55,6 +55,7 @@ class EngineSpec:
         max_num_batched_tokens: most tokens in one step (prefills are split at it), or None for vLLM's own choice.
         forced_first_tokens: whether `submit` may name the token to be said first (kvctl.demo.reference).
         kv_transfer_config: the connector's configuration, with vLLM's keys, or None.
+        arguments: further arguments of vLLM's own, under its names and stronger than all of these.
         cache_dir: vLLM's cache of what it found out about model classes, or None for one in `work_dir`. Engines that
             share it start faster: finding out costs a process that imports vLLM.
         env: environment variables for this engine, stronger than the ones it would get otherwise.
@@ -73,6 +74,7 @@ class EngineSpec:
     max_num_batched_tokens: int | None = None
     forced_first_tokens: bool = False
     kv_transfer_config: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     cache_dir: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -248,6 +250,19 @@ class EngineProcess:
         answer: bool = self._call(f"reset-{next(self._numbers)}", do="reset_prefix_cache").result(timeout)
         return answer
 
+    def ask_workers(self, method: str, *arguments: Any, timeout: float = 30.0) -> list[Any]:
+        """Call a method of every worker (`worker_extension_cls` adds some); their answers, by rank.
+
+        Raises:
+            RuntimeError: a worker raised; the message is vLLM's.
+        """
+        name = f"workers-{next(self._numbers)}"
+        found = self._call(name, do="workers", method=method, arguments=arguments).result(timeout)
+        if found["error"]:
+            raise RuntimeError(found["error"])
+        answers: list[Any] = found["answers"]
+        return answers
+
     def pids(self) -> EnginePids:
         """The processes of this engine that run now."""
         return engine_pids(self._process.pid)
@@ -361,14 +376,14 @@ class _Pipes:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """The part of a spec that vLLM reads, under vLLM's names; what is None is left to vLLM."""
-    ours = ("work_dir", "log_path", "cache_dir", "env", "forced_first_tokens")
+    ours = ("work_dir", "log_path", "cache_dir", "env", "forced_first_tokens", "arguments")
     values = {
         item.name: getattr(spec, item.name) for item in dataclasses.fields(spec) if item.name not in ours
     }
     values["model"] = str(spec.model)
     if spec.forced_first_tokens:
         values["logits_processors"] = ["kvctl.demo.reference:ForcedFirstToken"]
-    return {key: value for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None} | dict(spec.arguments)
 
 
 def environment(spec: EngineSpec, sockets: Path) -> dict[str, str]:

@@ -114,6 +114,8 @@ class Host:
                 await self._engine.abort(command["id"])
             case "metrics":
                 self._say(event="metrics", id=command["id"], **self._metrics())
+            case "workers":
+                self._say(event="value", id=command["id"], value=await self._workers(command))
             case "reset_prefix_cache":
                 self._say(event="value", id=command["id"], value=await self._engine.reset_prefix_cache())
 
@@ -155,6 +157,14 @@ class Host:
             "error": error,
         }
 
+    async def _workers(self, command: Message) -> Message:
+        """What the workers' own method said."""
+        try:
+            answers = await self._engine.collective_rpc(command["method"], args=tuple(command["arguments"]))
+        except Exception as raised:  # noqa: BLE001 - the asker is told
+            return {"error": f"{type(raised).__name__}: {raised}", "answers": []}
+        return {"error": "", "answers": answers}
+
     def _metrics(self) -> Message:
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
@@ -180,7 +190,7 @@ def make_engine(arguments: Message) -> Any:
 
     if "kv_transfer_config" in arguments:
         arguments["kv_transfer_config"] = KVTransferConfig(**arguments["kv_transfer_config"])
-    config = AsyncEngineArgs(**arguments, enforce_eager=True, seed=0).create_engine_config()
+    config = AsyncEngineArgs(**({"enforce_eager": True, "seed": 0} | arguments)).create_engine_config()
     # On CPU vLLM starts its processes as fresh interpreters, each of which imports torch and vLLM again: two thirds
     # of the time to start. The reason is the binding of OpenMP threads to cores, which the environment turns off.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARED = "/dev/shm/psm_"  # noqa: S108 - where Linux keeps it, under the prefix of Python's shared_memory
+LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
+"""Small kernels (those of virtual machines) are built without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,24 @@ class EnginePids:
 
 def children(pid: int) -> list[int]:
     """The child processes of a process, zombies included; empty when it is gone."""
+    if not LISTS_CHILDREN:
+        running = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+        return [child for child in running if _parent(child) == pid]
     found: list[int] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
                 found += map(int, (task / "children").read_text().split())
     return found
+
+
+def _parent(pid: int) -> int:
+    """Process id of the parent; 0 when the process is gone."""
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def descendants(pid: int) -> list[int]:

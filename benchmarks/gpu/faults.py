@@ -1,0 +1,128 @@
+"""Loads that fail: the decoder must live, answer as it does alone, and keep its blocks to itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.gpu.asking import alone, ask, fresh, records
+from benchmarks.gpu.correctness import about, first_difference, record_fields
+from benchmarks.gpu.fleet import Fleet, Pair
+from kvctl.demo.deployment import PREFILL_PARAMS
+from kvctl.demo.engine import Answer
+from kvd.wire.order import Forced, ForceMiss, GetForced, NextLoads, When
+
+MISS_SECONDS = 10.0
+PAUSE_SECONDS = 5.0
+"""How long a prefiller stands still; loads have `fleet` 's options' ``load_timeout``, which must be less."""
+
+
+def forced(fleet: Fleet, pair: Pair, tokens: int, when: When) -> bool:
+    """A load that an operator's order makes miss; whether the answer is the decoder's own."""
+    order: Any = pair.hosts[1].ask(
+        ForceMiss(
+            engine_id=pair.ids[1],
+            target=NextLoads(count=1, seconds=60.0),
+            when=when,
+            carry_out=True,
+        )
+    )
+    prompt = fresh(tokens)
+    asked = ask(pair, "pull", prompt, fleet.sizes.answer)
+    outcome: Any = pair.hosts[1].ask(GetForced(order_id=getattr(order, "order_id", ""), seconds=0.0))
+    misses = [(m.state, m.cause) for m in outcome.misses] if isinstance(outcome, Forced) else str(outcome)
+    return _judge(
+        fleet, pair, f"force-miss {when}", prompt, asked.decoded, asked.handed_over,
+        order=str(order)[:300], misses=misses,
+    )  # fmt: skip
+
+
+def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
+    """A prefiller that stands still past the load's deadline and then goes on; nothing may land in reused blocks."""
+    ask(pair, "pull", fresh(tokens), 1)  # a lane that works
+    prompt = fresh(tokens)
+    prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(60.0)
+    others = [fresh(tokens) for _ in range(2)]
+    with _standing_still(pair):
+        began = time.monotonic()
+        decoded = pair.decode.submit(prompt, fleet.sizes.answer, _here(prefilled)).result(90.0)
+        took = time.monotonic() - began
+        before = [alone(pair, one, fleet.sizes.answer).token_ids for one in others]
+        time.sleep(max(0.0, PAUSE_SECONDS - (time.monotonic() - began)))
+    after = [alone(pair, one, fleet.sizes.answer).token_ids for one in others * 2]
+    same = after == before * 2
+    name = str((prefilled.kv_transfer_params or {}).get("remote_request_id", ""))
+    fine = _judge(
+        fleet, pair, "stopped, then continued", prompt, decoded, name, seconds=took, others_same=same
+    )  # fmt: skip
+    ask(pair, "pull", fresh(tokens), 1)  # the prefiller is of use again
+    return fine and same
+
+
+def killed(fleet: Fleet, pair: Pair, tokens: int, after: float) -> bool:
+    """A prefiller that is killed ``after`` seconds into a load. The pair is of no use any more."""
+    prompt = fresh(tokens)
+    prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(60.0)
+    decoding = pair.decode.submit(prompt, fleet.sizes.answer, _here(prefilled))
+    time.sleep(after)
+    pids = pair.prefill.pids().all[1:]
+    for pid in reversed(pids):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    decoded = decoding.result(90.0)
+    name = str((prefilled.kv_transfer_params or {}).get("remote_request_id", ""))
+    return _judge(fleet, pair, "prefiller killed", prompt, decoded, name, after=after, killed=len(pids))
+
+
+def _here(prefilled: Answer) -> dict[str, Any]:
+    params = dict(prefilled.kv_transfer_params or {})
+    params.pop("remote_prefill_cached_tokens", None)
+    return params
+
+
+@contextlib.contextmanager
+def _standing_still(pair: Pair) -> Iterator[None]:
+    pids = pair.prefill.pids().executing
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def _judge(
+    fleet: Fleet, pair: Pair, what: str, prompt: list[int], decoded: Answer, handed_over: str, **more: Any
+) -> bool:
+    """Note what became of it; whether the answer is what the decoder says alone, all at once or in pieces."""
+    own = alone(pair, prompt, fleet.sizes.answer)
+    whole = first_difference(decoded.token_ids, own.token_ids)
+    pieces: int | None = whole
+    if pair.spec.split and whole is not None:
+        said = pair.decode.submit_alone(prompt, fleet.sizes.answer).result(60.0).token_ids[1:]
+        pieces = first_difference(decoded.token_ids, said)
+    right = not decoded.error and (whole is None or pieces is None)
+    found = record_fields(records(pair, handed_over)) if handed_over else {}
+    fleet.report.note(
+        "fault",
+        **about(pair, "pull", len(prompt)),
+        fault=what,
+        right=right,
+        alive=pair.decode.alive() and not own.error,
+        first_difference=whole,
+        first_difference_in_pieces=pieces,
+        error=decoded.error,
+        took=decoded.total_seconds,
+        **more,
+        **found,
+    )
+    fleet.report.say(
+        f"{pair.spec.name} {what}: {'right' if right else 'WRONG'} {found.get('state')}"
+        f" {found.get('cause', '')[:200]} {decoded.error}"
+    )
+    return right

