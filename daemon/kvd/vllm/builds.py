@@ -329,15 +329,12 @@ def _frees_failed(scheduler: _Source) -> Fact:
     """Of a request that failed and has no computed tokens, the blocks are given back before it is scheduled again."""
     name = "_update_waiting_for_remote_kv"
     handler = scheduler.function(name)
-    for node in ast.walk(handler) if handler else ():
-        if isinstance(node, ast.If) and "failed_recving_kv_req_ids" in _names(node.test):
-            for inner in ast.walk(node):
-                if (
-                    isinstance(inner, ast.If)
-                    and "num_computed_tokens" in _names(inner.test)
-                    and any("free" in _names(left) for left in inner.orelse)
-                ):
-                    return Fact(holds=True, evidence=scheduler.seen(inner.orelse[0]))
+    if handler is not None and "failed_recving_kv_req_ids" in _names(handler):
+        for node in ast.walk(handler):
+            if isinstance(node, ast.If) and "num_computed_tokens" in _names(node.test):
+                freed = next((left for left in node.orelse if "free" in _names(left)), None)
+                if freed is not None:
+                    return Fact(holds=True, evidence=scheduler.seen(freed))
     return scheduler.nowhere(f"{name} that frees")
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvd.vllm.builds import MEANINGS, Build, Fact, Safety, probe, safety
+from kvd.vllm.builds import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.groups import GroupFacts
 
@@ -49,6 +49,19 @@ BLOCKS = """
             {skip}
             (block_ids,) = self.kv_cache_manager.get_block_ids(request)
 """
+FREES = """
+    def _update_waiting_for_remote_kv(self, request):
+        if request.request_id in self.failed_recving_kv_req_ids:
+            if request.num_computed_tokens:
+                self.kv_cache_manager.cache_blocks(request)
+            else:
+                self.kv_cache_manager.free(request)
+"""
+KEEPS = """
+    def _update_waiting_for_remote_kv(self, request):
+        if request.request_id in self.failed_recving_kv_req_ids:
+            request.num_computed_tokens = 0
+"""
 RECEIVES = """
     def update_from_output(self, output):
         self.failed |= output.failed_recving
@@ -63,6 +76,7 @@ def source(  # noqa: PLR0913 - one for each place that is looked at
     test: str = "not load_kv_async",
     guard: str = "pass",
     skip: str = "pass",
+    frees: str = FREES,
     receives: str = RECEIVES,
     runner: str = HANDS_ON,
     runner2: str = HANDS_ON,
@@ -75,6 +89,7 @@ def source(  # noqa: PLR0913 - one for each place that is looked at
         + SCHEDULE.format(test=test)
         + BLOCKS.format(guard=guard, skip=skip)
         + receives
+        + frees
     )
     for path, text in {
         "v1/core/sched/scheduler.py": scheduler,
@@ -141,6 +156,29 @@ def test_one_stage_that_drops_the_report_is_enough_to_refuse_what_needs_it(
     assert safety(build, DENSE, "recompute") == Safety("blocks")
 
 
+def test_where_blocks_are_all_it_hears_of_our_scheduler_finds_the_request(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, receives="\n"))
+    assert build.frees_failed.holds
+    for groups in (WINDOWED, MIXED, STATEFUL):
+        for policy in ("recompute", "fail"):
+            assert f"--scheduler-cls {SCHEDULER}" in safety(build, groups, policy).refused
+            assert "--scheduler-cls" in safety(build, groups, policy, scheduler="mine.Scheduler").refused
+            assert safety(build, groups, policy, scheduler=SCHEDULER) == Safety("scheduler")
+    assert safety(build, DENSE, "recompute", scheduler=SCHEDULER) == Safety("blocks")
+
+
+def test_our_scheduler_changes_nothing_where_requests_are_heard_of(tmp_path: Path) -> None:
+    assert safety(probe(source(tmp_path)), STATEFUL, "fail", scheduler=SCHEDULER) == Safety("request")
+
+
+def test_a_build_that_keeps_the_blocks_of_what_failed_is_none_for_our_scheduler(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, receives="\n", frees=KEEPS))
+    assert not build.frees_failed.holds
+    refused = safety(build, MIXED, "recompute", scheduler=SCHEDULER).refused
+    assert "use vLLM 0.30 or later" in refused
+    assert "--scheduler-cls" not in refused
+
+
 def test_an_engine_that_only_prefills_runs_on_any_build(tmp_path: Path) -> None:
     build = probe(source(tmp_path, receives="\n"))
     assert safety(build, STATEFUL, "fail", loads=False) == Safety("none")
@@ -198,4 +236,6 @@ def tables(builds: dict[str, Build]) -> str:
 
 
 def _short(safe: Safety) -> str:
-    return "refused" if safe.refused else safe.channel
+    if safe.refused:
+        return "scheduler" if SCHEDULER in safe.refused else "refused"
+    return safe.channel
