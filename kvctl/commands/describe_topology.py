@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.documents.topology import Topology, pair_document
+from kvctl.documents.topology import Pair, Topology, pair_document
 from kvctl.errors import UsageError
 from kvctl.options import DrawnSettings, Watch
 from kvctl.parsing import bandwidth, count
@@ -65,10 +65,20 @@ def describe_topology(
     (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd. With -o
     wide also each single read and the factors that agree. Exit code 1 when a pair shown does not fit.
     """
-    chosen = _chosen(settings, engines or [], (model, local, remote))
+    named = engines or []
+    chosen = _chosen(settings, named, (model, local, remote))
+    live = model is None and all(isinstance(source(name), EngineId) for name in named)
+
+    def document(a: EngineGeometry, b: EngineGeometry) -> Pair:
+        pair = pair_document(describe(a, b, tokens=tokens), link)
+        if not live:
+            return pair
+        from kvctl.measured_paths import with_measured
+
+        return with_measured(settings, pair, a, b)
 
     def fetch() -> Topology:
-        return Topology(pairs=tuple(pair_document(describe(a, b, tokens=tokens), link) for a, b in chosen()))
+        return Topology(pairs=tuple(document(a, b) for a, b in chosen()))
 
     if not all(pair.compatible for pair in show_repeatedly(fetch, settings, watch).pairs):
         raise typer.Exit(1)

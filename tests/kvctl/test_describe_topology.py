@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from kvd.geometry.codec import decode_worker, encode_worker
 from kvd.wire import query
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferRecord, Transfers
 from tests.kvctl.conftest import BLOCK, HEAD_SIZE, LAYERS, MODEL, engine_row
 
 if TYPE_CHECKING:
@@ -135,3 +138,54 @@ def test_a_geometry_that_cannot_be_read_is_1_and_names_the_worker(run: Run, daem
     outcome = fails(run, daemon)
     assert outcome.code == 1
     assert "the geometry of d/tp0 cannot be read" in outcome.err
+
+
+def on_gpus(row: query.EngineRow) -> query.EngineRow:
+    """The engine with its memory on GPUs."""
+    assert row.card is not None
+    workers = []
+    for worker in row.card.workers:
+        geometry = decode_worker(worker.geometry)
+        regions = tuple(dataclasses.replace(region, device="cuda:0") for region in geometry.regions)
+        there = encode_worker(dataclasses.replace(geometry, regions=regions))
+        workers.append(msgspec.structs.replace(worker, geometry=there))
+    return msgspec.structs.replace(row, card=msgspec.structs.replace(row.card, workers=tuple(workers)))
+
+
+def moved(seconds: float) -> LedgerRow:
+    return LedgerRow(
+        1,
+        TransferRecord(
+            transfer_id="t",
+            request_id="r",
+            local_engine="d",
+            local_rank="tp0",
+            remote_engine="p",
+            remote_generation="g",
+            remote_request_id="r",
+            backend="nixl",
+            mode="pull",
+            state="done",
+            bytes=256 << 20,
+            coalesced_descriptors=16,
+            stages={"post": seconds / 2, "wire": seconds / 2},
+        ),
+    )
+
+
+@pytest.mark.parametrize(("seconds", "codes"), [(0.5, ["SLOW_PATH"]), (0.002, [])])
+def test_gpus_whose_bytes_come_through_the_host(
+    daemon: FakeDaemon, described: Any, seconds: float, codes: list[str]
+) -> None:
+    serve(daemon, on_gpus(engine_row("d", "decode", 2)), on_gpus(engine_row("p", "prefill", 2)))
+    rows = (moved(seconds), moved(seconds))
+    daemon.answers[ListTransfers] = lambda _: Transfers(rows=rows, total=2)
+    for arguments in ((), ("d", "p")):
+        [pair] = described(*arguments)
+        assert [f["code"] for f in pair["findings"] if f["code"] == "SLOW_PATH"] == codes
+
+
+def test_kvd_is_not_asked_for_transfers_of_host_memory(daemon: FakeDaemon, described: Any) -> None:
+    serve(daemon, engine_row("d", "decode", 2), engine_row("p", "prefill", 2))
+    daemon.answers[ListTransfers] = lambda _: pytest.fail("asked for transfers")
+    described()

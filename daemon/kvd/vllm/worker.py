@@ -34,6 +34,7 @@ from kvd.vllm.marks import no_mark
 from kvd.vllm.orders import Fault, LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.outgoing import Ready
 from kvd.vllm.params import RemotePrefill
+from kvd.vllm.paths import Paths
 from kvd.vllm.pushing import Pushing
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
@@ -97,6 +98,7 @@ class WorkerHalf:
         self._reached: Ready | None = None
         self._gate = Gate(self._proceed, self._refuse_unannounced)
         self._lock = threading.Lock()
+        self._paths = Paths(geometry.regions[0].device if geometry.regions else "cpu")
         self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._results = Results()
         self._outcomes = StepOutcomes()
@@ -411,6 +413,7 @@ class WorkerHalf:
         except Exception:  # the load has ended all the same
             log.exception("no record of the load of %s", load.order.request_id)
             return
+        self._paths.note(entry)
         self._session.deliver(
             f"transfer {entry.transfer_id} {load.ended}",
             ReportTransfers(incarnation=self.incarnation, records=(entry,)),

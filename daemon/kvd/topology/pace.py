@@ -1,0 +1,64 @@
+"""Whether bytes between memories of GPUs come as fast as a path meant for them lets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvd.topology.findings import Finding
+
+LEAST_RATE = 5e9
+"""Bytes a second. Paths meant for GPUs reach 20 times that; through the host and tcp it is 0.5 to 2e9."""
+BULK = 32 << 20
+"""Bytes of a transfer from which its rate says something of the path."""
+PIECE = 64 << 10
+"""Bytes of a copy below which the number of copies may be what takes the time."""
+SEVERAL = 2
+"""The first transfer of a pair pays for their connection, about 0.1 s."""
+
+CURES: dict[str, str] = {
+    "nixl": "within a host UCX needs CUDA IPC: UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on, no UCX_TLS or one with cuda, and both"
+    " engines in one IPC and PID namespace; between hosts RDMA that reaches GPU memory (nvidia-peermem or dma-buf)."
+    " UCX_LOG_LEVEL=info names the transports",
+    "mooncake": "set the option protocol of the backend to nvlink within a host, to rdma between hosts",
+}
+_OTHER = "see the backend's page in docs/backends/"
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """One finished transfer: bytes, seconds from the first post to the last completion, separate copies."""
+
+    bytes: int
+    seconds: float
+    copies: int
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second."""
+        return self.bytes / self.seconds if self.seconds > 0 else float("inf")
+
+    @property
+    def tells(self) -> bool:
+        """Whether its rate is that of the path: many bytes in copies that are not small."""
+        return self.bytes >= BULK and self.bytes >= PIECE * self.copies
+
+
+def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Finding | None:
+    """What to know of a path by which these transfers came, if even the fastest of them was slow.
+
+    ``devices`` are those of both sides' memory (``cuda:0``). None where one is the host's, or too few transfers tell.
+    """
+    telling = [pace for pace in paces if pace.tells]
+    if len(telling) < SEVERAL or not all(device.startswith("cuda") for device in devices):
+        return None
+    best = max(telling, key=lambda pace: pace.rate)
+    if best.rate >= LEAST_RATE:
+        return None
+    return Finding(
+        "SLOW_PATH",
+        "warning",
+        f"between GPUs the fastest of {len(telling)} transfers came at {best.rate / 1e9:.1f} GB/s"
+        f" ({best.bytes >> 20} MiB in {best.copies} copies): {backend} moves them through the host",
+        CURES.get(backend, _OTHER),
+    )
