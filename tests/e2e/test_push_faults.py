@@ -35,7 +35,7 @@ from kvctl.demo.models import write_model
 from kvd.client.operator import connect
 from kvd.wire.query import GetStatus, Status
 from kvd.wire.transfer import TransferRecord
-from tests.support import failing_writes
+from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import handed_over, prompt_of
 from tests.support.matrix import FAULTY, Cell
@@ -43,8 +43,8 @@ from tests.support.matrix import FAULTY, Cell
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ANSWER = 8
-LONG = 4000
-"""Tokens of a prompt whose prefill takes long enough to do something in the middle of it."""
+LONG = 2000
+"""Tokens of a prompt that is computed in several chunks, so that something can be done in the middle of it."""
 CHUNKS = {"llama": 64, "qwen3.5-gdn": 384}
 PUSH_SECONDS, LEASE_SECONDS = 15.0, 25.0
 SETTINGS = {
@@ -67,7 +67,7 @@ class Going:
 
 @dataclass
 class Pair:
-    """Two engines, either of which may be started anew; files in ``faults`` make the prefiller's writes fail."""
+    """Two engines, either of which may be started anew; files in ``faults`` make the prefiller go wrong."""
 
     model: str
     backend: str
@@ -145,12 +145,9 @@ class Pair:
     def mid_prefill(self, prompt: Sequence[int]) -> Iterator[Going]:
         """The prefiller stands still in the middle of a request, some of which has left; it goes on afterwards."""
         name, decoding, there = self.announce(prompt)
+        (self.faults / "stop").touch()
         prefilling = self.prefill.submit(prompt, 1, there, request_id=f"p-{name}")
-        wait_for(lambda: self.held(self.prefill) > 0, 60.0)
-        with stopped(self.prefill):
-            assert not prefilling.done(), (
-                "the prefill was over before it could be stopped: make the prompt longer"
-            )
+        with standing(self.prefill):
             yield Going(name, decoding, prefilling)
 
     @staticmethod
@@ -174,17 +171,21 @@ class Pair:
 
 
 @contextmanager
-def stopped(engine: EngineProcess) -> Iterator[None]:
-    """The processes that compute stand still."""
+def standing(engine: EngineProcess) -> Iterator[None]:
+    """The processes that compute have stopped; they go on afterwards."""
     pids = engine.pids().executing
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
     try:
+        wait_for(lambda: all(state(pid) == "T" for pid in pids), 60.0)
         yield
     finally:
         for pid in pids:
             with suppress(ProcessLookupError):  # killed meanwhile
                 os.kill(pid, signal.SIGCONT)
+
+
+def state(pid: int) -> str:
+    """The letter that stands for what a process does; T when it is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def killed(engine: EngineProcess) -> None:
@@ -214,16 +215,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             EngineSpec(
                 model=path,
                 dtype=MODELS[model].dtype,
-                max_model_len=4096 + 64,
+                max_model_len=LONG + 64,
                 max_num_batched_tokens=CHUNKS[model],
                 cache_dir=folder / "cache",
                 work_dir=folder / host.name,
                 log_path=folder / f"{host.name}.log",
                 forced_first_tokens=role == "kv_consumer",
-                env=failing_writes.environment(faults),
+                env=faulty_prefiller.environment(faults),
                 kv_transfer_config={
                     **transfer_config(host, engine_id(host), role, extra={"backend": backend, **SETTINGS}),
-                    "kv_connector_module_path": failing_writes.__name__,
+                    "kv_connector_module_path": faulty_prefiller.__name__,
                 },
             )
             for host, role in zip(hosts, ("kv_producer", "kv_consumer"), strict=True)
@@ -252,7 +253,7 @@ def test_a_layer_that_cannot_be_written_is_a_miss(pair: Pair, refused: str) -> N
     assert (asked.prefilled.error, asked.decoded.error) == ("", "")
     record = pair.record(asked.handed_over)
     assert record.state == "miss"
-    assert failing_writes.REASON in record.cause
+    assert faulty_prefiller.REASON in record.cause
     assert asked.decoded.token_ids == right["miss"]
     (pair.faults / refused).rename(pair.faults / "over")
     pair.well()
