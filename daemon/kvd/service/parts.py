@@ -26,7 +26,7 @@ Decode = Callable[[bytes], WorkerGeometry]
 
 @dataclass(slots=True)
 class Parts:
-    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` is set once.
+    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
     ``pushes_underway`` are messages of pushes that wait for an answer now, with ``push_ids_underway`` block ids.
     """
@@ -48,6 +48,7 @@ class Parts:
     askers: Askers = field(default_factory=Askers)
     timelines: Timelines = field(default_factory=Timelines)
     draining: bool = False
+    prepared: bool = False
     loop_lag: float = 0.0
     turns: Turns = field(default_factory=Turns)
     pushes_underway: int = 0

@@ -123,6 +123,7 @@ def gauges(parts: Parts) -> dict[str, float]:
     values["pushes.underway"] = float(parts.pushes_underway)
     values["requests.waiting"] = float(parts.local.busy + (parts.peer.busy if parts.peer else 0))
     values["peer_engines.known"] = float(len(parts.handshakes.peers))
+    values["handshakes.prepared"] = float(parts.prepared)
     values["loop.lag_seconds"] = parts.loop_lag
     values["loop.longest_turn_seconds"] = parts.turns.longest
     values["loop.recent_turn_seconds"] = parts.turns.recent

@@ -159,7 +159,7 @@ async def _running(
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             parts.local.serve(), parts.liveness.run(), parts.links.prune(), _forget(parts),
-            _hold_open(ledger), _prepare(),
+            _hold_open(ledger), _prepare(parts),
         ]  # fmt: skip
         work += [parts.peer.serve()] if parts.peer else []
         work += [connections.count(m, name, parts.events.counters) for name, m in bound.monitors.items()]
@@ -171,9 +171,11 @@ async def _running(
         yield parts, tasks
 
 
-async def _prepare() -> None:
+async def _prepare(parts: Parts) -> None:
     """Import what the first comparison of two engines needs, before somebody waits for it."""
+    await asyncio.to_thread(importlib.import_module, "kvd.client.cards")
     await asyncio.to_thread(importlib.import_module, "kvd.topology.compat")
+    parts.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
 
 
@@ -211,7 +213,7 @@ def _assemble(
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = Links(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, Verdicts(compare), config.peer, config.liveness
+        myself, registry, links, events, router.send, Verdicts(compare, counters), config.peer, config.liveness
     )  # fmt: skip
     links.listener = handshakes
     parts = Parts(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from kvd.geometry.errors import GeometryError
@@ -22,8 +22,9 @@ KEPT = 4096
 class Verdicts:
     """The factors that fail, by the shapes of two engines: an engine's replicas, and its next start, are alike."""
 
-    def __init__(self, compare: Compare) -> None:
+    def __init__(self, compare: Compare, counters: Counter[str]) -> None:
         self._compare = compare
+        self._counters = counters
         self._found: OrderedDict[Pair, tuple[Factor, ...]] = OrderedDict()
         self._underway: dict[Pair, asyncio.Task[tuple[Factor, ...]]] = {}
 
@@ -38,6 +39,7 @@ class Verdicts:
             return True, known
         task = self._underway.get(pair)
         if task is None:
+            self._counters["handshakes.comparisons"] += 1
             task = asyncio.get_running_loop().create_task(self._find(local, peer))
             self._underway[pair] = task
             task.add_done_callback(lambda done: self._done(pair, done))
