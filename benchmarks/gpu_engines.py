@@ -207,6 +207,36 @@ def read_picks(reader: Reader) -> None:
     lane.close()
 
 
+def lanes(reader: Reader) -> None:
+    """The same pages by several lanes, each with a thread: whether posting is faster so, or waits for one lock."""
+    rows = rows_of(reader, PAGE, shuffled=True)
+    for count in (1, 2, 4):
+        shares = [
+            Descriptors(*(c[n::count].copy() for c in (rows.local, rows.remote, rows.length)))
+            for n in range(count)
+        ]
+        made = [reader.lane() for _ in range(count)]
+        for lane, share in zip(made, shares, strict=True):
+            finish(lane, lane.submit("owner", share))
+        best = float("inf")
+        for _ in range(REPEATS):
+            threads = [
+                threading.Thread(
+                    target=lambda lane=lane, share=share: finish(lane, lane.submit("owner", share))
+                )
+                for lane, share in zip(made, shares, strict=True)
+            ]
+            began = time.perf_counter()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            best = min(best, time.perf_counter() - began)
+        for lane in made:
+            lane.close()
+        reader.seen.setdefault("lanes", {})[count] = {"ms": round(best * 1e3, 2), "rows": len(rows)}
+
+
 def give_up(reader: Reader) -> None:
     """Close a lane under a read of many pieces, zero the memory: nothing may land in it any more."""
     seen = []
@@ -342,7 +372,7 @@ def run(backend: str, devices: tuple[str, str], size: int) -> dict[str, Any]:
         "lands": traits.lands,
         "synchronous": traits.synchronous,
     }
-    for stage in (read_shapes, read_picks, give_up, marks, stopped, killed):
+    for stage in (read_shapes, read_picks, lanes, give_up, marks, stopped, killed):
         in_thread(stage, reader)
         sys.stderr.write(f"{backend} {stage.__name__} done\n")
     try:
