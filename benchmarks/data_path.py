@@ -1,6 +1,6 @@
 """A request's KV by plan and backend, against the raw backend and against the stock NixlConnector's way of moving it.
 
-    python benchmarks/data_path.py [--backend nixl,mooncake] [--tp 1,8] [--tokens 1024] [--rounds 15] [--json]
+    python benchmarks/data_path.py [--backend nixl,mooncake,direct] [--tp 1,8] [--tokens 1024] [--rounds 15] [--json]
 
 Two processes hold the KV of a Llama-3.1-8B worker (``--tp`` decides how large a page is: 64 KiB, 8 KiB with 8 ranks).
 In each round the ways take turns; ratios are the median of those within a round.
@@ -9,8 +9,10 @@ ours    compile the plan for the block ids, submit, poll until done: what the co
 raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand
 stock   one descriptor a block and layer. With nixl: the installed vLLM's own `_compute_desc_ids` for both sides and
         NIXL's API over lists prepared once, as NixlConnector does. With mooncake: the same descriptors by our adapter.
+        With direct, which stock vLLM does not have: NIXL's as above.
 
-Each way but raw is checked byte by byte before the rounds begin. `UCX_TLS=tcp` measures NIXL over TCP.
+All ways wait with the same pauses. Each but raw is checked byte by byte before the rounds begin. `UCX_TLS=tcp,self`
+measures NIXL as it is between hosts without RDMA. Memory is a memfd with direct, as KvdConnector makes it.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import sys
@@ -27,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from statistics import median
 from types import SimpleNamespace
@@ -35,22 +39,37 @@ from typing import Any
 import numpy as np
 
 from kvctl.bench.cases import FRAGMENTATIONS, Request, blocks_needed, requests
-from kvctl.bench.memory import Memory, place, with_blocks
-from kvctl.bench.moving import Move, move, uncoalesced
+from kvctl.bench.memory import Memory, anonymous, place, with_blocks
+from kvctl.bench.moving import Move, move, pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.sources import planned
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, State
+from kvd.backends.direct_memory import memfd
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import plan_worker
 
 PIECE = 16 << 20
-PAUSE = 50e-6
 SERVE = 200e-6
 SECONDS = 60.0
 
 Way = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a backend: whether NixlConnector's way is its peer, and where its memory comes from."""
+
+    stock: bool
+    allocate: Callable[[int], mmap.mmap] = anonymous
+
+
+KINDS = {
+    "nixl": Kind(stock=True),
+    "mooncake": Kind(stock=False),
+    "direct": Kind(stock=True, allocate=partial(memfd, "data-path")),
+}
 
 
 @dataclass(frozen=True)
@@ -64,10 +83,11 @@ class Offer:
 
 def serve(kind: str, worker: WorkerGeometry, pipe: Connection) -> None:
     """The source process: fills the blocks of each request that it is sent, until it is sent None."""
-    memory = place(worker)
+    os.dup2(2, 1)  # NIXL's log is not our answer
+    memory = place(worker, KINDS[kind].allocate)
     home = open_home(kind, "source", {})
     home.register(memory.geometry.regions)
-    agent, ended = stock_agent("stock-source", memory) if kind == "nixl" else None, threading.Event()
+    agent, ended = stock_agent("stock-source", memory) if KINDS[kind].stock else None, threading.Event()
     if agent is not None:
         threading.Thread(target=progress, args=(agent, ended), daemon=True).start()
     pipe.send(Offer(memory.geometry, home.metadata(), agent.get_agent_metadata() if agent else b""))
@@ -126,8 +146,9 @@ class Stock:
         there = self.compute(self.worker, (request.source[0].ids.tolist(),), self.blocks[1], None, 1)
         handle = self.agent.make_prepped_xfer("READ", self.lists[0], here, self.lists[1], there)
         state = self.agent.transfer(handle)
+        posted = time.monotonic()
         while state == "PROC":
-            time.sleep(PAUSE)
+            pause(posted)
             state = self.agent.check_xfer_state(handle)
         if state != "DONE":
             raise SystemExit(f"NIXL's transfer ended as {state}")
@@ -148,7 +169,7 @@ def wait(lane: Lane, rows: Descriptors) -> None:
     """Submit and poll until done."""
     transfer = lane.submit("tp0", rows)
     while lane.poll(transfer) is State.PENDING:
-        time.sleep(PAUSE)
+        pause(transfer.posted)
     if transfer.state is State.FAILED:
         raise SystemExit(f"transfer failed: {transfer.reason}")
 
@@ -175,7 +196,8 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
     worker = engine.workers[0]
     blocks = 2 * blocks_needed(worker, tokens)
     size = tokens // 16 * sum(layer.page.content for layer in worker.groups[0].layers)
-    memory, cut = place(with_blocks(worker, blocks)), with_blocks(worker, blocks)
+    cut = with_blocks(worker, blocks)
+    memory = place(cut, KINDS[kind].allocate)
     home = open_home(kind, "reader", {})
     home.register(memory.geometry.regions)
     lines = []
@@ -183,7 +205,7 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
         plan = plan_worker(memory.geometry, [memory.geometry], [offer.worker])
         lane = home.lane("reader")
         lane.add("tp0", offer.metadata)
-        stock = Stock(memory, offer) if kind == "nixl" else None
+        stock = Stock(memory, offer) if KINDS[kind].stock else None
         offsets = np.arange(0, size, PIECE, dtype=np.int64)
         there = Descriptors(
             offsets + memory.geometry.regions[0].address,
@@ -255,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--backend", default="nixl,mooncake")
+    parser.add_argument("--backend", default="nixl,mooncake,direct")
     parser.add_argument("--tp", default="1,8")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=15)

@@ -15,8 +15,9 @@ from kvd.topology.plan import BlockList
 
 Blocks = dict[int, BlockList]
 
-FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
-_RUNS = {"contiguous": None, "runs-of-4": 4, "random": 1}
+FRAGMENTATIONS = ("contiguous", "freed", "runs-of-4", "random")
+"""How blocks lie. ``freed``: side by side, last first, as vLLM hands out the blocks of a request that is over."""
+_RUNS = {"runs-of-4": 4, "random": 1}
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,12 @@ def _needed(group: Group, tokens: int) -> tuple[int, int]:
 
 def _order(blocks: int, fragmentation: str, seed: int) -> Any:
     """Free block ids, block 0 left out, to be taken from the end."""
-    run = _RUNS[fragmentation]
     ids = np.arange(blocks - 1, 0, -1, dtype=np.int64)
-    if run is None:
+    if fragmentation == "contiguous":
         return ids
+    if fragmentation == "freed":
+        return ids[::-1]
+    run = _RUNS[fragmentation]
     dice = np.random.default_rng(seed)
     # What does not make a whole run is taken last.
     whole = len(ids) // run * run

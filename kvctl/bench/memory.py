@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +17,15 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Memory:
-    """A worker's regions as arrays of bytes, and its geometry with their addresses."""
+    """A worker's regions as arrays of bytes, and its geometry with their addresses.
+
+    ``device`` is the number of the CUDA device that the memory is on; the arrays are then its image on the host, see
+    `kvctl.bench.device`.
+    """
 
     geometry: WorkerGeometry
     regions: tuple[Bytes, ...]
+    device: int | None = None
 
 
 def with_blocks(worker: WorkerGeometry, blocks: int) -> WorkerGeometry:
@@ -55,9 +61,14 @@ def size_of(worker: WorkerGeometry) -> int:
     return sum(region.length for region in worker.regions)
 
 
-def place(worker: WorkerGeometry) -> Memory:
-    """Zeroed memory for the worker."""
-    arrays = tuple(np.frombuffer(mmap.mmap(-1, region.length), np.uint8) for region in worker.regions)
+def anonymous(size: int) -> mmap.mmap:
+    """Zeroed memory of this process."""
+    return mmap.mmap(-1, size)
+
+
+def place(worker: WorkerGeometry, allocate: Callable[[int], mmap.mmap] = anonymous) -> Memory:
+    """Memory for the worker; ``allocate`` gives zeros."""
+    arrays = tuple(np.frombuffer(allocate(region.length), np.uint8) for region in worker.regions)
     regions = tuple(Region(array.ctypes.data, array.nbytes) for array in arrays)
     return Memory(dataclasses.replace(worker, regions=regions), arrays)
 

@@ -72,9 +72,8 @@ def move(
             raise TimeoutError(
                 f"{len(going) + len(waiting)} of {len(requests)} requests are not done in time"
             )
-        young = not going or time.monotonic() - going[-1].posted < FAST_FOR
         if waiting or going:
-            time.sleep(POLL_FAST if young else POLL_SLOW)
+            pause(going[-1].posted if going else time.monotonic())
     seconds = max((one.ended for one in done), default=began) - began
     done.sort(key=lambda one: one.number)
     return {
@@ -90,6 +89,11 @@ def move(
             for one in done
         ],
     }
+
+
+def pause(posted: float) -> None:
+    """Wait before the next look at a transfer that was posted then, on the monotonic clock."""
+    time.sleep(POLL_FAST if time.monotonic() - posted < FAST_FOR else POLL_SLOW)
 
 
 def _due(number: int, at: Sequence[float] | None, began: float) -> bool:

@@ -58,11 +58,15 @@ def scene(local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int]
 
 @dataclass(frozen=True)
 class Backend:
-    """A transfer engine and how to run it: the adapter's options, variables of the environment."""
+    """A transfer engine and how to run it: the adapter's options, variables of the environment.
+
+    ``devices`` are the CUDA devices that the reader's and the source's memory is on, None for the host's.
+    """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,7 @@ def _who(name: str, backend: Backend, workers: Mapping[int, WorkerGeometry]) -> 
         "name": name,
         "reads": name == "reader",
         "backend": backend.name,
+        "device": backend.devices[0 if name == "reader" else 1],
         "options": dict(backend.options),
         "workers": {str(at): worker_to_plain(worker) for at, worker in workers.items()},
     }

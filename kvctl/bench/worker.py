@@ -6,6 +6,7 @@ come as JSON lines on stdin, one JSON line on stdout answers each. Reads are pos
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -17,13 +18,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvctl.bench import ceilings, pattern
+from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import Request, from_plain
-from kvctl.bench.memory import Memory, place
+from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import Move, move
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation
+from kvd.backends.direct_memory import memfd
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
+from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
 
 SERVE_SECONDS = 200e-6
@@ -90,7 +93,10 @@ def _words(error: Exception) -> str:
 
 def _open(who: Orders) -> tuple[Bench, Orders]:
     """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
-    memories = {int(at): place(worker_from_plain(plain)) for at, plain in who["workers"].items()}
+    memories = {
+        int(at): _memory(worker_from_plain(plain), who["backend"], who["device"])
+        for at, plain in who["workers"].items()
+    }
     homes: dict[int, Home] = {}
     for at, memory in memories.items():
         homes[at] = open_home(who["backend"], f"{who['name']}-{at}", who["options"])
@@ -102,6 +108,13 @@ def _open(who: Orders) -> tuple[Bench, Orders]:
         "lands": all(home.traits.lands for home in homes.values()),
     }
     return bench, answer
+
+
+def _memory(worker: WorkerGeometry, backend: str, number: int | None) -> Memory:
+    """Memory as KvdConnector has it: with direct, what others can map."""
+    if number is not None:
+        return device.place_on(worker, number)
+    return place(worker, functools.partial(memfd, "kvctl-bench") if backend == "direct" else anonymous)
 
 
 def _meet(bench: Bench, orders: Orders) -> Orders:
@@ -148,16 +161,20 @@ def _fill(bench: Bench, orders: Orders) -> Orders:
     for request in _requests(orders):
         for memory in bench.memories.values():
             pattern.fill(memory, request.source, orders["key"] + request.name)
+    for memory in bench.memories.values():
+        device.put(memory)
     return {}
 
 
 def _clear(bench: Bench, orders: Orders) -> Orders:
     for request in _requests(orders):
         pattern.clear(bench.reader, request.reader)
+    device.put(bench.reader)
     return {}
 
 
 def _check(bench: Bench, orders: Orders) -> Orders:
+    device.get(bench.reader)
     for request in _requests(orders):
         key = orders["key"] + request.name
         difference = pattern.first_difference(bench.reader, request.reader, key, request.tokens)
@@ -191,7 +208,8 @@ def _raw(bench: Bench, orders: Orders) -> Orders:
 
 
 def _memcpy(bench: Bench, orders: Orders) -> Orders:
-    del bench
+    if bench.reader.device is not None:
+        return device.copied(bench.reader, orders["bytes"])
     return ceilings.memcpy(orders["bytes"])
 
 

@@ -21,6 +21,7 @@ OPERATIONS = ("read", "write")
 QUICK_SECONDS = 24.0
 """For all rounds: processes have to start besides, and bytes to be compared."""
 FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
+RARER = ("freed",)
 
 
 def benchmark(  # noqa: PLR0913 - one for each option
@@ -73,9 +74,9 @@ def benchmark(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Option(
             "--fragmentation",
-            metavar=",".join(FRAGMENTATIONS),
-            parser=some_of(*FRAGMENTATIONS),
-            help="How blocks lie. [default: all three]",
+            metavar=",".join((*FRAGMENTATIONS, *RARER)),
+            parser=some_of(*FRAGMENTATIONS, *RARER),
+            help="How blocks lie. [default: the first three]",
         ),
     ] = None,
     rounds: Annotated[

@@ -126,6 +126,17 @@ def read(device: int, address: int, size: int) -> bytes:
     return data.raw
 
 
+def copy(device: int, to: int, source: int, size: int) -> None:
+    """Copy within the device; returns when it is done.
+
+    Raises:
+        BackendError: an address that is not its, or the device reports an error.
+    """
+    enter(device)
+    _call("cuMemcpyDtoD_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
+    _call("cuCtxSynchronize")
+
+
 def _nothing() -> None:
     return None
 

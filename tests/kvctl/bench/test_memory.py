@@ -85,7 +85,12 @@ def test_requests_have_blocks_of_their_own_that_lie_as_asked(fragmentation: str)
     assert len(set(ids.tolist())) == 72
     assert 0 not in ids
     breaks = np.count_nonzero(np.diff(found[0].reader[0].ids) != 1)
-    assert {"contiguous": breaks == 0, "runs-of-4": 3 <= breaks <= 5, "random": breaks > 15}[fragmentation]
+    assert {
+        "contiguous": breaks == 0,
+        "freed": (np.diff(found[0].reader[0].ids) == -1).all(),
+        "runs-of-4": 3 <= breaks <= 5,
+        "random": breaks > 15,
+    }[fragmentation]
 
 
 def test_too_few_blocks_are_refused_with_both_numbers() -> None:
