@@ -58,6 +58,7 @@ def main() -> int:
                 gpus=machine["gpus"],
                 hosts=hosts,
                 quick=options.quick,
+                ways=options.ways,
             )
             for stage in stages:
                 failed += not _run(stage, fleet, ends - RESERVE)
@@ -122,6 +123,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, default=None, help="folder that keeps models and compiled kernels for later runs"
     )
+    parser.add_argument("--ways", type=names, default=[], help="only these: direct, nixl, stock-nixl, ...")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     unknown = set(options.only) - {s.name for s in STAGES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -110,6 +110,7 @@ class Fleet:
     options: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
     quick: bool = False
+    ways: Sequence[str] = ()
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -163,6 +164,8 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
     if fleet.device == "cuda":
         arguments |= {"gpu_memory_utilization": 0.06, "trust_remote_code": False}
         arguments |= kind.arguments
+    if spec.tp[side] > 1:
+        arguments["disable_custom_all_reduce"] = True  # one more user of CUDA IPC than is measured
     if side and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
         arguments["scheduler_cls"] = SCHEDULER
     return EngineSpec(

@@ -42,6 +42,7 @@ class Stage:
 @contextlib.contextmanager
 def pairs(fleet: Fleet, specs: Sequence[PairSpec]) -> Iterator[list[Pair]]:
     """Running pairs, started at the same time and ended on the way out; those that do not start are left out."""
+    specs = [spec for spec in specs if not fleet.ways or spec.way in fleet.ways]
     for kind in {spec.kind for spec in specs}:
         write(fleet.kinds[kind], fleet.lasting / "models")
     with engines() as start:
@@ -72,7 +73,7 @@ def smoke(fleet: Fleet) -> None:
             work = functools.partial(check, fleet.report, pair, "pull", tokens, fleet.sizes.answer)
             if not _tried(fleet, pair, work):
                 wrong.append(f"{pair.spec.name} {tokens}")
-    _verdict(wrong, specs, seen)
+    _verdict(fleet, wrong, specs, seen)
 
 
 def one_kind(name: str) -> Callable[[Fleet], None]:
@@ -84,7 +85,10 @@ def _kind(fleet: Fleet, name: str) -> None:
     # Lengths that end within a block, and one on the edge of blocks.
     lengths = (fleet.sizes.short - 7, fleet.sizes.middle)
     longest = fleet.sizes.middle
-    specs = [PairSpec(kind=name, way=way, longest=longest, gpus=fleet.apart, split=True) for way in OURS]
+    specs = [
+        PairSpec(kind=name, way=way, longest=longest, gpus=fleet.apart, split=fleet.kinds[name].split)
+        for way in OURS
+    ]
     wrong, seen = [], set()
     for pair in one_by_one(fleet, specs):
         seen.add(pair.spec.way)
@@ -98,7 +102,7 @@ def _kind(fleet: Fleet, name: str) -> None:
                 fleet, pair, functools.partial(check, fleet.report, pair, mode, tokens, fleet.sizes.answer)
             )
         ]
-    _verdict(wrong, specs, seen)
+    _verdict(fleet, wrong, specs, seen)
 
 
 def transfers(fleet: Fleet, block: int) -> None:
@@ -111,7 +115,7 @@ def transfers(fleet: Fleet, block: int) -> None:
             warm(fleet, pair, fleet.sizes.all)
         in_turns(fleet, running, ("pull",), rounds)
         overlap(fleet, [pair for pair in running if pair.spec.way in OURS], rounds)
-        _verdict([], specs, {pair.spec.way for pair in running})
+        _verdict(fleet, [], specs, {pair.spec.way for pair in running})
 
 
 def bare(fleet: Fleet) -> None:
@@ -138,7 +142,7 @@ def failures(fleet: Fleet, kind: str) -> None:
     options = {"load_timeout": 3.0}
     specs = [
         PairSpec(
-            kind=kind, way=way, gpus=fleet.apart, split=True, mode="pull", options=options,
+            kind=kind, way=way, gpus=fleet.apart, split=fleet.kinds[kind].split, mode="pull", options=options,
             # Two prompts do not fit at once: what comes late would land in the other's blocks.
             room=1.6,
         )
@@ -158,14 +162,21 @@ def failures(fleet: Fleet, kind: str) -> None:
             ),
         }
         wrong += [f"{pair.spec.name} {name}" for name, work in tried.items() if not _tried(fleet, pair, work)]
-    _verdict(wrong, specs, seen)
+    _verdict(fleet, wrong, specs, seen)
 
 
 def unequal(fleet: Fleet, kind: str) -> None:
     """One prefilling worker and two decoding ones on two GPUs: bytes and answers."""
     ways: tuple[Way, ...] = ("direct", "nixl")
     specs = [
-        PairSpec(kind=kind, way=way, tp=(1, 2), gpus=("0", "0,1"), split=True, longest=fleet.sizes.middle)
+        PairSpec(
+            kind=kind,
+            way=way,
+            tp=(1, 2),
+            gpus=("0", "0,1"),
+            split=fleet.kinds[kind].split,
+            longest=fleet.sizes.middle,
+        )
         for way in ways
     ]
     wrong, seen = [], set()
@@ -178,7 +189,7 @@ def unequal(fleet: Fleet, kind: str) -> None:
                 work = functools.partial(check, fleet.report, pair, mode, tokens, fleet.sizes.answer)
                 if not _tried(fleet, pair, work):
                     wrong.append(f"{pair.spec.name} {mode} {tokens}")
-    _verdict(wrong, specs, seen)
+    _verdict(fleet, wrong, specs, seen)
 
 
 def step_times(fleet: Fleet) -> None:
@@ -195,7 +206,7 @@ def step_times(fleet: Fleet) -> None:
     ]
     with pairs(fleet, specs) as running:
         steps.measure(fleet, running, 3 if fleet.quick else 6)
-        _verdict([], specs, {pair.spec.way for pair in running})
+        _verdict(fleet, [], specs, {pair.spec.way for pair in running})
 
 
 def _tried(fleet: Fleet, pair: Pair, work: Callable[[], bool]) -> bool:
@@ -209,9 +220,9 @@ def _tried(fleet: Fleet, pair: Pair, work: Callable[[], bool]) -> bool:
         return False
 
 
-def _verdict(wrong: list[str], specs: Sequence[PairSpec], seen: set[Way]) -> None:
+def _verdict(fleet: Fleet, wrong: list[str], specs: Sequence[PairSpec], seen: set[Way]) -> None:
     """Raise `RuntimeError` where something was wrong or did not start."""
-    missing = sorted({spec.way for spec in specs} - seen)
+    missing = sorted({spec.way for spec in specs if not fleet.ways or spec.way in fleet.ways} - seen)
     if wrong or missing:
         raise RuntimeError(f"wrong: {wrong}; did not start: {missing}")
 

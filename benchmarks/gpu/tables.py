@@ -1,0 +1,418 @@
+"""Writes the tables of docs/gpu.md from results, each between its two markers: no figure is put there by hand.
+
+    python3 -m benchmarks.gpu.tables DIR [DIR ...] [--page docs/gpu.md]
+
+Where several runs measured the same, the last one counts. A table nothing was measured for says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu.fleet import ROOT
+from benchmarks.gpu.report import read
+
+Line = dict[str, Any]
+WAYS = ("direct", "nixl", "mooncake", "stock-nixl", "stock-mooncake", "none")
+STOCK_OF = {"direct": "stock-nixl", "nixl": "stock-nixl", "mooncake": "stock-mooncake"}
+"""What each of ours is held against: direct has no peer of its kind, the faster common one stands in."""
+NOTHING = "Not measured.\n"
+
+
+def main() -> int:
+    """Replace what stands between the markers."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
+    options = parser.parse_args()
+    lines = read(options.folders)
+    page = options.page.read_text(encoding="utf-8")
+    for name, draw in TABLES.items():
+        page = put(page, name, draw(lines))
+    options.page.write_text(page, encoding="utf-8")
+    return 0
+
+
+def put(page: str, name: str, text: str) -> str:
+    """The page with ``text`` between the markers of ``name``. Raises `ValueError` where it has none."""
+    begin, end = f"<!-- gpu: {name} -->", f"<!-- end: {name} -->"
+    pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"the page has no {begin} ... {end}")
+    return pattern.sub(lambda _: f"{begin}\n{text}{end}", page)
+
+
+def machines(lines: Sequence[Line]) -> str:
+    """What the runs were made on."""
+    rows = [
+        (
+            ", ".join(sorted(set(line["names"]))) or line["device"],
+            line["gpus"],
+            line["cores"],
+            ", ".join(f"{name} {version}" for name, version in line["versions"].items()),
+            line["commit"],
+        )
+        for line in lines
+        if line["what"] == "machine"
+    ]
+    return table(("device", "devices", "cores", "versions", "commit"), dict.fromkeys(rows))
+
+
+def ceilings(lines: Sequence[Line]) -> str:
+    """Plain copies and bare engines."""
+    found = {(line["ceiling"], _where(line)): line for line in lines if line["what"] == "ceiling"}
+    return table(
+        ("what", "where", "bytes", "median", "GB/s", "first"),
+        (
+            (
+                what,
+                where,
+                size(line["bytes"]),
+                ms(line["seconds"]),
+                f"{line['gb_per_s']:.0f}",
+                ms(line["first"]),
+            )
+            for (what, where), line in found.items()
+        ),
+    )
+
+
+def bytes_and_answers(lines: Sequence[Line]) -> str:
+    """Whether the decoder's bytes are the prefiller's."""
+    found = {
+        (line["kind"], line["way"], line["mode"], _tp(line), line["tokens"]): line
+        for line in lines
+        if line["what"] == "correctness"
+    }
+    rows: dict[tuple[str, ...], list[Line]] = {}
+    for (kind, way, mode, tp, _), line in found.items():
+        rows.setdefault((kind, way, mode, tp, _where(line)), []).append(line)
+    return table(
+        ("model", "backend", "mode", "TP", "where", "prompts", "layers", "sums compared", "bytes", "answers"),
+        (
+            (
+                *key,
+                ", ".join(str(one["tokens"]) for one in some),
+                max(one.get("layers", 0) for one in some),
+                sum(one.get("sums", 0) for one in some),
+                _bytes_verdict(some),
+                "; ".join(dict.fromkeys(_answer_verdict(one) for one in some)),
+            )
+            for key, some in rows.items()
+        ),
+    )
+
+
+def transfers(lines: Sequence[Line]) -> str:
+    """Transfer times beside the stock connectors' of the same run."""
+    rows = []
+    for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
+        times = {way: _transfer_time(one) for way, one in _by_way(some).items()}
+        for way in (way for way in WAYS if way in times):
+            stock = STOCK_OF.get(way)
+            against = times.get(stock) if stock else None
+            one = _by_way(some)[way]
+            rows.append(
+                (
+                    where,
+                    block,
+                    tokens,
+                    way,
+                    size(_first(one, "bytes") or _stock_first(one, "bytes_transferred")),
+                    _first(one, "copies") or int(_stock_first(one, "num_descriptors") or 0),
+                    ms(times[way]),
+                    _share(one, times[way]),
+                    ratio(times[way], against),
+                )
+            )
+    return table(
+        ("where", "block", "tokens", "way", "bytes", "copies", "transfer", "of which posting", "over stock"),
+        rows,
+    )
+
+
+def first_tokens(lines: Sequence[Line]) -> str:
+    """The decoder's first token: loaded, by stock, computed here; the first request against later ones."""
+    rows = []
+    for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
+        ways = _by_way(some)
+        times = {way: _median(one, "first_token") for way, one in ways.items()}
+        for way in (way for way in WAYS if way in ways):
+            own = _median(ways[way], "local_first_token")
+            rows.append(
+                (
+                    where,
+                    block,
+                    tokens,
+                    way,
+                    ms(times[way]),
+                    ratio(times[way], times.get(STOCK_OF.get(way, ""))),
+                    ms(own),
+                    ratio(times[way], own),
+                )
+            )
+    return table(
+        ("where", "block", "tokens", "way", "first token", "over stock", "computed here", "over that"), rows
+    )
+
+
+def first_requests(lines: Sequence[Line]) -> str:
+    """The first hand-over between two engines against later ones of its length."""
+    some = [line for line in lines if line["what"] == "transfer" and not line["error"]]
+    rows = []
+    for line in (one for one in some if one["note"] == "first"):
+        later = [
+            one
+            for one in some
+            if one["note"] == "steady"
+            and all(one[key] == line[key] for key in ("way", "block", "tokens", "mode", "gpus"))
+        ]
+        if later:
+            steady = _median(later, "first_token")
+            rows.append(
+                (
+                    _where(line),
+                    line["block"],
+                    line["way"],
+                    ms(line["first_token"]),
+                    ms(steady),
+                    ratio(line["first_token"], steady),
+                )
+            )
+    return table(("where", "block", "way", "first request", "later ones", "ratio"), dict.fromkeys(rows))
+
+
+def overlaps(lines: Sequence[Line]) -> str:
+    """What of a push hides behind the prefill."""
+    rows = []
+    for (block, where, way, mode), some in _groups(
+        lines, "overlap", ("block", _where, "way", "mode")
+    ).items():
+        part = _median(some, "part_before_end")
+        rows.append(
+            (
+                where,
+                block,
+                way,
+                mode,
+                some[0]["tokens"],
+                ms(_median(some, "prefill")),
+                "" if part is None else f"{100 * part:.1f} %",
+                ms(_median(some, "end_to_reported")),
+                ms(_median(some, "answer_to_reported")),
+            )
+        )
+    return table(
+        (
+            "where", "block", "backend", "mode", "tokens", "prefill", "gone before its end",
+            "its end to the load's", "prefiller's answer to the load's end",
+        ),
+        rows,
+    )  # fmt: skip
+
+
+def faults(lines: Sequence[Line]) -> str:
+    """What became of loads that failed."""
+    found = {(line["kind"], line["way"], line["fault"]): line for line in lines if line["what"] == "fault"}
+    return table(
+        ("model", "backend", "what happened", "the load", "engine", "answer", "took", "cause"),
+        (
+            (
+                *key,
+                line.get("state", ""),
+                "alive" if line["alive"] else "DEAD",
+                "right" if line["right"] else f"differs at token {line['first_difference']}",
+                ms(line["took"]),
+                str(line.get("cause", ""))[:120].replace("|", "/"),
+            )
+            for key, line in found.items()
+        ),
+    )
+
+
+def step_times(lines: Sequence[Line]) -> str:
+    """Steps without a connector, idle, busy."""
+    rows = []
+    for (where, eager), some in _groups(lines, "decode steps", (_where, "eager")).items():
+        by = _groups(some, "decode steps", ("way", "mode", "busy"))
+        base = next(
+            (_median(one, "step") for (way, _, busy), one in by.items() if way == "none" and not busy), None
+        )
+        rows += [
+            (
+                where,
+                "eager" if eager else "graphs",
+                way,
+                "" if way == "none" else mode,
+                "busy" if busy else "idle",
+                ms(_median(one, "step")),
+                ratio(_median(one, "step"), base),
+            )
+            for (way, mode, busy), one in by.items()
+        ]
+    return table(("where", "steps", "connector", "mode", "", "a decode step", "over none"), rows)
+
+
+def prefills(lines: Sequence[Line]) -> str:
+    """Prefills without a connector, with one, and pushed."""
+    rows = []
+    for (where, eager), some in _groups(lines, "prefill", (_where, "eager")).items():
+        by = _groups(some, "prefill", ("way", "mode"))
+        base = next((_median(one, "alone") for (way, _), one in by.items() if way == "none"), None)
+        for (way, mode), one in by.items():
+            for name in ("alone", "pushed"):
+                value = _median(one, name)
+                if value is not None:
+                    rows.append(
+                        (
+                            where,
+                            "eager" if eager else "graphs",
+                            way,
+                            mode,
+                            name,
+                            ms(value),
+                            ratio(value, base),
+                        )
+                    )
+    return table(("where", "steps", "connector", "mode", "", "prefill", "over none"), rows)
+
+
+def failed(lines: Sequence[Line]) -> str:
+    """Stages that did not go through, and what did not start."""
+    last = {line["stage"]: line for line in lines if line["what"] == "stage"}
+    rows = [(stage, line["error"][:300].replace("|", "/").replace("\n", " ")) for stage, line in last.items()]
+    return table(("stage", "error"), (row for row in rows if row[1]))
+
+
+TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
+    "machines": machines,
+    "ceilings": ceilings,
+    "bytes": bytes_and_answers,
+    "transfers": transfers,
+    "first tokens": first_tokens,
+    "first requests": first_requests,
+    "overlap": overlaps,
+    "faults": faults,
+    "steps": step_times,
+    "prefills": prefills,
+    "failed": failed,
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown, or a line that nothing was measured."""
+    body = [f"| {' | '.join(map(str, row))} |" for row in rows]
+    if not body:
+        return NOTHING
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body]) + "\n"
+
+
+def ms(seconds: float | None) -> str:
+    """Milliseconds with three digits that mean something."""
+    if seconds is None:
+        return ""
+    value = 1e3 * seconds
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def size(value: float | None) -> str:
+    """Bytes in MiB."""
+    return "" if not value else f"{value / (1 << 20):.1f} MiB"
+
+
+def ratio(value: float | None, base: float | None) -> str:
+    """One over the other."""
+    return "" if value is None or not base else f"{value / base:.2f}"
+
+
+def _groups(lines: Iterable[Line], what: str, keys: Sequence[Any]) -> dict[Any, list[Line]]:
+    """Lines of a kind that count, by some of their fields."""
+    found: dict[Any, list[Line]] = {}
+    for line in lines:
+        if line["what"] == what and line.get("note") in (None, "steady") and not line.get("error"):
+            key = tuple(key(line) if callable(key) else line[key] for key in keys)
+            found.setdefault(key, []).append(line)
+    return found
+
+
+def _by_way(lines: Iterable[Line]) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["way"], []).append(line)
+    return found
+
+
+def _transfer_time(lines: Sequence[Line]) -> float | None:
+    """Median seconds: of ours planning, posting and waiting; of stock what it counts itself, which is less."""
+    ours = [
+        sum(line["stages"].get(s, 0.0) for s in ("plan", "post", "wire"))
+        for line in lines
+        if "stages" in line
+    ]
+    stock = [
+        sum(line["stock"]["transfer_duration"])
+        for line in lines
+        if line.get("stock", {}).get("transfer_duration")
+    ]
+    return median(ours or stock) if ours or stock else None
+
+
+def _share(lines: Sequence[Line], whole: float | None) -> str:
+    posting = [line["stages"].get("post", 0.0) for line in lines if "stages" in line]
+    posting += [
+        sum(line["stock"]["post_duration"]) for line in lines if line.get("stock", {}).get("post_duration")
+    ]
+    return f"{100 * median(posting) / whole:.0f} %" if posting and whole else ""
+
+
+def _median(lines: Sequence[Line], name: str) -> float | None:
+    values = [line[name] for line in lines if line.get(name) is not None]
+    return median(values) if values else None
+
+
+def _first(lines: Sequence[Line], name: str) -> Any:
+    return next((line[name] for line in lines if line.get(name)), None)
+
+
+def _stock_first(lines: Sequence[Line], name: str) -> Any:
+    return next((sum(line["stock"][name]) for line in lines if line.get("stock", {}).get(name)), None)
+
+
+def _where(line: Line) -> str:
+    """Which devices: one, or two."""
+    devices = {device for side in line.get("gpus", ()) for device in side.split(",")}
+    return f"{len(devices)} GPU" + ("s" if len(devices) > 1 else "")
+
+
+def _tp(line: Line) -> str:
+    return "{} → {}".format(*line["tp"])
+
+
+def _bytes_verdict(lines: Sequence[Line]) -> str:
+    wrong = [
+        f"{one['tokens']}: {one.get('why') or one.get('different')}" for one in lines if not one["equal"]
+    ]
+    return "equal" if not wrong else "DIFFERENT " + "; ".join(wrong)[:200]
+
+
+def _answer_verdict(line: Line) -> str:
+    answers = line["answers"]
+    if line["error"]:
+        return line["error"][:100].replace("|", "/")
+    if answers["first_difference"] is None:
+        return "equal"
+    if "first_difference_in_pieces" in answers and answers["first_difference_in_pieces"] is None:
+        return "equal, computed in the same pieces"
+    return f"differs at {answers['first_difference']} of {answers['tokens']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
