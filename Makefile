@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery nightly completions
+.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery e2e-builds nightly completions
 
 BIN := .venv/bin
 
@@ -41,6 +41,10 @@ e2e-matrix:  ## every backend, mode and kind of cache with real engines (about a
 e2e-recovery:  ## every kind of cache, mode and backend against every fault (an hour and more); writes docs/recovery-matrix.md
 	@.ci/setup vllm
 	@WRITE_RECOVERY_MATRIX=1 $(BIN)/python .ci/checks recovery
+
+e2e-builds:  ## hand-overs and faults on another vLLM, VLLM=0.26.0 for instance (20 minutes); notes them in docs/builds.md
+	@.ci/setup-build $(VLLM)
+	@WRITE_BUILDS=1 .builds/$(VLLM)/bin/python -m pytest -q tests/e2e/test_builds.py
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base
