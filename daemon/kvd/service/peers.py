@@ -90,7 +90,10 @@ class Link:
         self._tasks = [loop.create_task(self._receive()), loop.create_task(self._ping(me))]
 
     async def ask(self, message: Message, seconds: float) -> Message:
-        """Ask the peer; a `Refused` is returned like any answer. Raises `PeerAway` where none came in time."""
+        """Ask the peer; a `Refused` is returned like any answer.
+
+        Raises `PeerAway` where none came in time, or as soon as the peer is taken to be down.
+        """
         self.used = time.monotonic()
         if self.state == "down":
             raise PeerAway(f"the kvd at {self.name} is down since {time.time() - self.since:.1f} s")
@@ -119,6 +122,8 @@ class Link:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
+                if answer.done():
+                    return answer.result()  # the link went down meanwhile
                 await _sendable(self._socket, min(left, LOOK_AGAIN_SECONDS))
             try:
                 return await asyncio.wait_for(answer, max(0.0, deadline - time.monotonic()))
@@ -178,6 +183,9 @@ class Link:
         if state == "up":
             self._listener.link_up(self.endpoint)
         else:
+            for asked in self._asked.values():
+                if not asked.done():
+                    asked.set_exception(PeerAway(f"the kvd at {self.name} is down: {reason}"))
             self._listener.link_down(self.endpoint, reason)
 
 

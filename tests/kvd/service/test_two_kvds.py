@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from concurrent.futures import wait
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from kvd.client.errors import RefusedByDaemon
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
+from kvd.wire.identity import Endpoint
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
@@ -138,6 +140,19 @@ def test_a_stopped_peer_kvd_ends_in_a_refusal_within_its_time() -> None:
         far.signal(signal.SIGCONT)
         wait_for(lambda: near.status().peers[0].state == "up", 15)
         assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+
+
+def test_who_waits_for_a_kvd_that_is_taken_to_be_down_waits_no_longer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        nobody = Endpoint("127.0.0.1", place.getsockname()[1])
+    with daemons(1) as (near,), ExitStack() as stack:
+        near.stop()
+        near.environment |= {"KVD_PEER_DOWN_SECONDS": "1.5", "KVD_PEER_HANDSHAKE_SECONDS": "600"}
+        near.start()
+        one = stack.enter_context(session(near, worker(facts("d"))))
+        refused = one.call(GetPeer(local_engine="d", engine_id="p", endpoint=nobody), 60).exception(60)
+        assert isinstance(refused, RefusedByDaemon)
+        assert (refused.code, "is down: no connection" in refused.message) == ("KVD-PEER-UNREACHABLE", True)
 
 
 def test_incompatible_engines_are_refused_factor_by_factor() -> None:
