@@ -123,7 +123,7 @@ class Link:
                 if left <= 0:
                     raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
                 if answer.done():
-                    return answer.result()  # the link went down meanwhile
+                    break  # the link went down meanwhile
                 await _sendable(self._socket, min(left, LOOK_AGAIN_SECONDS))
             try:
                 return await asyncio.wait_for(answer, max(0.0, deadline - time.monotonic()))
