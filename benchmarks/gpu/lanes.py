@@ -17,8 +17,9 @@ Notes = list[dict[str, Any]]
 def watch_lanes(half: Any, notes: Notes) -> None:
     """Have all lanes of a `WorkerHalf`, those that are there and those to come, note the bytes they moved."""
     home = half._home  # noqa: SLF001 - there is no public way in
-    for lane in [one for one in gc.get_objects() if _is_lane(one)]:
-        _noting(lane, notes)
+    for one in gc.get_objects():
+        if _is_lane(one):
+            _noting(one, notes)
     made = type(home)
 
     def lane(self: Any, name: str) -> Any:
@@ -58,7 +59,7 @@ def _note_step(event: Any, device: int, notes: Notes) -> None:
 
 def _is_lane(one: object) -> bool:
     made = type(one)
-    return made.__module__.startswith("kvd.backends.") and all(
+    return str(getattr(made, "__module__", "")).startswith("kvd.backends.") and all(
         hasattr(made, name) for name in ("add", "submit", "poll", "close")
     )
 

@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from benchmarks.gpu.fleet import ROOT
+from benchmarks.gpu.markdown import ms, ratio, size, table
 from benchmarks.gpu.report import read
 
 Line = dict[str, Any]
 WAYS = ("direct", "nixl", "mooncake", "stock-nixl", "stock-mooncake", "none")
 STOCK_OF = {"direct": "stock-nixl", "nixl": "stock-nixl", "mooncake": "stock-mooncake"}
 """What each of ours is held against: direct has no peer of its kind, the faster common one stands in."""
-NOTHING = "Not measured.\n"
 
 
 def main() -> int:
@@ -307,32 +307,6 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
 }
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown, or a line that nothing was measured."""
-    body = [f"| {' | '.join(map(str, row))} |" for row in rows]
-    if not body:
-        return NOTHING
-    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body]) + "\n"
-
-
-def ms(seconds: float | None) -> str:
-    """Milliseconds with three digits that mean something."""
-    if seconds is None:
-        return ""
-    value = 1e3 * seconds
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
-
-
-def size(value: float | None) -> str:
-    """Bytes in MiB."""
-    return "" if not value else f"{value / (1 << 20):.1f} MiB"
-
-
-def ratio(value: float | None, base: float | None) -> str:
-    """One over the other."""
-    return "" if value is None or not base else f"{value / base:.2f}"
-
-
 def _groups(lines: Iterable[Line], what: str, keys: Sequence[Any]) -> dict[Any, list[Line]]:
     """Lines of a kind that count, by some of their fields."""
     found: dict[Any, list[Line]] = {}
@@ -406,7 +380,7 @@ def _bytes_verdict(lines: Sequence[Line]) -> str:
 def _answer_verdict(line: Line) -> str:
     answers = line["answers"]
     if line["error"]:
-        return line["error"][:100].replace("|", "/")
+        return str(line["error"])[:100].replace("|", "/")
     if answers["first_difference"] is None:
         return "equal"
     if "first_difference_in_pieces" in answers and answers["first_difference_in_pieces"] is None:
