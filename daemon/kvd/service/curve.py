@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-import zmq.utils.z85
 
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
-
-KEY_BYTES = 40
-"""Length of a key in Z85, the text form of CURVE keys."""
+from kvd.wire.keys import KeyFileError, checked_key, is_loopback, read_lines, read_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +36,10 @@ def load(settings: CurveSettings) -> Keys | None:
                 hint="make a pair with `kvd --new-keys FILE` and name the file",
             )
         return None
-    path = Path(settings.key_file)
-    words = dict(line.split(None, 1) for line in _lines(path) if " " in line)
-    pair = [_key(words.get(name, ""), path, name) for name in ("public", "secret")]
-    if zmq.curve_public(pair[1]) != pair[0]:
-        raise ConfigError(
-            f"{path}: the public key {pair[0].decode()} does not belong to the secret one in that file"
-        )
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(
-            f"{path} holds a secret key and has mode {path.stat().st_mode & 0o777:04o}, wanted is 0600",
-            hint=f"chmod 0600 {path}",
-        )
-    if not settings.authorized_keys:
-        return Keys(pair[0], pair[1], frozenset({pair[0]}))
-    authorized, servers = set(), {}
-    for number, line in enumerate(_lines(Path(settings.authorized_keys)), 1):
-        if not line or line.startswith("#"):
-            continue
-        key, *endpoint = line.split()
-        authorized.add(_key(key, Path(settings.authorized_keys), f"line {number}"))
-        if endpoint:
-            servers[endpoint[0]] = key.encode()
-    return Keys(pair[0], pair[1], frozenset(authorized), servers)
+    try:
+        return _load(Path(settings.key_file), settings.authorized_keys)
+    except KeyFileError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
 
 
 def create(path: Path) -> str:
@@ -92,27 +69,16 @@ def refuse_open_bind(host: str, keys: Keys | None) -> None:
         )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this host reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not plain text"
-        raise ConfigError(f"cannot read the keys in {path}: {why}") from None
-
-
-def _key(text: str, path: Path, what: str) -> bytes:
-    key = text.strip().encode()
-    try:
-        if len(key) == KEY_BYTES and len(zmq.utils.z85.decode(key)) == 32:
-            return key
-    except (KeyError, ValueError):
-        pass
-    raise ConfigError(f"{path}: {what}: found {len(key)} characters, a CURVE key has {KEY_BYTES} of Z85")
+def _load(path: Path, authorized_keys: str) -> Keys:
+    pair = read_pair(path)
+    if not authorized_keys:
+        return Keys(pair.public, pair.secret, frozenset({pair.public}))
+    authorized, servers, listed = set(), {}, Path(authorized_keys)
+    for number, line in enumerate(read_lines(listed), 1):
+        if not line or line.startswith("#"):
+            continue
+        key, *endpoint = line.split()
+        authorized.add(checked_key(key, listed, f"line {number}"))
+        if endpoint:
+            servers[endpoint[0]] = key.encode()
+    return Keys(pair.public, pair.secret, frozenset(authorized), servers)
