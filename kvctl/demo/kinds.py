@@ -109,6 +109,28 @@ _LIST = (
         cache="3 layers of gated delta net state, 1 of full attention",
     ),
     TinyModel(
+        name="qwen3-next",  # the Gated DeltaNet of vLLM 0.26, which has no Qwen3.5 without pictures
+        architecture="Qwen3NextConfig",
+        config={
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "mlp_only_layers": [0, 1, 2, 3],
+        },
+        gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
+        dtype="bfloat16",
+        prefix_caching=True,
+        batches=True,
+        cache="3 layers of gated delta net state, 1 of full attention",
+    ),
+    TinyModel(
         name="gemma3",
         architecture="Gemma3TextConfig",
         config={

@@ -101,11 +101,11 @@ def _gain(owner: str, gains: Gains) -> float:
     match owner:
         case "q_proj" | "k_proj" | "kv_a_proj_with_mqa":
             return gains.query_key
-        case "v_proj" | "kv_b_proj" | "in_proj_qkv" | "in_proj_z" | "in_proj":
+        case "v_proj" | "kv_b_proj" | "in_proj_qkv" | "in_proj_qkvz" | "in_proj_z" | "in_proj":
             return gains.value
         case "o_proj" | "out_proj":
             return gains.output
-        case "in_proj_a":
+        case "in_proj_a" | "in_proj_ba":
             return gains.decay_input
         case "in_proj_b" | "lm_head":
             return 1.0
