@@ -1,0 +1,96 @@
+"""What benchmarks/gpu adds to vLLM's workers, on a worker of ours without vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvd.backends.contract import State, Transfer
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+
+pytest.importorskip("torch")
+from benchmarks.gpu import in_worker
+from benchmarks.gpu.lanes import watch_lanes
+
+MEMORY = np.arange(4 * 8, dtype=np.int16).reshape(4, 8)
+
+
+def half() -> Any:
+    """The worker's half with one load that has ended."""
+    page = Page(16, (Field("k", "int16", 2, 0, (Axis("token", 0, 8, 1, 2),), ()),))
+    group = Group(0, "full", 8, (Layer("layer", page, 0, 0, 16),))
+    geometry = WorkerGeometry(Rank(), 4, (Region(MEMORY.ctypes.data, MEMORY.nbytes),), (group,))
+    order = SimpleNamespace(request_id="r", groups={0: (0, (2, 1))}, tokens=12)
+    return SimpleNamespace(
+        geometry=geometry,
+        _begun={"r": SimpleNamespace(order=order)},
+        results=lambda: SimpleNamespace(received={"r"}, failed=set()),
+        pushing=SimpleNamespace(begin=lambda _: True),
+    )
+
+
+def test_a_load_is_summed_up_when_it_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = half()
+    monkeypatch.setattr(in_worker, "_connector", lambda: SimpleNamespace(_worker=found))
+    worker = in_worker.Measured()
+    assert worker.kvb_watch(sums=True)
+    assert found.results().received == {"r"}
+    (load,) = worker.kvb_loads()
+    assert (load["request_id"], load["tokens"], load["spans"]) == ("r", 12, {"0": (0, 12)})
+    assert load["sums"] == worker.kvb_sums({"0": [0, [2, 1]]}, {"0": [0, 12]})
+    assert load["sums"] != worker.kvb_sums({"0": [0, [1, 2]]}, {"0": [0, 12]})
+    assert worker.kvb_loads() == []
+
+
+def test_blocks_of_what_is_pushed_are_kept_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = half()
+    monkeypatch.setattr(in_worker, "_connector", lambda: SimpleNamespace(_worker=found))
+    worker = in_worker.Measured()
+    worker.kvb_watch(sums=False)
+    step = SimpleNamespace(transfer_id="t", groups={0: (0, (3, 1))})
+    over = SimpleNamespace(transfer_id="t", groups={})
+    assert found.pushing.begin(SimpleNamespace(pushes=[step]))
+    assert found.pushing.begin(SimpleNamespace(pushes=[over]))
+    assert worker.kvb_pushed("t") == {"0": [0, (3, 1)]}
+
+
+class Lane:
+    """A lane that is done when it is first looked at."""
+
+    __module__ = "kvd.backends.made_up"
+    __slots__ = ()
+
+    def add(self, peer: str, metadata: bytes) -> None: ...
+
+    def submit(self, peer: str, descriptors: Any, operation: str = "read") -> Transfer:  # noqa: ARG002
+        return Transfer(peer, 10, 1, None)
+
+    def poll(self, transfer: Transfer) -> State:
+        transfer.state = State.DONE
+        return transfer.state
+
+    def close(self) -> None: ...
+
+
+class Home:
+    """Makes lanes."""
+
+    __slots__ = ()
+
+    def lane(self, name: str) -> Lane:  # noqa: ARG002
+        return Lane()
+
+
+def test_lanes_made_before_and_after_note_what_they_moved_once() -> None:
+    notes: list[dict[str, Any]] = []
+    worker = SimpleNamespace(_home=Home())
+    lanes = [worker._home.lane("before")]
+    watch_lanes(worker, notes)
+    lanes.append(worker._home.lane("after"))
+    for lane in lanes:
+        transfer = lane.submit("peer", None)
+        assert lane.poll(transfer) is lane.poll(transfer) is State.DONE
+    assert [(note["what"], note["bytes"]) for note in notes] == [("moved", 10)] * 2
