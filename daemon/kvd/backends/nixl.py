@@ -11,7 +11,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +22,6 @@ from kvd.backends.nixl_agent import Agent
 from kvd.backends.nixl_landing import SHIELD, NixlLanding, refusal
 from kvd.backends.nixl_lane import NixlLane, Parked
 from kvd.backends.nixl_library import NAME, Library, load, software_only
-from kvd.backends.nixl_serving import Serving, default_interval
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -39,14 +37,12 @@ class Settings:
     ``telemetry``: let NIXL time each transfer. ``drain_s``: seconds that a lane being closed waits for its transfers
     to end. ``abandon``: what becomes of a lane whose transfers did not: ``destroy`` it; ``park`` it
     (`kvd.backends.nixl_lane.Parked`), safe for our memory only where all transports are software; or ``auto``: park
-    where they surely are, as that spares the peer an abort. ``serve_interval_s``: seconds between two looks for peers'
-    reads (`kvd.backends.nixl_serving`), 0 for NIXL's own spinning thread, None for what suits the number of cores.
+    where they surely are, as that spares the peer an abort.
     """
 
     telemetry: bool = True
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
-    serve_interval_s: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
@@ -80,7 +76,7 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> NixlHome:
 
 
 class NixlHome:
-    """A worker's registered memory. A thread of NIXL's or of ours answers the peers that read from it.
+    """A worker's registered memory. A thread of NIXL's answers the peers that read from it, and sleeps between.
 
     ``traits.lands`` is settled once memory is registered.
     """
@@ -97,10 +93,7 @@ class NixlHome:
         self.name = name
         self._settings = settings
         self._library = library
-        interval = settings.serve_interval_s
-        interval = default_interval() if interval is None else interval
-        self._agent: Agent | None = Agent(library, name, telemetry=settings.telemetry, progress=not interval)
-        self._serving = Serving(self._agent, interval) if interval else None
+        self._agent: Agent | None = Agent(library, name, telemetry=settings.telemetry, progress=True)
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[NixlLane] = set()
         self._landings: set[NixlLanding] = set()
@@ -126,8 +119,7 @@ class NixlHome:
                 backend=NAME,
                 hint="leave the option abandon at auto",
             )
-        with self._alone():
-            agent.register(regions)
+        agent.register(regions)
         self._regions = tuple(regions)
         if self._settings.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
@@ -143,8 +135,7 @@ class NixlHome:
         agent = self._opened()
         if not self._regions:
             raise RegistrationError("register memory before exporting metadata", backend=NAME)
-        with self._alone():
-            blob = bytes(agent.call("export metadata", "get_agent_metadata"))
+        blob = bytes(agent.call("export metadata", "get_agent_metadata"))
         return pack(Envelope(NAME, self._library.version, agent.name, self._regions, blob))
 
     def lane(self, name: str) -> NixlLane:
@@ -200,8 +191,6 @@ class NixlHome:
             landing.close()
         while self._parked:
             self._parked.popleft().destroy()
-        if self._serving:
-            self._serving.stop()
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.destroy()
@@ -218,10 +207,6 @@ class NixlHome:
             agent.destroy()
             raise
         return agent
-
-    def _alone(self) -> AbstractContextManager[object]:
-        """Keeps the serving thread out of the agent."""
-        return self._serving.lock if self._serving else nullcontext()
 
     def _park(self, parked: Parked) -> None:
         self._parked.append(parked)

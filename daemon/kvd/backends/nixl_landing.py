@@ -64,7 +64,7 @@ class NixlLanding:
         """
         self._opened()
         try:
-            # As in `kvd.backends.nixl_serving`: asking for notifications makes progress.
+            # Asking for notifications is NIXL's way to make progress; there are none to keep.
             self._agent.call("serve", "get_new_notifs")
         except BackendError:
             return  # one connection of the peer's broke; it makes another

@@ -6,9 +6,10 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ INFINIBAND = Path("/sys/class/infiniband")
 CUDA_IPC_READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 NVIDIA = Path("/dev/nvidiactl")
 """Is there where a process may use NVIDIA's GPUs."""
+
+PROGRESS_DELAY_US = 10_000
+"""Longest sleep of a progress thread, which wakes when something comes; NIXL's Python sets 0, and then it spins."""
 
 _SOFTWARE = frozenset({"tcp", "self", "sm", "shm", "mm", "posix", "sysv", "cma", "knem", "xpmem"})
 
@@ -86,7 +90,8 @@ def load() -> Library:
         if name.startswith("nixl") and isinstance(value, type) and issubclass(value, Exception)
     )
     # RuntimeError and ValueError are what pybind makes of C++ exceptions that NIXL did not expect itself.
-    return Library(api.nixl_agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
+    agent = partial(_patient, api.nixl_agent)
+    return Library(agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
 
 
 def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = INFINIBAND) -> None:
@@ -138,6 +143,31 @@ def translate(error: Exception, doing: str) -> BackendError:
     name = type(error).__name__
     kind, hint = _MEANINGS.get(name, (TransferRefused, ""))
     return kind(f"{doing}: {name}: {error}", backend=NAME, hint=hint)
+
+
+def _patient(make: Callable[[str, Any], Any], name: str, config: Any) -> Any:
+    """An agent whose progress thread, if it has one, sleeps while nothing comes.
+
+    The wrapper makes the underlying configuration itself and writes 0 into it. For the time of that call it gets a
+    class that keeps our value; agents that somebody else makes at this very moment sleep too, which does them no harm.
+    """
+    bindings = vars(sys.modules[make.__module__]).get("nixlBind")
+    theirs = getattr(bindings, "nixlAgentConfig", None)
+    if theirs is None or not hasattr(theirs, "pthrDelay"):
+        return make(name, config)
+
+    def keep(self: Any, attribute: str, value: Any) -> None:
+        theirs.__setattr__(self, attribute, PROGRESS_DELAY_US if attribute == "pthrDelay" else value)
+
+    with _making:
+        setattr(bindings, "nixlAgentConfig", type("Patient", (theirs,), {"__setattr__": keep}))  # noqa: B010
+        try:
+            return make(name, config)
+        finally:
+            setattr(bindings, "nixlAgentConfig", theirs)  # noqa: B010
+
+
+_making = threading.Lock()
 
 
 def _with_tcp(transports: str) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,23 @@ def test_close_says_so_when_the_agent_lives_on() -> None:
     del held
     lane.close()
     home.close()
+
+
+def test_an_idle_home_takes_no_processor() -> None:
+    def used() -> dict[str, int]:
+        tasks = Path("/proc/self/task").iterdir()
+        return {task.name: int((task / "schedstat").read_text().split()[0]) for task in tasks}
+
+    others = used().keys()
+    memory = np.zeros(4096, np.uint8)
+    home = open_home("idle", options={})
+    home.register([Region(int(memory.ctypes.data), memory.nbytes, "cpu")])
+    began = used()
+    assert began.keys() - others, "a thread of NIXL's answers peers"
+    threading.Event().wait(1.0)
+    shares = [(now - began[task]) / 1e9 for task, now in used().items() if task in began.keys() - others]
+    home.close()
+    assert max(shares) < 0.05  # a thread that spins has what the machine can give
 
 
 def test_environment(tmp_path: Path) -> None:
