@@ -1,15 +1,18 @@
-"""The handshake: N decoding ranks learn what they must know of an engine of N ranks, cold, warm and after its restart.
+"""The handshake against vLLM's own: until all decoding ranks have what they need of a prefilling engine, as ratios.
 
-    python benchmarks/handshake.py [--ranks 1,4,16,64] [--rounds 5] [--no-stock] [--json]
+    python benchmarks/handshake.py [--ranks 1x1,4x4,4x8,8x8,16x16,64x64] [--rounds 9] [--json]
 
-Two real kvds, as on two hosts; the workers are real sessions with them, all in this process, with the geometry of a
-Llama-3.1-8B. All decoding ranks ask at once. The stock side is the installed vLLM's own listener function, in a process
-of its own, serving payloads of the size of a NixlConnector worker's; each decoding rank asks it for the one rank that
-it reads from, over a new socket, as NixlConnector does. What either does with the answer afterwards is not measured.
+Ours is what `kvctl benchmark --handshake` measures: two kvds, started anew for each round, and simulated workers. All
+decoding ranks ask at once for all of an engine of Llama-3.1-8B's geometry; each is answered when kvd has found the two
+engines to fit.
 
-cold     the decoding kvd never heard of the engine
-warm     it did: the answer is in its cache
-restart  the engine's workers are new ones
+Stock's is the installed vLLM's own listener function in a process of its own, with its own structs as payload. Each
+decoding rank asks as NixlConnector does: a ZMQ context and a REQ socket of its own, one request after the other for
+each rank that it reads from, both layers of the reply decoded, the hash compared. What either does with it afterwards,
+NIXL's part above all, is the same and not measured.
+
+Rounds alternate, so that both see the same machine; ratios are taken within a round, of the time until all ranks had
+theirs.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -17,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import socket
@@ -25,10 +27,9 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -37,162 +38,164 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvctl.demo.deployment import Kvd, two_hosts
+from kvctl.bench.handshake import CASES, METADATA_BYTES, Waits, measure
+from kvctl.bench.handshake_run import quantiles
 from kvctl.sources import planned
-from kvd.client.session import Session
-from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import EngineGeometry
-from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
-from kvd.wire.registration import RegisterWorker
 
-SECONDS = 120.0
-METADATA = os.urandom(332 + 44 * 32)
-"""As large as NIXL's metadata of a worker with one region a layer."""
-
-Asked = list[float]
+LAYERS = 32
+HASH = "0" * 64
+REPEATS = 3
+"""Times that the stock ranks ask in each round: its middle stands for the round."""
 
 
-@contextmanager
-def engine(host: Kvd, geometry: EngineGeometry, name: str) -> Iterator[list[Session]]:
-    """The sessions of all workers of an engine, registered."""
-    facts = EngineFacts(
-        engine_id=name,
-        model=geometry.model,
-        role="prefill" if host.name == "prefill" else "decode",
-        tp=geometry.tp,
-        groups=len(geometry.workers[0].groups),
-        world_size=geometry.world_size,
-        facts=geometry.facts,
-    )
-    sessions = []
-    try:
-        for worker in geometry.workers:
-            card = WorkerCard(
-                engine=facts,
-                rank=RankId(worker.rank.tp),
-                incarnation=uuid.uuid4().hex,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                backend="nixl",
-                geometry=encode_worker(worker),
-                metadata=METADATA,
-            )
-            sessions.append(Session(lambda c=card: RegisterWorker(c), directory=host.directory, name=name))  # type: ignore[misc]
-        for session in sessions:
-            session.wait(lambda state: bool(state.engine_generation), SECONDS)
-        yield sessions
-    finally:
-        for session in sessions:
-            session.close()
+class Payload(msgspec.Struct):
+    """vLLM's NixlHandshakePayload as a reader that does not import vLLM sees it."""
+
+    compatibility_hash: str
+    agent_metadata_bytes: bytes
 
 
-def ask(decoders: list[Session], prefiller: Session, names: tuple[str, str]) -> tuple[Asked, float]:
-    """All decoding ranks ask for the engine at once: seconds until each had it, and until all had."""
-    state = prefiller.state
-    question = GetPeer(
-        local_engine=names[0],
-        engine_id=names[1],
-        endpoint=Endpoint(state.host, state.port),
-        generation=state.engine_generation,
-    )
-    ended: Asked = []
-    begun = time.perf_counter()
-    futures = [session.call(question, SECONDS) for session in decoders]
-    for future in futures:
-        future.add_done_callback(lambda _: ended.append(time.perf_counter() - begun))
-    for future in futures:
-        answer = future.result(SECONDS)
-        if not isinstance(answer, PeerReady):
-            raise SystemExit(f"kvd answered with {answer}")
-    return ended, time.perf_counter() - begun
+@dataclass
+class Stock:
+    """The stock listener in its process."""
 
+    port: int
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    waits: Waits = field(default_factory=Waits)
 
-def ours(hosts: tuple[Kvd, Kvd], ranks: int, rounds: int) -> dict[str, tuple[Asked, list[float]]]:
-    """Seconds of every rank and of every round, by case."""
-    geometry = planned("llama-3.1-8b", f"tp={ranks}")
-    found: dict[str, tuple[Asked, list[float]]] = {case: ([], []) for case in ("cold", "warm", "restart")}
-
-    def note(case: str, asked: tuple[Asked, float]) -> None:
-        found[case][0].extend(asked[0])
-        found[case][1].append(asked[1])
-
-    with engine(hosts[1], geometry, f"decode-{ranks}") as decoders:
-        for number in range(rounds):
-            names = f"decode-{ranks}", f"prefill-{ranks}-{number}"
-            with engine(hosts[0], geometry, names[1]) as there:
-                note("cold", ask(decoders, there[0], names))
-                note("warm", ask(decoders, there[0], names))
-            with engine(hosts[0], geometry, names[1]) as there:
-                note("restart", ask(decoders, there[0], names))
-    return found
+    def stop(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.join()
 
 
 def listen(ranks: int, port: int, pipe: Connection) -> None:
-    """The listener of vLLM, until told to end."""
+    """The listener of vLLM, for ever."""
     from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import NixlBaseConnectorScheduler
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+        NixlAgentMetadata,
+        NixlHandshakePayload,
+    )
 
-    payload = {(0, rank): METADATA + bytes(256) for rank in range(ranks)}
+    encode = msgspec.msgpack.encode
+    inner = NixlAgentMetadata(
+        engine_id="prefill",
+        agent_metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * LAYERS),
+        kv_caches_base_addr=[(1 << 46) + at for at in range(LAYERS)],
+        device_id=0,
+        num_blocks=8192,
+        block_lens=[65536] * LAYERS,
+        block_strides=[65536] * LAYERS,
+        kv_cache_layout="HND",
+        block_size=16,
+        ssm_sizes=(0, 0),
+        attn_backend_name="FLASH_ATTN",
+        physical_blocks_per_logical_kv_block=1,
+    )
+    payload = encode(NixlHandshakePayload(compatibility_hash=HASH, agent_metadata_bytes=encode(inner)))
     ready, stop = threading.Event(), threading.Event()
     threading.Thread(
         target=NixlBaseConnectorScheduler._nixl_handshake_listener,  # noqa: SLF001 - the function is what is measured
-        args=(payload, ready, stop, "127.0.0.1", port),
+        args=({(0, rank): payload for rank in range(ranks)}, ready, stop, "127.0.0.1", port),
         daemon=True,
     ).start()
     ready.wait()
-    pipe.send(True)
-    pipe.recv()
-    os._exit(0)
+    pipe.send(len(payload))
+    threading.Event().wait()
 
 
-def stock(ranks: int, rounds: int) -> tuple[Asked, list[float]]:
-    """The same of the stock listener: it keeps nothing, so there is one case."""
+def start_stock(ranks: int) -> Stock:
+    """The listener of an engine with so many ranks, answering."""
     context = multiprocessing.get_context("spawn")
     ours_end, theirs = context.Pipe()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
-    process = context.Process(target=listen, args=(ranks, port, theirs))
+    process = context.Process(target=listen, args=(ranks, port, theirs), daemon=True)
     process.start()
-    try:
-        ours_end.recv()
-        each: Asked = []
-        whole: list[float] = []
-        with zmq.Context() as sockets, ThreadPoolExecutor(ranks) as threads:
-            for _ in range(rounds):
-                gate = threading.Barrier(ranks + 1)
-                futures = [threads.submit(ask_stock, sockets, port, rank, gate) for rank in range(ranks)]
-                gate.wait()
-                begun = time.perf_counter()
-                each += [future.result() for future in futures]
-                whole.append(time.perf_counter() - begun)
-        ours_end.send(None)
-        process.join(10)
-        return each, whole
-    finally:
-        process.kill()
-        process.join()
+    stock = Stock(port, process, ours_end)
+    stock.waits.bytes = ours_end.recv()
+    return stock
 
 
-def ask_stock(sockets: Any, port: int, rank: int, gate: threading.Barrier) -> float:
-    """One well-formed request over a new socket, as NixlConnector sends it."""
+def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
+    """All decoding ranks ask at once, each for the ranks that it reads from."""
+    each = max(1, prefilling // decoding)
+    gate = threading.Barrier(decoding + 1)
+    with ThreadPoolExecutor(decoding) as threads:
+        futures = [
+            threads.submit(
+                ask_as_a_rank, stock.port, [rank * prefilling // decoding + at for at in range(each)], gate
+            )
+            for rank in range(decoding)
+        ]
+        gate.wait()
+        begun = time.perf_counter()
+        times = [future.result() for future in futures]
+    stock.waits.each += [ended - asked for asked, ended in times]
+    stock.waits.whole.append(max(ended for _, ended in times) - begun)
+
+
+def ask_as_a_rank(port: int, ranks: list[int], gate: threading.Barrier) -> tuple[float, float]:
+    """What NixlConnector's `_nixl_handshake` sends and reads: when it began and when it had the last, in seconds."""
     gate.wait()
     begun = time.perf_counter()
-    with sockets.socket(zmq.REQ) as asking:
+    with zmq.Context() as context, context.socket(zmq.REQ) as asking:
         asking.linger = 0
         asking.connect(f"tcp://127.0.0.1:{port}")
-        asking.send(msgspec.msgpack.encode((b"get_meta_msg", 0, rank)))
-        asking.recv_multipart()
-    return time.perf_counter() - begun
+        for rank in ranks:
+            asking.setsockopt(zmq.RCVTIMEO, 5000)
+            asking.send(msgspec.msgpack.encode((b"get_meta_msg", 0, rank)))
+            frames = asking.recv_multipart()
+            msgspec.msgpack.decode(frames[1])
+            payload = msgspec.msgpack.Decoder(Payload).decode(frames[0])
+            if payload.compatibility_hash != HASH:
+                raise SystemExit(f"another hash: {payload.compatibility_hash}")
+            msgspec.msgpack.decode(payload.agent_metadata_bytes)
+        return begun, time.perf_counter()
 
 
-def figures(each: Asked, whole: list[float], ranks: int) -> dict[str, float]:
-    """p50 and p99 of a rank's wait in seconds, handshakes a second with all ranks asking."""
-    ordered = sorted(each)
-    return {
-        "p50_s": median(ordered),
-        "p99_s": ordered[max(0, math.ceil(0.99 * len(ordered)) - 1)],
-        "per_s": ranks / median(whole),
-    }
+def compare(decoding: int, prefilling: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
+    """A row for each case, and one for stock."""
+    pair = planned("llama-3.1-8b", f"tp={decoding}"), planned("llama-3.1-8b", f"tp={prefilling}")
+    found = {case: Waits() for case in CASES}
+    ratios: dict[str, list[float]] = {case: [] for case in CASES}
+    stock = start_stock(prefilling)
+    try:
+        for _ in range(rounds):
+            for _ in range(REPEATS):
+                ask_stock(stock, decoding, prefilling)
+            theirs = median(stock.waits.whole[-REPEATS:])
+            for case, waits in measure(pair, 1, folder).items():
+                found[case].each += waits.each
+                found[case].whole += waits.whole
+                found[case].bytes = waits.bytes
+                ratios[case].append(waits.whole[0] / theirs)
+    finally:
+        stock.stop()
+    rows: list[dict[str, Any]] = []
+    for name, waits in (*found.items(), ("stock", stock.waits)):
+        each, whole = quantiles(waits.each), quantiles(waits.whole)
+        row: dict[str, Any] = {
+            "decoding": decoding,
+            "prefilling": prefilling,
+            "case": name,
+            "bytes": waits.bytes,
+        }
+        row |= {"each_p50": each.p50, "each_p99": each.p99, "whole_p50": whole.p50, "whole_p99": whole.p99}
+        row |= {"per_second": decoding / whole.p50, "ratio": median(ratios.get(name) or [1.0])}
+        rows.append(row)
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row as text, times in ms."""
+    times = [f"{1e3 * row[name]:.2f}" for name in ("each_p50", "each_p99", "whole_p50", "whole_p99")]
+    return (
+        f"{row['decoding']}x{row['prefilling']} {row['case']:8} a rank p50 {times[0]} p99 {times[1]},"
+        f" all p50 {times[2]} p99 {times[3]} ms, {row['per_second']:.0f} a second, {row['ratio']:.2f} of stock,"
+        f" {row['bytes']} bytes an answer\n"
+    )
 
 
 def main() -> None:
@@ -200,30 +203,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--ranks", default="1,4,16,64")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-stock", action="store_true")
+    parser.add_argument("--ranks", default="1x1,4x4,4x8,8x8,16x16,64x64", help="decoding x prefilling ranks")
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     write: Callable[[str], object] = sys.stdout.write
-    lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, two_hosts(Path(folder)) as hosts:
-        for ranks in map(int, given.ranks.split(",")):
-            found = ours(hosts, ranks, given.rounds)
-            if not given.no_stock:
-                found["stock"] = stock(ranks, given.rounds)
-            lines += [{"ranks": ranks, "case": case, **figures(*seen, ranks)} for case, seen in found.items()]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for sizes in given.ranks.split(","):
+            decoding, prefilling = map(int, sizes.split("x"))
+            found = compare(decoding, prefilling, given.rounds, Path(folder))
+            rows += found
             if not given.json:
-                base = next((one for one in lines if one["ranks"] == ranks and one["case"] == "stock"), None)
-                for one in lines:
-                    if one["ranks"] == ranks:
-                        ratio = f", {one['p50_s'] / base['p50_s']:.2f} of stock's p50" if base else ""
-                        times = f"p50 {1e3 * one['p50_s']:.2f} ms, p99 {1e3 * one['p99_s']:.2f} ms"
-                        write(
-                            f"{ranks}x{ranks} {one['case']:8} {times}, {one['per_s']:.0f} a second{ratio}\n"
-                        )
+                write("".join(map(line, found)))
+                sys.stdout.flush()
     if given.json:
-        write(json.dumps({"load": os.getloadavg()[0], "lines": lines}) + "\n")
+        write(json.dumps({"load": os.getloadavg()[0], "rows": rows}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """What a million recorded transfers do to kvd: its memory, its answers to workers and to kvctl, and after a SIGKILL.
 
-    python benchmarks/ledger.py [--rows 1000000] [--rate 500] [--rounds 30] [--seconds 1.5] [--json]
+    python benchmarks/ledger.py [--rows 1000000] [--rate 500] [--blocks 120] [--seconds 1.0] [--json]
 
-Two real kvds, one with a full ledger and one with an empty one. A worker's heartbeats are answered by each in turn,
-while records come at ``rate`` and while none come: turn about, so that whatever else the machine does falls on all
-alike.
+Two real kvds, one with a full ledger and one with an empty one, with the same reports coming to both at the same time.
+A worker's heartbeats go to both, one to each every few milliseconds in random order, so that whatever else the machine
+does falls on both alike. Blocks in which records come take turns with blocks in which as many messages come that
+record nothing. What counts is the ratio of the two kvds' quantiles over all replies, with an interval: it is taken
+again from blocks drawn at random (a bootstrap), since replies of one moment have one cause.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -29,11 +31,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import zmq
 
 from kvd.client.operator import connect
 from kvd.service.serve import LEDGER_NAME
-from kvd.wire.frame import Message, decode, encode
+from kvd.wire.frame import decode, encode
 from kvd.wire.identity import EngineFacts
 from kvd.wire.query import GetStatus
 from kvd.wire.registration import Heartbeat, NotRegistered, RegisterScheduler
@@ -46,6 +49,7 @@ WINDOW = 32
 """Reports that wait for their answer at a time."""
 START_SECONDS = 60.0
 PROBE_SECONDS = 0.002
+DRAWS = 400
 STAGES = ("queued", "handshake", "plan", "post", "wire")
 
 
@@ -232,50 +236,74 @@ def paced(kvd: Kvd, rate: float) -> Iterator[tuple[object, object]]:
         process.join()
 
 
-def probe(kvd: Kvd, seconds: float) -> list[float]:
-    """Seconds that heartbeats of a registered client take to be answered."""
-    engine = EngineFacts(engine_id="bench", model="none")
-    hello = RegisterScheduler(engine=engine, incarnation="probe", pid=os.getpid())
-    beat: Message = Heartbeat(incarnation="probe")
-    times = []
-    with connect(kvd.directory, 30.0) as operator:
-        operator.ask(hello)
-        until = time.monotonic() + seconds
-        while (begun := time.perf_counter()) and time.monotonic() < until:
-            operator.ask(beat)
-            times.append(time.perf_counter() - begun)
-            time.sleep(PROBE_SECONDS)
-    return times
+class Prober:
+    """A registered client that asks one thing at a time."""
+
+    def __init__(self, directory: Path, stack: contextlib.ExitStack) -> None:
+        self.operator = stack.enter_context(connect(directory, 30.0))
+        engine = EngineFacts(engine_id="bench", model="none")
+        self.operator.ask(RegisterScheduler(engine=engine, incarnation="probe", pid=os.getpid()))
+
+    def beat(self) -> float:
+        """Seconds until a heartbeat was answered."""
+        begun = time.perf_counter()
+        self.operator.ask(Heartbeat(incarnation="probe"))
+        return time.perf_counter() - begun
+
+
+Block = dict[str, list[float]]
+"""Seconds of each reply of one block, by ledger."""
 
 
 def replies(full: Kvd, empty: Kvd, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """How long heartbeats take: in silence, beside as many messages without records, beside records; turn about.
-
-    Of each quantile it is the middle one of all rounds: one in which the machine was busy elsewhere decides nothing.
-    """
-    found: dict[str, list[list[float]]] = {"silent": [], "unrecorded": [], "empty": [], "full": []}
-    with paced(full, options.rate) as to_full, paced(empty, options.rate) as to_empty:
-        for number in range(options.rounds + 1):
+    """How long both kvds' heartbeats take, with and without records; quantiles in us, and the ratios of the two."""
+    found: dict[str, list[Block]] = {"recording": [], "messages": []}
+    with contextlib.ExitStack() as stack:
+        paces = [stack.enter_context(paced(kvd, options.rate)) for kvd in (full, empty)]
+        probers = {name: Prober(kvd.directory, stack) for name, kvd in (("full", full), ("empty", empty))}
+        for number in range(options.blocks + 1):
             for kind in random.sample(sorted(found), len(found)):
-                kvd, (go, plain) = (full, to_full) if kind == "full" else (empty, to_empty)
-                if kind != "silent":
-                    (plain.set if kind == "unrecorded" else plain.clear)()  # type: ignore[attr-defined]
+                for go, plain in paces:
+                    (plain.clear if kind == "recording" else plain.set)()  # type: ignore[attr-defined]
                     go.set()  # type: ignore[attr-defined]
-                times = probe(kvd, options.seconds)
-                go.clear()  # type: ignore[attr-defined]
+                block = beats(probers, options.seconds)
+                for go, _ in paces:
+                    go.clear()  # type: ignore[attr-defined]
                 if number:  # the first round warms up
-                    found[kind].append(times)
-                time.sleep(0.5)
-    return {
-        kind: {
-            "replies": sum(map(len, rounds)),
-            **{
-                f"{name}_us": 1e6 * _quantile([_quantile(times, share) for times in rounds], 0.5)
-                for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
-            },
-        }
-        for kind, rounds in found.items()
-    }
+                    found[kind].append(block)
+                time.sleep(0.1)
+    return {kind: compared(blocks) for kind, blocks in found.items()}
+
+
+def beats(probers: dict[str, Prober], seconds: float) -> Block:
+    """One heartbeat to each, in random order, again and again."""
+    times: Block = {name: [] for name in probers}
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for name in random.sample(sorted(probers), len(probers)):
+            times[name].append(probers[name].beat())
+        time.sleep(PROBE_SECONDS)
+    return times
+
+
+def compared(blocks: list[Block]) -> dict[str, float]:
+    """Quantiles over all blocks, the ratio full to empty, and where that lies in 95 of 100 draws of the blocks."""
+    found: dict[str, float] = {"replies": sum(len(block["full"]) for block in blocks)}
+    samples = {name: [np.array(block[name]) for block in blocks] for name in ("full", "empty")}
+    drawn = [random.choices(range(len(blocks)), k=len(blocks)) for _ in range(DRAWS)]  # noqa: S311 - no secret
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        whole = {of: float(np.quantile(np.concatenate(each), share)) for of, each in samples.items()}
+        ratios = [
+            float(
+                np.quantile(np.concatenate([samples["full"][at] for at in draw]), share)
+                / np.quantile(np.concatenate([samples["empty"][at] for at in draw]), share)
+            )
+            for draw in drawn
+        ]
+        found |= {f"{of}_{name}_us": 1e6 * value for of, value in whole.items()}
+        found[f"{name}_ratio"] = whole["full"] / whole["empty"]
+        found[f"{name}_ratio_low"], found[f"{name}_ratio_high"] = np.quantile(ratios, (0.025, 0.975)).tolist()
+    return found
 
 
 def asked(kvd: Kvd, *arguments: str, repeats: int = 10) -> dict[str, float]:
@@ -338,8 +366,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rate", type=float, default=500.0)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -372,11 +400,12 @@ def main() -> None:
         sys.stdout.write(f"{name}: {json.dumps(value) if isinstance(value, dict) else value}\n")
     speed = result["replies"]
     assert isinstance(speed, dict)  # noqa: S101 - see above
-    for kind in ("empty", "unrecorded", "silent"):
+    for kind, seen in speed.items():
         ratios = (
-            f"{q} {speed['full'][f'{q}_us'] / speed[kind][f'{q}_us']:.2f}" for q in ("p50", "p90", "p99")
+            f"{q} {seen[f'{q}_ratio']:.3f} ({seen[f'{q}_ratio_low']:.3f} to {seen[f'{q}_ratio_high']:.3f})"
+            for q in ("p50", "p90", "p99")
         )
-        sys.stdout.write(f"replies, a full ledger to {kind}: {', '.join(ratios)}\n")
+        sys.stdout.write(f"replies, a full ledger to an empty one, {kind}: {', '.join(ratios)}\n")
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ _kvctl() {
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         benchmark)
-            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --quick --no-verify --plot --report --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --quick --no-verify --handshake --plot --report --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         force-miss)
             options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
@@ -158,7 +158,7 @@ _kvctl() {
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark Replay Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

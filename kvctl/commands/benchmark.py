@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvctl.errors import UsageError
-from kvctl.parsing import count, counts, size, some_of
+from kvctl.pair_options import (
+    Backends,
+    KeyFile,
+    Local,
+    Memory,
+    Model,
+    NoVerify,
+    Remote,
+    Report,
+    To,
+    planned_pair,
+)
+from kvctl.parsing import chosen_devices, count, counts, cuda_devices, some_of
 from kvctl.settings import Settings
 from kvctl.sources import load, planned
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
 
-BACKENDS = ("nixl", "mooncake", "direct")
 OPERATIONS = ("read", "write")
-QUICK_SECONDS = 24.0
-"""For all rounds: processes have to start besides, and bytes to be compared."""
+QUICK_SECONDS = 15.0
+"""For all moves but the first of each backend and direction; processes have to start besides."""
 FRAGMENTATIONS = ("contiguous", "runs-of-4", "random")
 RARER = ("freed",)
 
@@ -31,27 +41,10 @@ def benchmark(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Argument(metavar="[ENGINE FROM]", help="ENGINE reads from FROM: ids, presets or files."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="A preset's name, or a path of a config.json."),
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option("--local", metavar="OPTIONS", help="The reading engine of --model: tp=4,block_size=64."),
-    ] = None,
-    remote: Annotated[
-        str | None,
-        typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
-    ] = None,
-    backends: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            metavar=",".join(BACKENDS),
-            parser=some_of(*BACKENDS),
-            help="[default: all there are]",
-        ),
-    ] = None,
+    model: Model = None,
+    local: Local = None,
+    remote: Remote = None,
+    backends: Backends = None,
     operations: Annotated[
         str | None,
         typer.Option(
@@ -82,26 +75,48 @@ def benchmark(  # noqa: PLR0913 - one for each option
     rounds: Annotated[
         int | None, typer.Option("--rounds", metavar="N", parser=count, help="[15; quick: 5]")
     ] = None,
-    memory: Annotated[
-        int, typer.Option("--memory", metavar="SIZE", parser=size, help="KV memory of both processes. [1GiB]")
-    ] = 1 << 30,
+    memory: Memory = 1 << 30,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="cpu|cuda[:N][,cuda[:N]]",
+            parser=cuda_devices,
+            help="Where the memory is: the reader's, and the other's. [cpu]",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size and few rounds: under a minute.")] = False,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")
+    no_verify: NoVerify = False,
+    handshake: Annotated[
+        bool,
+        typer.Option("--handshake", help="What engines must know of each other first, instead of bytes."),
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Bars below the table.")] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
-    ] = None,
+    report: Report = None,
+    to: To = None,
+    key_file: KeyFile = None,
 ) -> None:
     """What this host's transfer engines can move of a model's KV.
 
     Two processes take memory of the model's shape, with as many blocks as --memory allows, and move requests between
-    them as the connector does: each backend, reads and writes, sizes, blocks that lie together or apart. Beside each
-    rate stands what the machine did at best in the same rounds, and the ratio to it. The first move of each case is
-    compared byte by byte. Host memory only. Exit code 1 when a byte is wrong.
+    them as the connector does: each backend, reads and writes, sizes, blocks that lie together or apart. Both run
+    here, or the one that is read from on the host of --to. Beside each rate stands what the machine did at best in the
+    same rounds, and the ratio to it. The first move of each case is compared byte by byte. Exit code 1 when a byte is
+    wrong.
+
+    With --handshake: two kvds of its own and simulated workers, no bytes. All ranks of one engine ask for those of the
+    other: cold, warm, for a replica and after a restart. Without a pair 1, 4, 8 and 16 ranks of a Llama-3.1-8B. Of the
+    other options only --rounds and --quick count.
     """
+    if handshake:
+        from kvctl.bench import handshake_run
+
+        named = bool(engines or model or local or remote)
+        pairs = [_pair(engines or [], model, local, remote, settings)] if named else _llamas(quick)
+        handshake_run.run(pairs, rounds or (2 if quick else 5), settings)
+        return
+
+    from kvctl.bench.remote import target
     from kvctl.bench.run import Wanted, run
 
     run(
@@ -118,9 +133,16 @@ def benchmark(  # noqa: PLR0913 - one for each option
             verify=not no_verify,
             plot=plot,
             report=report,
+            devices=chosen_devices(devices),
+            to=target(to, key_file) if to is not None else None,
         ),
         settings,
     )
+
+
+def _llamas(quick: bool) -> list[tuple[EngineGeometry, EngineGeometry]]:
+    engines = (planned("llama-3.1-8b", f"tp={ranks}") for ranks in ((1, 8) if quick else (1, 4, 8, 16)))
+    return [(engine, engine) for engine in engines]
 
 
 def _given_or(given: object, otherwise: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,12 +154,9 @@ def _pair(
     named: list[str], model: str | None, local: str | None, remote: str | None, settings: Settings
 ) -> tuple[EngineGeometry, EngineGeometry]:
     """The reading engine and the one it reads from. Raises `UsageError` for what does not go together."""
-    if model is not None:
-        if named:
-            raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
-        return planned(model, local or ""), planned(model, remote or "")
-    if local is not None or remote is not None:
-        raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
+    pair = planned_pair(named, model, local, remote)
+    if pair is not None:
+        return pair
     if len(named) != 2:
         raise UsageError(
             f"a pair has two engines, and {len(named)} are named",

@@ -59,6 +59,7 @@ KINDS = (
     Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
     Kind("DemoRequest", "demo:DemoRequest"),
     Kind("Benchmark", "benchmark:Benchmark"),
+    Kind("HandshakeBenchmark", "handshake:HandshakeBenchmark"),
     Kind("Replay", "replay:Replay"),
     Kind("Version", "version:Version"),
     Kind("Kinds", "kinds:Kinds", "kinds", "KindName"),

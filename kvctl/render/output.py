@@ -37,6 +37,7 @@ SCREENS = {
     "Verification": "kvctl.render.verification:verification_screen",
     "Demo": "kvctl.render.demo:demo_screen",
     "Benchmark": "kvctl.render.benchmark:benchmark_screen",
+    "HandshakeBenchmark": "kvctl.render.handshake:handshake_screen",
     "Replay": "kvctl.render.replay:replay_screen",
     "Version": "kvctl.render.version:version_screen",
     "Kinds": "kvctl.render.kinds:kinds_screen",

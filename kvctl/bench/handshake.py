@@ -1,0 +1,167 @@
+"""The handshake measured: simulated workers of two engines, two real kvds, all decoding ranks asking at once.
+
+The workers are sessions of this process; what they present has the engines' geometries and transfer metadata of usual
+size. They move nothing, and touch no kvd but the two that are started here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+import msgspec
+
+from kvctl.demo.deployment import Kvd, two_hosts
+from kvctl.demo.errors import WorkerFailed
+from kvd.client.errors import ClientError
+from kvd.client.session import Session
+from kvd.geometry.codec import encode_worker
+from kvd.wire.handshake import GetPeer, PeerReady
+from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.query import GetStatus, Status
+from kvd.wire.registration import RegisterWorker
+
+if TYPE_CHECKING:
+    from kvd.geometry.model import EngineGeometry
+
+SECONDS = 120.0
+"""For anything to happen."""
+METADATA_BYTES = 332, 44
+"""What NIXL exports of a worker, and more of it for each region."""
+
+Case = Literal["cold", "warm", "replica", "restart"]
+CASES: tuple[Case, ...] = get_args(Case)
+"""In the order in which a round has them.
+
+cold     both kvds have just started: no link, no engine, nothing compared
+warm     the decoders' kvd knows the engine; a worker that was handed it does not even ask
+replica  another engine with the same geometry, which no one here has heard of
+restart  the first engine again, with new workers
+"""
+
+
+@dataclass(slots=True)
+class Waits:
+    """Seconds of all rounds: what each rank waited, and until all of a round had their answer; bytes of one answer."""
+
+    each: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+    bytes: int = 0
+
+
+def measure(
+    pair: tuple[EngineGeometry, EngineGeometry],
+    rounds: int,
+    folder: Path,
+    told: Callable[[], None] = lambda: None,
+) -> dict[Case, Waits]:
+    """The waits of the first engine's ranks for the second engine; ``told`` is called after each round.
+
+    Raises `WorkerFailed` where an answer is none, and what starting kvds raises.
+    """
+    found: dict[Case, Waits] = {case: Waits() for case in CASES}
+    try:
+        for _ in range(rounds):
+            with two_hosts(folder) as hosts:
+                _round(hosts, pair, found)
+            told()
+    except ClientError as error:
+        raise WorkerFailed(f"a handshake of the benchmark failed: {error.message}") from None
+    return found
+
+
+def _round(
+    hosts: tuple[Kvd, Kvd], pair: tuple[EngineGeometry, EngineGeometry], found: dict[Case, Waits]
+) -> None:
+    far, near = hosts
+    for host in hosts:
+        _wait_prepared(host)
+    local, remote = pair
+    with registered(near, local, "decode", "decoder") as decoders:
+        with registered(far, remote, "prefill", "one") as there:
+            _ask(decoders, there, "one", found["cold"])
+            _ask(decoders, there, "one", found["warm"])
+            with registered(far, remote, "prefill", "another") as others:
+                _ask(decoders, others, "another", found["replica"])
+        with registered(far, remote, "prefill", "one") as again:
+            _ask(decoders, again, "one", found["restart"])
+
+
+@contextmanager
+def registered(
+    host: Kvd, geometry: EngineGeometry, role: Literal["prefill", "decode"], name: str
+) -> Iterator[list[Session]]:
+    """The sessions of all workers of an engine, when it is complete."""
+    facts = EngineFacts(
+        engine_id=name,
+        model=geometry.model,
+        role=role,
+        tp=geometry.tp,
+        pp=geometry.pp,
+        dcp=geometry.dcp,
+        groups=len(geometry.workers[0].groups),
+        world_size=geometry.world_size,
+        facts=geometry.facts,
+    )
+    sessions: list[Session] = []
+    try:
+        for worker in geometry.workers:
+            card = WorkerCard(
+                engine=facts,
+                rank=RankId(tp=worker.rank.tp, pp=worker.rank.pp, dcp=worker.rank.dcp),
+                incarnation=uuid.uuid4().hex,
+                pid=os.getpid(),
+                host=socket.gethostname(),
+                backend="nixl",
+                geometry=encode_worker(worker),
+                metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
+            )
+            presented = RegisterWorker(card)
+            sessions.append(Session(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
+        for session in sessions:
+            session.wait(lambda state: bool(state.engine_generation), SECONDS)
+        yield sessions
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def _ask(decoders: list[Session], prefillers: list[Session], name: str, waits: Waits) -> None:
+    """All decoding ranks ask for the engine at once."""
+    state = prefillers[0].state
+    question = GetPeer(
+        local_engine="decoder",
+        engine_id=name,
+        endpoint=Endpoint(state.host, state.port),
+        generation=state.engine_generation,
+    )
+    ended: list[float] = []
+    began = time.perf_counter()
+    futures = [session.call(question, SECONDS) for session in decoders]
+    for future in futures:
+        future.add_done_callback(lambda _: ended.append(time.perf_counter() - began))
+    answers = [future.result(SECONDS) for future in futures]
+    waits.whole.append(time.perf_counter() - began)
+    waits.each += ended
+    if bad := [answer for answer in answers if not isinstance(answer, PeerReady)]:
+        raise WorkerFailed(f"kvd answered the benchmark's handshake with {type(bad[0]).__name__}")
+    waits.bytes = len(msgspec.msgpack.encode(answers[0]))
+
+
+def _wait_prepared(host: Kvd) -> None:
+    """Until it has imported what comparing takes: a kvd that runs has done so long before its first handshake."""
+    deadline = time.monotonic() + SECONDS
+    while True:
+        status = host.ask(GetStatus())
+        if isinstance(status, Status) and status.gauges.get("handshakes.prepared", 1.0):
+            return
+        if time.monotonic() > deadline:
+            raise WorkerFailed(f"kvd of host {host.name} was not prepared within {SECONDS:g} s")
+        time.sleep(0.02)  # nothing announces it

@@ -1,0 +1,77 @@
+"""A whole `kvctl benchmark --handshake`: measures one pair of engines after the other, shows what it found."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from kvctl.bench.handshake import CASES, Case, Waits, measure
+from kvctl.bench.run import failed, progress, workplace
+from kvctl.demo.errors import DaemonStartFailed, WorkerFailed
+from kvctl.documents.benchmark import Quantiles
+from kvctl.documents.document import moment
+from kvctl.documents.handshake import HandshakeBenchmark, HandshakeMeasurement
+from kvctl.errors import CheckFailed
+from kvctl.render.output import show
+from kvctl.settings import Settings
+
+if TYPE_CHECKING:
+    from kvd.geometry.model import EngineGeometry
+
+    Pair = tuple[EngineGeometry, EngineGeometry]
+
+
+def run(pairs: Sequence[Pair], rounds: int, settings: Settings) -> None:
+    """Measure and show. Raises `CheckFailed` where a kvd does not start or does not answer."""
+    began, load = time.time(), os.getloadavg()[0]
+    rows: list[HandshakeMeasurement] = []
+    with workplace() as folder, progress(rounds * len(pairs), settings) as told:
+        for pair in pairs:
+            sizes = f"{len(pair[0].workers)} x {len(pair[1].workers)} ranks"
+            try:
+                rows += measurements(pair, measure(pair, rounds, folder, lambda what=sizes: told(what)))  # type: ignore[misc]
+            except WorkerFailed as error:
+                raise failed(error) from None
+            except DaemonStartFailed as error:
+                raise CheckFailed(str(error), "see docs/handshake.md") from None
+    show(
+        HandshakeBenchmark(
+            model=pairs[0][0].model,
+            cores=os.cpu_count() or 1,
+            load=load,
+            started=moment(began),
+            seconds=time.time() - began,
+            measurements=tuple(rows),
+        ),
+        settings,
+    )
+
+
+def measurements(pair: Pair, found: Mapping[Case, Waits]) -> Iterator[HandshakeMeasurement]:
+    """A row for each case."""
+    for case in CASES:
+        waits = found[case]
+        whole = quantiles(waits.whole)
+        yield HandshakeMeasurement(
+            local_ranks=len(pair[0].workers),
+            remote_ranks=len(pair[1].workers),
+            case=case,
+            rounds=len(waits.whole),
+            each=quantiles(waits.each),
+            whole=whole,
+            handshakes_per_second=len(pair[0].workers) / whole.p50,
+            bytes=waits.bytes,
+        )
+
+
+def quantiles(seconds: Sequence[float]) -> Quantiles:
+    """The nearest ranks: each is a value that was measured."""
+    ordered = sorted(seconds)
+
+    def at(share: float) -> float:
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+    return Quantiles(p50=at(0.5), p90=at(0.9), p99=at(0.99))
