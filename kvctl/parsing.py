@@ -121,6 +121,30 @@ def size(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
+def cuda_devices(text: str | tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+    """An option's parser for one device, or two with a comma: numbers of CUDA devices, None for the host's memory."""
+    if isinstance(text, tuple):
+        return text
+    found = [_device(part.strip()) for part in text.split(",")]
+    if len(found) > 2:
+        raise typer.BadParameter(f"{text!r} names {len(found)} devices; there are two sides")
+    return found[0], found[-1]
+
+
+def chosen_devices(given: object) -> tuple[int | None, int | None]:
+    """What `cuda_devices` made of an option; typer takes no tuples as annotations. Not given: the host's memory."""
+    return given if isinstance(given, tuple) else (None, None)
+
+
+def _device(text: str) -> int | None:
+    kind, _, number = text.partition(":")
+    if text == "cpu":
+        return None
+    if kind != "cuda" or not (number or "0").isdecimal():
+        raise typer.BadParameter(f"{text!r} is no device; write cpu, cuda or cuda:1")
+    return int(number or "0")
+
+
 def some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
     """An option's parser for choices with commas between them."""
     choose = one_of(*known)

@@ -54,25 +54,25 @@ def large(
 
 @dataclass(slots=True)
 class Stream:
-    """One end of a TCP connection over loopback: a thread sends as many bytes as it is asked for."""
+    """One end of a TCP connection: a thread sends as many bytes as it is asked for."""
 
     listener: socket.socket | None = None
     connection: socket.socket | None = None
     thread: threading.Thread | None = None
     target: bytearray = field(default_factory=bytearray)
 
-    def listen(self) -> int:
-        """Take one connection; the port."""
-        self.listener = socket.create_server(("127.0.0.1", 0))
+    def listen(self, host: str) -> int:
+        """Take one connection at an address of this host; the port."""
+        self.listener = socket.create_server((host, 0))
         self.thread = threading.Thread(target=self._send, daemon=True)
         self.thread.start()
         port: int = self.listener.getsockname()[1]
         return port
 
-    def receive(self, port: int, size: int) -> dict[str, Any]:
+    def receive(self, address: tuple[str, int], size: int) -> dict[str, Any]:
         """Ask the other end for ``size`` bytes and wait for the last."""
         if self.connection is None:
-            self.connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+            self.connection = socket.create_connection(address, timeout=60)
         if len(self.target) < size:
             self.target = bytearray(size)
         view = memoryview(self.target)[:size]

@@ -13,14 +13,15 @@ from typing import Any
 from kvctl.bench.cases import Request, requests
 from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import Backend, Pair, Scene, pair
-from kvctl.bench.transport import is_slow
+from kvctl.bench.remote import Target
+from kvctl.bench.transport import has_rdma, is_slow
 from kvctl.documents.benchmark import Ceiling, Measurement, Quantiles, Warned
 from kvctl.render.numbers import rate
 from kvd.backends.contract import Operation
 
 LARGE = 64 << 20
 """Bytes of a ceiling's copy: what one region has of them at most."""
-LEAST_ROUNDS = 2
+LEAST_ROUNDS = 1
 SLOW_SHARE = 0.5
 """A direction that moves one large piece at less than this share of the other's rate is on a slow path."""
 
@@ -29,7 +30,8 @@ SLOW_SHARE = 0.5
 class Sweep:
     """What is measured. ``sizes`` are pairs of tokens and requests at a time that fit in the scene's memory.
 
-    ``seconds`` is for one direction of one backend: rounds end then, but for the first `LEAST_ROUNDS`.
+    ``seconds`` is for one direction of one backend: rounds end then, but for the first `LEAST_ROUNDS`, and cases that
+    were not begun are left out, but for the first.
     """
 
     sizes: Sequence[tuple[int, int]]
@@ -70,15 +72,25 @@ def steps(sweep: Sweep, backends: int) -> int:
     return backends * len(sweep.operations) * (len(sweep.sizes) * len(sweep.fragmentations) + sweep.rounds)
 
 
-def measure(
-    place: Scene, backend: Backend, sweep: Sweep, folder: Path, told: Told
-) -> tuple[list[Measurement], list[Warned]]:
-    """All measurements of one backend, and what to warn of. ``told`` is called after each step.
+@dataclass(frozen=True)
+class Measured:
+    """What one backend did, what to warn of, and what was left out."""
 
-    Raises `WorkerFailed` where the backend cannot do it, `Difference` where a byte landed wrong.
+    rows: list[Measurement]
+    warnings: list[Warned]
+    notes: list[str]
+
+
+def measure(
+    place: Scene, backend: Backend, sweep: Sweep, folder: Path, told: Told, to: Target | None = None
+) -> Measured:
+    """All measurements of one backend, with the source at ``to``. ``told`` is called after each step.
+
+    Raises `WorkerFailed` where the backend cannot do it, `Difference` where a byte landed wrong, `PeerUnreachable`
+    where nothing answers at ``to``.
     """
     found: dict[Operation, tuple[list[Case], Ceilings]] = {}
-    with pair(place, backend, folder) as both:
+    with pair(place, backend, folder, to) as both:
         for operation in sweep.operations:
             if operation == "read" or both.lands:
                 found[operation] = _direction(both, place, sweep, operation, told)
@@ -90,7 +102,7 @@ def measure(
         for case in cases
     ]
     large = {operation: median(ceilings["large"]) for operation, (_, ceilings) in found.items()}
-    return rows, list(_slow(backend, transports, large))
+    return Measured(rows, list(_slow(backend, transports, large, to)), list(_left_out(backend, sweep, found)))
 
 
 def quantiles(values: Iterable[float]) -> Quantiles:
@@ -114,7 +126,10 @@ def _direction(
         for kind in sweep.fragmentations
     ]
     what, until = f"{both.backend.name} {operation}", time.monotonic() + sweep.seconds
-    for case in cases:
+    for number, case in enumerate(cases):
+        if number and time.monotonic() > until:
+            del cases[number:]
+            break
         _verified(both, case, operation, verify=sweep.verify)
         told(f"{what}, {case.tokens} tokens, {case.fragmentation}")
     ceilings: Ceilings = {"memcpy": [], "large": [], "tcp": []}
@@ -175,13 +190,33 @@ def _measurement(
     )
 
 
+def _left_out(
+    backend: Backend, sweep: Sweep, found: dict[Operation, tuple[list[Case], Ceilings]]
+) -> Iterable[str]:
+    wanted = len(sweep.sizes) * len(sweep.fragmentations)
+    for operation, (cases, _) in found.items():
+        if len(cases) < wanted:
+            last = cases[-1]
+            yield (
+                f"{backend.name} {operation}s after {last.tokens} tokens {last.concurrency} at a time,"
+                f" {last.fragmentation}: the {sweep.seconds:.1f} s for them were over (--quick)"
+            )
+
+
 def _slow(
-    backend: Backend, transports: dict[Operation, str], large: dict[Operation, float]
+    backend: Backend, transports: dict[Operation, str], large: dict[Operation, float], to: Target | None
 ) -> Iterable[Warned]:
     """One warning for each direction that is on a slow path, by its transport or by its rate."""
     for operation, transport in transports.items():
         other: Operation = "write" if operation == "read" else "read"
-        if is_slow(transport):
+        if to is not None and is_slow(transport):
+            if has_rdma():
+                yield Warned(
+                    code="SLOW_PATH",
+                    message=f"{backend.name} {operation}s go over {transport} although this host has RDMA devices:"
+                    " look at UCX_TLS and UCX_NET_DEVICES on both, and at `ucx_info -d`",
+                )
+        elif is_slow(transport):
             yield Warned(
                 code="SLOW_PATH",
                 message=f"{backend.name} {operation}s between two processes of this host go over {transport}"

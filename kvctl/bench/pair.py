@@ -1,11 +1,9 @@
-"""Two processes of this host with the memory of a reading worker and of the workers that it reads from."""
+"""Two processes with the memory of a reading worker and of those that it reads from, the latter perhaps elsewhere."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +11,9 @@ from typing import Any
 
 from kvctl.bench.cases import Request, to_plain
 from kvctl.bench.memory import size_of, with_blocks
-from kvctl.bench.transport import ucx_environment, ucx_transport
-from kvctl.demo import tied
+from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, options_at, start, ucx_log
+from kvctl.bench.remote import RemoteProcess, Target, begin, connect
+from kvctl.bench.transport import ucx_transport
 from kvctl.demo.errors import WorkerFailed
 from kvctl.demo.interruption import held, unwinding
 from kvctl.demo.worker_process import WorkerProcess
@@ -23,9 +22,9 @@ from kvd.geometry.codec import worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
 
-START_SECONDS = 90.0
-END_SECONDS = 10.0
 MOVE_SECONDS = 50.0
+
+Process = WorkerProcess | RemoteProcess
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,9 @@ class Pair:
 
     backend: Backend
     reader: WorkerProcess
-    source: WorkerProcess
+    source: Process
     lands: bool
+    host: str
     port: int
     reader_geometry: dict[str, Any]
     source_geometries: dict[str, dict[str, Any]]
@@ -121,12 +121,12 @@ class Pair:
 
     def stream(self, size: int) -> dict[str, Any]:
         """A plain TCP stream from the source to the reader."""
-        return self.reader.ask(do="stream", port=self.port, bytes=size)
+        return self.reader.ask(do="stream", host=self.host, port=self.port, bytes=size)
 
     def transport(self, operation: Operation) -> str:
         """What moved the bytes; empty where the backend does not tell. To be asked when both processes have ended."""
         if self.backend.name == "direct":
-            return "process_vm_readv"
+            return "process_vm_readv" if self.backend.devices[0] is None else "CUDA IPC"
         if self.backend.name == "mooncake":
             return str(self.backend.options.get("protocol", "tcp"))
         side = "reader" if operation == "read" else "source"
@@ -137,23 +137,26 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(place: Scene, backend: Backend, folder: Path) -> Iterator[Pair]:
-    """Start both processes, have them register, meet; end them on the way out.
+def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None) -> Iterator[Pair]:
+    """Start both processes, the source on the host ``to`` if there is one; have them register, meet; end them after.
 
-    Raises `WorkerFailed` with the backend's own words.
+    Raises `WorkerFailed` with the backend's own words, `PeerUnreachable` where the other host does not answer.
     """
     with unwinding() as stack:
-        processes: list[WorkerProcess] = []
+        processes: list[Process] = []
         stack.push(functools.partial(_end, processes))
-        logs = {}
-        for name in ("reader", "source"):
-            logs[name] = folder / f"{backend.name}-{name}-ucx.log"
-            with held():
-                processes.append(_start(name, backend, folder, logs[name]))
-        reader, source = processes
-        reader.give(_who("reader", backend, {0: place.reader}))
-        source.give(_who("source", backend, {at: place.sources[at] for at in place.plan.sources}))
-        mine, theirs = (_answer(process) for process in processes)
+        logs = {name: ucx_log(name, backend.name, folder) for name in ("reader", "source")}
+        with held():
+            reader = start("reader", backend.name, folder, backend.environment)
+            processes.append(reader)
+        own = dict(backend.options) | (options_at(backend.name, to.own_address()) if to else {})
+        reader.give(
+            introduction(
+                "reader", backend.name, own, {"0": worker_to_plain(place.reader)}, backend.devices[0]
+            )
+        )
+        source = _source(place, backend, folder, to, processes)
+        mine, theirs = (_answer(process) for process in (reader, source))
         sources = [worker_to_plain(worker) for worker in place.sources]
         for at, plain in theirs["workers"].items():
             sources[int(at)] = plain
@@ -172,6 +175,7 @@ def pair(place: Scene, backend: Backend, folder: Path) -> Iterator[Pair]:
             reader=reader,
             source=source,
             lands=bool(mine["lands"]),
+            host=to.host if to else "127.0.0.1",
             port=int(source.ask(do="listen")["port"]),
             reader_geometry=mine["workers"]["0"],
             source_geometries=theirs["workers"],
@@ -181,41 +185,32 @@ def pair(place: Scene, backend: Backend, folder: Path) -> Iterator[Pair]:
         )
 
 
-def _start(name: str, backend: Backend, folder: Path, log: Path) -> WorkerProcess:
-    environment = dict(os.environ) | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"} | ucx_environment(log)
-    path = folder / f"{backend.name}-{name}.log"
-    with path.open("ab") as out:
-        process = subprocess.Popen(
-            tied.command("kvctl.bench.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=out,
-            cwd=folder,
-            env=environment | dict(backend.environment),
-            start_new_session=True,
-        )
-    return WorkerProcess(f"the {name} with {backend.name}", process, path)
+def _source(
+    place: Scene, backend: Backend, folder: Path, to: Target | None, processes: list[Process]
+) -> Process:
+    """The source, added to ``processes`` and told who it is."""
+    workers = {str(at): worker_to_plain(place.sources[at]) for at in place.plan.sources}
+    who = introduction("source", backend.name, backend.options, workers, backend.devices[1])
+    if to is not None:
+        remote = connect(to, backend.name, ucx_log("source", backend.name, folder))
+        processes.append(remote)
+        begin(remote, who, dict(backend.environment))
+        return remote
+    with held():
+        source = start("source", backend.name, folder, backend.environment)
+        processes.append(source)
+    source.give(who)
+    return source
 
 
-def _who(name: str, backend: Backend, workers: Mapping[int, WorkerGeometry]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "reads": name == "reader",
-        "backend": backend.name,
-        "device": backend.devices[0 if name == "reader" else 1],
-        "options": dict(backend.options),
-        "workers": {str(at): worker_to_plain(worker) for at, worker in workers.items()},
-    }
-
-
-def _answer(process: WorkerProcess) -> dict[str, Any]:
+def _answer(process: Process) -> dict[str, Any]:
     answer = process.answer(START_SECONDS)
     if "error" in answer:
         raise WorkerFailed(f"{process.name}: {answer['error']}")
     return answer
 
 
-def _end(processes: list[WorkerProcess], kind: type[BaseException] | None, *_: object) -> None:
+def _end(processes: list[Process], kind: type[BaseException] | None, *_: object) -> None:
     """End both: in order, or at once after an exception. What they hold is memory, which needs no farewell."""
     for process in processes:
         process.dismiss()

@@ -12,6 +12,7 @@ from kvctl.bench.measure import Difference, Told, quantiles
 from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import Backend, Pair, pair
 from kvctl.bench.recorded import Stream, batches
+from kvctl.bench.remote import Target
 from kvctl.documents.replay import RecordedFigures, Variant
 from kvd.trace.model import Transfer
 
@@ -54,15 +55,22 @@ class _Found:
 
 
 def replay(
-    streams: Sequence[Stream], way: Way, pace: Pace, folder: Path, told: Told, *, verify: bool = True
+    streams: Sequence[Stream],
+    way: Way,
+    pace: Pace,
+    folder: Path,
+    told: Told,
+    *,
+    verify: bool = True,
+    to: Target | None = None,
 ) -> Variant:
-    """Replay all streams one after the other.
+    """Replay all streams one after the other, with the sources at ``to``.
 
     Raises `WorkerFailed` where the backend cannot, `Difference` where a byte landed wrong.
     """
     found = _Found()
     for stream in streams:
-        with pair(stream.scene, way.backend, folder) as both:
+        with pair(stream.scene, way.backend, folder, to) as both:
             for batch in _timed(stream, pace):
                 _batch(both, stream, batch, way, pace, found, verify=verify)
                 told(f"{way.name}: {len(found.answers)} transfers")

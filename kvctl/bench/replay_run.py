@@ -12,6 +12,7 @@ from kvctl import trace_files
 from kvctl.bench.measure import Difference
 from kvctl.bench.pair import Backend
 from kvctl.bench.recorded import Recorded, recorded
+from kvctl.bench.remote import Target
 from kvctl.bench.replay import Pace, Way, recorded_figures, replay
 from kvctl.bench.run import (
     REAL,
@@ -50,6 +51,7 @@ class Wanted:
     memory: int
     verify: bool
     report: Path | None
+    to: Target | None = None
 
 
 def run(wanted: Wanted, settings: Settings) -> None:
@@ -78,7 +80,9 @@ def run(wanted: Wanted, settings: Settings) -> None:
             place = folder / str(number)
             place.mkdir()
             try:
-                variants.append(replay(found.streams, way, pace, place, told, verify=wanted.verify))
+                variants.append(
+                    replay(found.streams, way, pace, place, told, verify=wanted.verify, to=wanted.to)
+                )
             except Difference as error:
                 raise CheckFailed(
                     f"wrong bytes landed: {error}", "run it again with this way alone"
@@ -148,6 +152,7 @@ def _document(
         models=tuple(sorted({trace.engines[number].line.model for number in used})),
         pace=pace,
         scale=wanted.scale,
+        to=wanted.to.name if wanted.to else "",
         memory=taken,
         cores=os.cpu_count() or 1,
         load=load,

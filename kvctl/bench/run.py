@@ -14,6 +14,7 @@ from typing import cast
 
 from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
 from kvctl.bench.pair import Backend
+from kvctl.bench.remote import Target
 from kvctl.bench.sizing import Sized, sized
 from kvctl.demo.errors import WorkerFailed
 from kvctl.demo.interruption import held, one_interruption, unwinding
@@ -49,6 +50,8 @@ class Wanted:
     verify: bool
     plot: bool
     report: Path | None
+    devices: tuple[int | None, int | None] = (None, None)
+    to: Target | None = None
 
 
 def run(wanted: Wanted, settings: Settings) -> None:
@@ -75,7 +78,9 @@ def run(wanted: Wanted, settings: Settings) -> None:
         with progress(steps(sweep, len(backends)), settings) as told:
             for name in backends:
                 try:
-                    measured, warned = measure(place.scene, Backend(name), sweep, folder, told)
+                    found = measure(
+                        place.scene, Backend(name, devices=wanted.devices), sweep, folder, told, wanted.to
+                    )
                 except Difference as error:
                     raise CheckFailed(
                         f"wrong bytes landed: {error}", "run it again with --backend of one engine at a time"
@@ -85,8 +90,9 @@ def run(wanted: Wanted, settings: Settings) -> None:
                         raise failed(error) from None
                     failures.append(f"{name} is left out: {first_line(error)}")
                     continue
-                rows += measured
-                warnings += warned
+                rows += found.rows
+                warnings += found.warnings
+                failures += found.notes
     if not rows:
         raise CheckFailed(
             "; ".join(failures) or f"{', '.join(backends)} cannot {' or '.join(wanted.operations)}",
@@ -189,6 +195,8 @@ def _document(
         remote_ranks=tuple(str(worker.rank) for worker in sources),
         memory=shown.bytes,
         blocks=(shown.reader.num_blocks, sources[0].num_blocks),
+        devices=tuple("cpu" if number is None else f"cuda:{number}" for number in wanted.devices),
+        to=wanted.to.name if wanted.to else "",
         cores=os.cpu_count() or 1,
         load=load,
         started=moment(began),

@@ -48,6 +48,11 @@ def ucx_transport(log: str, agents: str, operation: str) -> str:
     return ", ".join(sorted(set((tables or lanes).values())))
 
 
+def has_rdma(infiniband: Path = Path("/sys/class/infiniband")) -> bool:
+    """Whether this host has an RDMA device."""
+    return infiniband.is_dir() and any(infiniband.iterdir())
+
+
 def is_slow(transport: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether bytes went over plain TCP although nobody asked for nothing else."""
     asked = set(environment.get("UCX_TLS", "all").split(","))

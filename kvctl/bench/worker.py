@@ -214,12 +214,11 @@ def _memcpy(bench: Bench, orders: Orders) -> Orders:
 
 
 def _listen(bench: Bench, orders: Orders) -> Orders:
-    del orders
-    return {"port": bench.stream.listen()}
+    return {"port": bench.stream.listen(orders.get("host", "127.0.0.1"))}
 
 
 def _stream(bench: Bench, orders: Orders) -> Orders:
-    return bench.stream.receive(orders["port"], orders["bytes"])
+    return bench.stream.receive((orders["host"], orders["port"]), orders["bytes"])
 
 
 def _requests(orders: Orders) -> list[Request]:

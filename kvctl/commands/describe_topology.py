@@ -11,8 +11,9 @@ import typer
 from kvctl.documents.topology import Pair, Topology, pair_document
 from kvctl.errors import UsageError
 from kvctl.options import DrawnSettings, Watch
+from kvctl.pair_options import Local, Model, Remote, planned_pair
 from kvctl.parsing import bandwidth, count
-from kvctl.sources import EngineId, load, planned, ready_row, source
+from kvctl.sources import EngineId, load, ready_row, source
 from kvctl.watch import show_repeatedly
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.describe import describe
@@ -34,18 +35,9 @@ def describe_topology(
             help="One: only pairs that it is part of. Two: ENGINE reads from FROM, whatever their roles.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", metavar="MODEL", help="A preset's name, or a path of a config.json."),
-    ] = None,
-    local: Annotated[
-        str | None,
-        typer.Option("--local", metavar="OPTIONS", help="The reading engine of --model: tp=4,block_size=64."),
-    ] = None,
-    remote: Annotated[
-        str | None,
-        typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
-    ] = None,
+    model: Model = None,
+    local: Local = None,
+    remote: Remote = None,
     tokens: Annotated[
         int, typer.Option("--tokens", metavar="N", parser=count, help="Tokens of the request. [8192]")
     ] = 8192,
@@ -88,14 +80,9 @@ def _chosen(
     settings: Settings, named: list[str], options: tuple[str | None, str | None, str | None]
 ) -> Callable[[], Pairs]:
     """How to get the pairs (reader, source) that were asked for. Raises `UsageError` for what does not go together."""
-    model, local, remote = options
-    if model is not None:
-        if named:
-            raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
-        pair = planned(model, local or ""), planned(model, remote or "")
+    pair = planned_pair(named, *options)
+    if pair is not None:
         return lambda: [pair]
-    if local is not None or remote is not None:
-        raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
     if len(named) > 2:
         raise UsageError(f"a pair has two engines, and {named[2]!r} is a third")
     if len(named) == 2:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kvctl.errors import RefusedError, UsageError
-from kvctl.parsing import count, size, some_of
+from kvctl.errors import UsageError
+from kvctl.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
+from kvctl.parsing import count
 from kvctl.settings import Settings
-
-BACKENDS = ("nixl", "mooncake", "direct")
 
 
 def share(text: str | float) -> float:
@@ -42,15 +40,7 @@ def replay(  # noqa: PLR0913 - one for each option
     trace: Annotated[
         str, typer.Argument(metavar="TRACE", help="A file, - for stdin, or an imported trace's name.")
     ],
-    backends: Annotated[
-        str | None,
-        typer.Option(
-            "--backend",
-            metavar=",".join(BACKENDS),
-            parser=some_of(*BACKENDS),
-            help="Each is tried. [default: the recorded one]",
-        ),
-    ] = None,
+    backends: Backends = None,
     no_coalesce: Annotated[
         bool, typer.Option("--no-coalesce", help="Also each without joining neighbouring blocks.")
     ] = False,
@@ -73,35 +63,24 @@ def replay(  # noqa: PLR0913 - one for each option
         float,
         typer.Option("--scale", metavar="SHARE", parser=share, help="Only this share of each prompt. [1]"),
     ] = 1.0,
-    memory: Annotated[
-        int, typer.Option("--memory", metavar="SIZE", parser=size, help="KV memory of both processes. [2GiB]")
-    ] = 2 << 30,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")
-    ] = False,
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="HOST", help="Not built: replay is within this host.")
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
-    ] = None,
+    memory: Memory = 2 << 30,
+    no_verify: NoVerify = False,
+    to: To = None,
+    key_file: KeyFile = None,
+    report: Report = None,
 ) -> None:
     """Recorded transfers moved again, beside their record and in other ways.
 
-    Two processes of this host take memory of the recorded geometry, for the blocks that the trace names, and move the
-    same blocks at the same times. Every byte that lands is compared. Each --backend, --no-coalesce and --env adds a
-    way; the stages of all stand side by side, with where the time goes and which is fastest. Exit code 1 when a byte
-    is wrong.
+    Two processes take memory of the recorded geometry, for the blocks that the trace names, and move the same blocks
+    at the same times; both run here, or one on the host of --to. Every byte that lands is compared. Each --backend,
+    --no-coalesce and --env adds a way; the stages of all stand side by side, with where the time goes and which is
+    fastest. Exit code 1 when a byte is wrong.
     """
-    if to is not None:
-        raise RefusedError(
-            f"--to {to}: a replay between hosts is not built yet", "leave it out, and both processes run here"
-        )
     if speed is not None and concurrency is not None:
         raise UsageError(
             f"--speed {speed:g} keeps the recorded times and --concurrency {concurrency} does not; give one of them"
         )
+    from kvctl.bench.remote import target
     from kvctl.bench.replay_run import Wanted, run
 
     run(
@@ -117,6 +96,7 @@ def replay(  # noqa: PLR0913 - one for each option
             memory=memory,
             verify=not no_verify,
             report=report,
+            to=target(to, key_file) if to is not None else None,
         ),
         settings,
     )

@@ -63,7 +63,7 @@ class Warned(Struct, frozen=True, kw_only=True):
 
 
 class Benchmark(Struct, frozen=True, kw_only=True):
-    """What two processes of this host can move of a model's KV, beside what the machine can do at best."""
+    """What two processes can move of a model's KV, beside what the machine can do at best."""
 
     model: str
     local: Annotated[str, Meta(description="the reading engine")]
@@ -72,6 +72,8 @@ class Benchmark(Struct, frozen=True, kw_only=True):
     remote_ranks: tuple[RankName, ...]
     memory: Annotated[int, Meta(ge=0, description="bytes of KV memory of both processes")]
     blocks: Annotated[tuple[int, int], Meta(description="blocks of a worker of either side")]
+    devices: Annotated[tuple[str, ...], Meta(description="where the memory of the reader and the source is")]
+    to: Annotated[str, Meta(description="where the source runs, as host:port; empty on this host")]
     cores: Count
     load: Annotated[float, Meta(ge=0, description="the host's load at the beginning")]
     started: Time

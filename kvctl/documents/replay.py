@@ -54,12 +54,13 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 
 
 class Replay(Struct, frozen=True, kw_only=True):
-    """A trace replayed between two processes of this host, beside its record."""
+    """A trace replayed between two processes, beside its record."""
 
     trace: str
     models: tuple[str, ...]
     pace: Annotated[str, Meta(description="original times, so many times as fast, or so many at a time")]
     scale: Annotated[float, Meta(gt=0, le=1, description="share of each prompt's tokens that was moved")]
+    to: Annotated[str, Meta(description="where the sources ran, as host:port; empty on this host")]
     memory: Annotated[int, Meta(ge=0, description="bytes of KV memory of the largest pair of processes")]
     cores: Count
     load: Annotated[float, Meta(ge=0, description="the host's load at the beginning")]

@@ -45,8 +45,9 @@ def _head(body: Benchmark) -> list[str]:
     pair = f"{body.local} reads from {body.remote}: {body.local_rank} from {', '.join(body.remote_ranks)}"
     verified = all(row.verified for row in body.measurements)
     compared = f"bytes were {'' if verified else 'not '}compared"
+    where = " and ".join(dict.fromkeys(body.devices)) + (f", the source at {body.to}" if body.to else "")
     return [
-        f"{pair}, {size(body.memory)} of memory in {body.blocks[0]} and {body.blocks[1]} blocks",
+        f"{pair}, {size(body.memory)} of memory ({where}) in {body.blocks[0]} and {body.blocks[1]} blocks",
         f"{body.cores} cores, load {body.load:.1f} at the beginning, {span(body.seconds)} in all; {compared}",
     ]
 

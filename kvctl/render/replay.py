@@ -46,6 +46,7 @@ def _words(body: Replay) -> list[str]:
     conditions = f"{size(body.memory)} of memory, {body.cores} cores, load {body.load:.1f} at the beginning"
     compared = f"bytes were {'' if verified else 'not '}compared"
     moved = f"{body.recorded.transfers} transfers of {', '.join(body.models)}, {body.pace}"
+    moved += f", from {body.to}" if body.to else ""
     lines = [f"{moved}; {conditions}; {compared}"]
     lines += [_where(one) for one in body.variants]
     if len(body.variants) > 1:
