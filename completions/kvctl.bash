@@ -64,7 +64,10 @@ _kvctl() {
         benchmark:--fragmentation) COMPREPLY=(); return ;;
         benchmark:--rounds) COMPREPLY=(); return ;;
         benchmark:--memory) COMPREPLY=(); return ;;
+        benchmark:--device) COMPREPLY=($(compgen -W "cpu cuda[:N][,cuda[:N]]" -- "$current")); return ;;
         benchmark:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        benchmark:--to) COMPREPLY=(); return ;;
+        benchmark:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         force-miss:--engine|force-miss:-e) COMPREPLY=(); return ;;
         force-miss:--next) COMPREPLY=(); return ;;
         force-miss:--ratio) COMPREPLY=(); return ;;
@@ -92,7 +95,11 @@ _kvctl() {
         replay:--scale) COMPREPLY=(); return ;;
         replay:--memory) COMPREPLY=(); return ;;
         replay:--to) COMPREPLY=(); return ;;
+        replay:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         replay:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        serve:--memory) COMPREPLY=(); return ;;
+        serve:--device) COMPREPLY=($(compgen -W "cpu cuda[:N]" -- "$current")); return ;;
+        serve:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
         demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -107,7 +114,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify replay demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -142,7 +149,7 @@ _kvctl() {
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         benchmark)
-            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --quick --no-verify --handshake --plot --report --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --device --quick --no-verify --handshake --plot --report --to --key-file --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         force-miss)
             options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
@@ -151,7 +158,10 @@ _kvctl() {
             options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         replay)
-            options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --report --output --color --timeout --runtime-dir --socket --config --help'
+            options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --key-file --report --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        serve)
+            options='--memory --device --key-file --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
             options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
