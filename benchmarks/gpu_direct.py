@@ -136,13 +136,13 @@ class Reader:
     memory: list[Any]
     seen: dict[str, Any]
 
-    def home(self, ctas: int = Settings.ctas) -> DirectHome:
+    def home(self, ctas: int = Settings().ctas) -> DirectHome:
         """A home over the memory, for copies of ``ctas`` thread blocks."""
         home = DirectHome("reader", Settings(ctas=ctas))
         home.register(regions(self.memory))
         return home
 
-    def lane(self, peer: Owner, ctas: int = Settings.ctas) -> CudaLane:
+    def lane(self, peer: Owner, ctas: int = Settings().ctas) -> CudaLane:
         """A lane to an owner, of a home of its own."""
         lane = self.home(ctas).lane("owner")
         assert isinstance(lane, CudaLane)

@@ -14,7 +14,7 @@ from kvd.backends import cuda_driver
 from kvd.backends.contract import Operation
 from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.mooncake_library import INSTALL, LOG, NAME, Library, engine_environment
+from kvd.backends.mooncake_library import INSTALL, LOG, NAME, Library, engine_environment, told
 from kvd.backends.mooncake_listener import end_wait
 from kvd.backends.mooncake_mark import Mark
 from kvd.backends.mooncake_settings import NVLINK, Settings
@@ -56,7 +56,7 @@ class Engine:
         self._engine: Any = library.engine()
         with engine_environment(settings.protocol, settings.progress_timeout_s):
             failed = self._engine.initialize(
-                settings.host, "P2PHANDSHAKE", settings.protocol, settings.device_name
+                settings.host, "P2PHANDSHAKE", told(settings.protocol), settings.device_name
             )
         if failed:
             self._engine = None

@@ -99,6 +99,11 @@ def prepare_environment(environ: MutableMapping[str, str], *, loaded: bool = Fal
         )
 
 
+def told(protocol: str) -> str:
+    """Mooncake's own word for a protocol: plain ``nvlink`` is what it calls the one between hosts of one NVLink domain."""
+    return "nvlink_intra" if protocol == "nvlink" else protocol
+
+
 @contextmanager
 def engine_environment(
     protocol: str,

@@ -52,8 +52,9 @@ class Engine:
         self.copied: list[Rows] = []
         Engine.alive.add(self)
 
-    def initialize(self, *_: str) -> int:
-        return 0
+    def initialize(self, _host: str, _metadata: str, protocol: str, _devices: str) -> int:
+        # A build without multi-node NVLink refuses plain "nvlink".
+        return -1 if protocol == "nvlink" else 0
 
     def get_rpc_port(self) -> int:
         return 1
