@@ -92,7 +92,7 @@ def _not_replayable(trace: Trace, transfer: Transfer) -> str:
     if transfer.state != "done":
         return "that missed"
     if not transfer.replayable:
-        return "whose blocks are not recorded in full (pushes, very long lists)"
+        return "whose blocks are not recorded in full (very long lists, pushes recorded by an older kvd)"
     return ""
 
 

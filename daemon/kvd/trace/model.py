@@ -92,7 +92,7 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
 
     ``local`` and ``remote`` are numbers of engines. ``at`` is when the worker began with it; ``moments`` are seconds
     after that (see `kvd.wire.transfer.TransferRecord`). ``cut``: some block lists are incomplete, so it cannot be
-    replayed as it was. ``remote_blocks`` is empty where the reading side never learned them (pushes).
+    replayed as it was. ``remote_blocks`` is empty where the reading side never learned them (pushes that missed).
     """
 
     transfer: Name

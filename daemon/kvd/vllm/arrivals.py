@@ -20,7 +20,7 @@ from kvd.topology.plan import BlockList, Plan, Read, block_pairs, window_start
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey
-from kvd.wire.transfer import TransferRecord, bounded
+from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
 
 Part = tuple[RankId, str]
 """A layer, as far as that worker of the prefiller supplies it."""
@@ -50,7 +50,7 @@ class Arrival:
     up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
     minus infinity where one will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by
     itself: up to which token a part was asked for, the reads under way, descriptors of all reads, and what moves
-    their bytes.
+    their bytes. ``remote_blocks`` are the prefiller's, as it says once it has sent all.
     """
 
     load: Load
@@ -71,6 +71,7 @@ class Arrival:
     tries: int = 0
     copies: int = 0
     backend: str = ""
+    remote_blocks: tuple[BlockRuns, ...] = ()
     reached: dict[Part, int] = field(default_factory=dict)
     reading: set[Load] = field(default_factory=set)
 
@@ -151,6 +152,7 @@ def record_arrival(
         stages=_stages(arrival),
         attempts=arrival.tries,
         local_blocks=block_runs(order.block_lists()),
+        remote_blocks=arrival.remote_blocks,
         moments=_moments(arrival),
     )
     return bounded(entry)

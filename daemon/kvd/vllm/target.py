@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from kvd.backends.contract import Lane, Transfer
+from kvd.client.records import block_runs
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.plan import BlockList
 from kvd.topology.push import LayerPush, compile_chunk, sendable
@@ -19,6 +20,7 @@ from kvd.vllm.outgoing import Computed
 from kvd.wire.identity import RankId
 from kvd.wire.names import rank_name
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushKey, PushProgress
+from kvd.wire.transfer import MAX_RUNS, BlockRuns
 
 MOST_FLYING = 4
 """Most posts of one target under way: what becomes ready meanwhile goes into the next one together."""
@@ -45,6 +47,7 @@ class Target:
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
     told of). ``unheard`` are those of which the decoder has not confirmed to know. ``closing`` is since when nothing
     more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its landing is open.
+    ``source`` are the prefiller's blocks as they were posted last, by its groups.
     ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
     """
 
@@ -187,6 +190,7 @@ def progress(target: Target, source: RankId) -> PushProgress:
         ),
         failed=target.cause if over else "",
         quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
+        blocks=_source_runs(target),
     )
 
 
@@ -212,6 +216,14 @@ def settle(target: Target) -> None:
 def _run(target: Target, group: int) -> BlockRun | None:
     blocks = target.source.get(group)
     return None if blocks is None else BlockRun(group, blocks.first, tuple(blocks.ids.tolist()))
+
+
+def _source_runs(target: Target) -> tuple[BlockRuns, ...]:
+    """Where it was written from, for the decoder's record; only once, and not where that would be long."""
+    if not target.complete:
+        return ()
+    runs = block_runs(target.source)
+    return runs if sum(len(part.runs) for part in runs) <= MAX_RUNS else ()
 
 
 def nothing(key: PushKey) -> PushAnnounce:

@@ -104,6 +104,7 @@ def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLa
         ends = due(target, computed)
         if not ends:
             break
+        target.source = computed.blocks
         try:
             layers, rows = next_piece(target, computed, ends)
             if not len(rows):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.transfer import BlockRuns
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +83,9 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
     ``failed`` is the cause. Without ``quiet`` beside it something may still land, and no other word follows: the
-    decoder has to close its landing. Answered by `Ok`; one that nobody waits for is no error.
+    decoder has to close its landing. ``blocks`` are the request's on the sender's side, for the ledger, once all that
+    it supplies is there; left out where they lie in more than `MAX_RUNS` runs. Answered by `Ok`; one that nobody waits
+    for is no error.
     """
 
     key: PushKey
@@ -90,6 +93,7 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     there: tuple[LayersThere, ...] = ()
     failed: str = ""
     quiet: bool = False
+    blocks: tuple[BlockRuns, ...] = ()
 
 
 class PushDone(msgspec.Struct, tag="push_done", frozen=True, kw_only=True):

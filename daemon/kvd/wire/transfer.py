@@ -52,8 +52,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     claim, so below zero), ``handshake`` (the peer was known), ``planned``, ``posting``, ``posted``, ``first`` and
     ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen is not there.
     ``attempts`` counts lanes that were tried, or announcements.
-    The blocks are those of this worker and of the engine it read from; ``remote_blocks`` is empty where it never
-    learned them (pushes). ``local_generation`` is filled in by kvd where a worker left it empty.
+    The blocks are those of this worker and of the engine that it has the KV from; ``remote_blocks`` is empty where it
+    never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty.
     """
 
     transfer_id: str

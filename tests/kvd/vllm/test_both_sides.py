@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kvd.backends import memory
 from kvd.backends.memory import open_home
+from kvd.client.records import block_runs
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.plan import BlockList
 from kvd.vllm import arriving
@@ -29,6 +30,7 @@ from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
+from kvd.wire.transfer import ReportTransfers
 from tests.kvd.topology import oracle
 from tests.kvd.topology.test_oracle import cases
 from tests.kvd.vllm.bench import GENERATION, Script, eventually
@@ -142,6 +144,11 @@ def test_whatever_is_pushed_is_what_pull_would_leave(lands: bool, data: st.DataO
         results = gather(sides.half, 1)
         assert not results.failed, sides.half.outcomes()
         assert sides.rig.as_pulled(request, rank)
+        reports = [d.message for d in sides.wire.delivered if isinstance(d.message, ReportTransfers)]
+        (record,) = (record for report in reports for record in report.records)
+        assert record.local_blocks == block_runs(request.local)
+        if record.bytes:  # whoever supplied any of it says where it stood
+            assert record.remote_blocks == block_runs(request.remote)
 
 
 @pytest.mark.parametrize("lands", [True, False], ids=["written", "read"])
