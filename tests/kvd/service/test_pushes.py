@@ -484,7 +484,7 @@ def test_block_ids_that_wait_are_bounded_and_a_delivery_that_nobody_takes_ends_a
     with pair() as both:
         both.far.kill()
         one = both.decoders[0].session
-        kept = [one.deliver(f"{n}", both.announce(f"{n}", blocks=100_000), 2.0) for n in range(50)]
+        kept = [one.deliver(f"{n}", both.announce(f"{n}", blocks=100_000), 5.0) for n in range(50)]
         wait_for(lambda: both.near.status().counters.get("refused.KVD-BUSY"))
         assert both.near.status().gauges["pushes.underway"] <= 41
         assert {type(f.exception(LONG)) for f in kept} == {TimedOut}
