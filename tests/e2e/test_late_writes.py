@@ -14,7 +14,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines
 from kvctl.demo.engine import EngineSpec
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
-from tests.support.deployments import PATIENT, prompt_of, transfers_of
+from tests.support.deployments import PATIENT, leased, prompt_of, transfers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -70,6 +70,7 @@ def given_up(pair: Pair, seed: int) -> tuple[list[int], tuple[int, ...]]:
     # A lane to this prefiller that works: Mooncake makes none to one that is stopped, and nothing would be posted.
     both.ask(prompt_of(100, seed=seed + 2), ANSWER)
     prefilled = both.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
+    leased(both)
     stopped = both.prefill.pids().executing
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)

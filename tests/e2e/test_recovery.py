@@ -22,7 +22,7 @@ from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
 from kvd.wire.order import AllWaiting, Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
-from tests.support.deployments import counter, prompt_of, running
+from tests.support.deployments import counter, leased, prompt_of, running
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ANSWER = 8
 TOKENS = 400
 PATIENCE = 180.0
-TIMES = {"load_timeout": 5.0, "push_timeout": 12.0, "handshake_timeout": 20.0, "lease_seconds": 20.0}
+TIMES = {"load_timeout": 5.0, "push_timeout": 8.0, "handshake_timeout": 20.0, "lease_seconds": 20.0}
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Stand:
             engines.prefill.submit(prompt, 1, there)
         else:
             prefilled = engines.prefill.submit(prompt, 1, PREFILL_PARAMS).result(PATIENCE)
+            leased(engines)
             self.signal(signal.SIGSTOP)
             decoding = engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
             wait_for(lambda: self.loading() or decoding.done(), 60.0)

@@ -13,7 +13,7 @@ from kvctl.demo.engine import Answer, EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.documents.demo import Mode
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import Engines, GetStatus, ListEngines, Status
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from tests.support.daemons import wait_for
 
@@ -47,6 +47,16 @@ def transfers(host: Kvd, limit: int = 100) -> list[TransferRecord]:
 def counter(host: Kvd, name: str) -> int:
     """One of a kvd's counters."""
     return cast("Status", host.ask(GetStatus())).counters.get(name, 0)
+
+
+def leased(deployment: Deployment, count: int = 1) -> None:
+    """Wait until the prefiller's kvd has so many leases: one that it has not heard of cannot be claimed."""
+
+    def look() -> bool:
+        rows = cast("Engines", deployment.prefill_host.ask(ListEngines())).rows
+        return sum(row.leases for row in rows if row.local) == count
+
+    wait_for(look, 60.0)
 
 
 PATIENT = {"handshake_timeout": 60.0, "lease_seconds": 120.0, "load_timeout": 60.0}
