@@ -100,7 +100,7 @@ def prepare_environment(environ: MutableMapping[str, str], *, loaded: bool = Fal
 
 
 def told(protocol: str) -> str:
-    """Mooncake's own word for a protocol: plain ``nvlink`` is what it calls the one between hosts of one NVLink domain."""
+    """Mooncake's own word for a protocol; what it calls ``nvlink`` reaches other hosts and is not in every build."""
     return "nvlink_intra" if protocol == "nvlink" else protocol
 
 
