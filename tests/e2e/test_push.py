@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -34,11 +34,20 @@ class Pair:
     cell: Cell
     engines: Deployment
 
-    def alone(self, prompt: list[int]) -> tuple[int, ...]:
-        """What the decoding engine computes by itself, in the pieces of a hand-over; it forgets it again."""
-        answer = self.engines.decode.submit_alone(prompt, ANSWER).result(300)
+    def right(self, prompt: list[int]) -> tuple[int, ...]:
+        """What the decoding engine computes by itself, in the pieces of a hand-over; it forgets it again.
+
+        Two workers add up in another order than one, which in bfloat16 is another sum, and sometimes another token:
+        there the prefiller has to compute it, and what is right is what a pull of the same prompt gives.
+        """
+        if self.cell.tp[0] != self.cell.tp[1] and MODELS[self.cell.model].dtype == "bfloat16":
+            pulled = replace(self.engines, mode="pull").ask(prompt, ANSWER, timeout=300)
+            assert (pulled.prefilled.error, pulled.decoded.error) == ("", "")
+            answer = pulled.decoded.token_ids
+        else:
+            answer = self.engines.decode.submit_alone(prompt, ANSWER).result(300).token_ids[1:]
         self.forget()
-        return answer.token_ids[1:]
+        return answer
 
     def forget(self) -> None:
         """Empty both prefix caches; that works only when no request holds a block."""
@@ -108,7 +117,7 @@ ORDERS: dict[str, tuple[Callable[[Deployment, Sequence[int]], Asked], ...]] = {
 @pytest.mark.parametrize("tokens", [100, 700, 1500])
 def test_prompts_of_one_chunk_and_of_many_in_any_order(pair: Pair, tokens: int) -> None:
     prompt = prompt_of(tokens, seed=1)
-    expected = pair.alone(prompt)
+    expected = pair.right(prompt)
     for order in ORDERS[pair.cell.mode]:
         pair.forget()
         asked = order(pair.engines, prompt)
@@ -119,7 +128,7 @@ def test_prompts_of_one_chunk_and_of_many_in_any_order(pair: Pair, tokens: int) 
 
 def test_eight_requests_at_once(pair: Pair) -> None:
     prompts = [prompt_of(300 + 90 * number, seed=2) for number in range(8)]
-    expected = [pair.alone(prompt) for prompt in prompts]
+    expected = [pair.right(prompt) for prompt in prompts]
     asked = asked_together(pair.engines, prompts)
     assert [one.decoded.error for one in asked] == [""] * 8
     assert [one.decoded.token_ids for one in asked] == expected
@@ -135,7 +144,7 @@ def asked_together(engines: Deployment, prompts: Sequence[list[int]]) -> list[As
 
 def test_what_the_decoder_has_is_not_moved_again_and_what_only_the_prefiller_has_is(pair: Pair) -> None:
     prompt = prompt_of(1400, seed=3)
-    expected = pair.alone(prompt)
+    expected = pair.right(prompt)
     moved = []
     for forgotten in ((), (pair.engines.decode,), (pair.engines.prefill,)):
         for engine in forgotten:
