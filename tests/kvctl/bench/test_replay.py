@@ -151,7 +151,7 @@ def test_bad_input_is_one_line_that_says_what_to_do(run: Run, trace: Path, tmp_p
         ((trace, "--speed", "0"), 2, "'0' is no speed"),
         ((trace, "--speed", "2", "--concurrency", "2"), 2, "give one of them"),
         ((trace, "--env", "UCX_TLS"), 2, "write --env UCX_TLS=tcp"),
-        ((trace, "--to", "other-host"), 5, "not built yet"),
+        ((trace, "--to", "other:host"), 2, "is no HOST[:PORT]"),
         ((trace, "--report", "/nonexistent/report.html"), 2, "/nonexistent is no folder"),
     ):
         outcome = run("replay", *arguments)
