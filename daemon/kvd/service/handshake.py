@@ -88,6 +88,7 @@ class Handshakes:
         self._flights: dict[tuple[Key, str], asyncio.Task[PeerEngine]] = {}
         self._asking: Counter[tuple[str, str, bytes]] = Counter()
         self._refused: set[tuple[str, str]] = set()
+        self._handing_out = asyncio.Lock()
         self._greeting: set[asyncio.Task[None]] = set()
 
     @property
@@ -134,6 +135,17 @@ class Handshakes:
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
             )
         cached &= await self._refuse_incompatible(engine, peer)
+        if not cached:
+            async with self._handing_out:
+                await asyncio.sleep(
+                    0
+                )  # all who waited wake at once; an answer each turn leaves room for others
+        if peer.state == "gone":
+            raise Refusal(
+                "KVD-ENGINE-GONE",
+                f"engine {ask.engine_id!r} generation {peer.card.generation} ended just now: {peer.reason}",
+                hint="ask again when it is back",
+            )
         seconds = 0.0 if cached else time.monotonic() - began
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             self._introduce(engine, key, peer, seconds)
@@ -191,6 +203,7 @@ class Handshakes:
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
         peer.state, peer.reason, peer.since = "gone", reason, time.time()
+        peer.answers.clear()
         self._refused = {pair for pair in self._refused if pair[1] != generation}
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)

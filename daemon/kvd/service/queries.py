@@ -126,6 +126,7 @@ def gauges(parts: Parts) -> dict[str, float]:
     values["handshakes.prepared"] = float(parts.prepared)
     values["loop.lag_seconds"] = parts.loop_lag
     values["loop.longest_turn_seconds"] = parts.turns.longest
+    values["loop.busiest_turn_seconds"] = parts.turns.busiest
     values["loop.recent_turn_seconds"] = parts.turns.recent
     values["uptime_seconds"] = time.monotonic() - parts.myself.started
     return values

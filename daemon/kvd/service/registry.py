@@ -174,6 +174,10 @@ class Registry:
         if client.state == "gone":
             return
         client.state, client.reason, client.since = "gone", reason, time.time()
+        # It is remembered for operators, who look at no geometry.
+        client.geometry = None
+        if client.card is not None:
+            client.card = msgspec.structs.replace(client.card, geometry=b"", metadata=b"")
         engine = self.engines[client.engine.engine_id]
         if client.rank is None:
             engine.scheduler = None

@@ -14,27 +14,38 @@ WINDOW_SECONDS = 30.0
 
 @dataclass(slots=True)
 class Turns:
-    """Times of turns in seconds; ``began`` and ``window_began`` are time.monotonic(), ``began`` 0 between two turns."""
+    """Times of turns in seconds; ``began`` and ``window_began`` are time.monotonic(), ``began`` 0 before the first.
+
+    ``busiest`` is the most processor time that one took: without what the machine gave to others in between. ``spent``
+    is the thread's at the beginning of the turn.
+    """
 
     longest: float = 0.0
+    busiest: float = 0.0
     long: int = 0
     window_longest: float = 0.0
     window_before: float = 0.0
     window_began: float = 0.0
     began: float = 0.0
+    spent: float = 0.0
 
     @property
     def recent(self) -> float:
         """The longest turn of the last 30 to 60 s."""
         return max(self.window_longest, self.window_before)
 
-    def ended(self, now: float) -> None:
-        """The loop is going to wait."""
+    def start(self, now: float, spent: float) -> None:
+        """The loop has waited."""
+        self.began, self.spent = now, spent
+
+    def end(self, now: float, spent: float) -> None:
+        """The loop is going to wait; times as of `start`."""
         took = now - self.began if self.began else 0.0
         if now - self.window_began > WINDOW_SECONDS:
             self.window_before, self.window_longest, self.window_began = self.window_longest, 0.0, now
         self.window_longest = max(self.window_longest, took)
         self.longest = max(self.longest, took)
+        self.busiest = max(self.busiest, spent - self.spent if self.began else 0.0)
         self.long += took > LONG_SECONDS
 
 
@@ -44,9 +55,9 @@ def event_loop(turns: Turns) -> asyncio.AbstractEventLoop:
     wait = selector.select
 
     def select(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        turns.ended(time.monotonic())
+        turns.end(time.monotonic(), time.thread_time())
         ready = wait(timeout)
-        turns.began = time.monotonic()
+        turns.start(time.monotonic(), time.thread_time())
         return ready
 
     selector.select = select  # type: ignore[method-assign]

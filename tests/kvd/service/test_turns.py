@@ -24,14 +24,16 @@ def test_a_callback_that_is_busy_makes_a_long_turn_and_waiting_makes_none() -> N
     assert turns.longest >= 2 * LONG_SECONDS
     assert turns.long > before
     assert turns.recent == turns.longest
+    assert turns.busiest > 0
 
 
 def test_what_is_recent_is_forgotten_and_the_longest_is_not() -> None:
-    turns = Turns(began=100.0)
-    turns.ended(100.5)
+    turns = Turns()
+    turns.start(100.0, 7.0)
+    turns.end(100.5, 7.25)
     assert turns.recent == 0.5
     for now in (100.6 + WINDOW_SECONDS, 100.7 + 2 * WINDOW_SECONDS):
-        turns.began = now - 0.001
-        turns.ended(now)
+        turns.start(now - 0.001, 8.0)
+        turns.end(now, 8.001)
     assert turns.recent < 0.002
-    assert (turns.longest, turns.long) == (0.5, 1)
+    assert (turns.longest, turns.busiest, turns.long) == (0.5, 0.25, 1)
