@@ -13,8 +13,8 @@ def in_one_form(kv_caches: Mapping[str, Any], byte: Any) -> dict[str, Any]:
 
     Before 0.29 latents are ``(block, token, content)``, without the one head; in 0.26 a recurrent layer is a list of
     its states, each a strided view of the same pages, and here one ``(block, 1, 1, bytes)`` over all of them. ``byte``
-    is the dtype of one byte. Nothing is copied. Raises `UnknownShape` where the states of a layer do not stand one after
-    the other.
+    is the dtype of one byte. Nothing is copied. Raises `UnknownShape` where the states of a layer do not stand one
+    after the other.
     """
     return {
         name: _page(name, cache, byte) if isinstance(cache, list | tuple) else _with_heads(cache)
