@@ -41,7 +41,8 @@ def noted(page: str, version: str, cell: Cell, column: str, result: str) -> str:
         for key, found in sorted(rows.items(), key=lambda item: (item[0][0], order[item[0][1:]]))
     ]
     head = f"| vLLM | model | mode | {' | '.join(COLUMNS)} |\n|---|---|---|{'---|' * len(COLUMNS)}\n"
-    return TABLE.sub(lambda _match: f"\n{head}" + "\n".join(lines) + "\n\n", page)
+    text = f"\n{head}" + "\n".join(lines) + "\n\n"
+    return TABLE.sub(lambda _match: text, page, count=1)
 
 
 def _rows(page: str) -> dict[tuple[str, str, str], dict[str, str]]:
