@@ -16,6 +16,7 @@ import pytest
 from kvd.vllm.builds import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.groups import GroupFacts
+from tests.support.builds_matrix import CELLS, noted
 
 PAGE = Path(__file__).parents[3] / "docs" / "builds.md"
 TABLES = re.compile(r"(?<=test_builds.py` -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -212,6 +213,23 @@ def test_the_page_is_what_the_sources_say() -> None:
     if os.environ.get("WRITE_DOCS"):
         PAGE.write_text(now)
     assert PAGE.read_text() == now
+
+
+def test_what_was_run_is_noted_beside_what_was_noted_before() -> None:
+    page = "before\n<!-- written by `make e2e-builds` -->\n<!-- end -->\nafter\n<!-- end -->\n"
+    for version, cell, column in (
+        ("0.29.0", CELLS[1], "flight"),
+        ("0.26.0", CELLS[0], "killed"),
+        ("0.29.0", CELLS[1], "killed"),
+    ):
+        page = noted(page, version, cell, column, "both")
+    first, second = CELLS[0], CELLS[1]
+    assert page.splitlines()[5:7] == [
+        f"| 0.26.0 | {first.model} | {first.mode} | not run | not run | not run | both |",
+        f"| 0.29.0 | {second.model} | {second.mode} | not run | both | not run | both |",
+    ]
+    assert page.startswith("before\n")
+    assert page.endswith("<!-- end -->\nafter\n<!-- end -->\n")
 
 
 def tables(builds: dict[str, Build]) -> str:
