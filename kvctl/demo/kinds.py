@@ -171,7 +171,8 @@ _LIST = (
             "topk_group": 1,
             "topk_method": "greedy",
         },
-        gains=Gains(),
+        # vLLM's kernels for prefill and decode on CPUs differ in rounding, which larger gains turn into other tokens.
+        gains=Gains(query_key=0.5, value=2.0, output=1.0, mlp=1.0),
         dtype="float32",
         prefix_caching=False,
         batches=False,
