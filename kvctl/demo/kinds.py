@@ -109,7 +109,9 @@ _LIST = (
         cache="3 layers of gated delta net state, 1 of full attention",
     ),
     TinyModel(
-        name="qwen3-next",  # the Gated DeltaNet of vLLM 0.26, which has no Qwen3.5 without pictures
+        # The Gated DeltaNet of vLLM 0.26, which has no Qwen3.5 without pictures. It wants a layer with experts: both
+        # are asked for every token, so that no answer hangs on a choice between them.
+        name="qwen3-next",
         architecture="Qwen3NextConfig",
         config={
             "num_hidden_layers": 4,
@@ -122,7 +124,11 @@ _LIST = (
             "linear_value_head_dim": 128,
             "linear_conv_kernel_dim": 4,
             "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-            "mlp_only_layers": [0, 1, 2, 3],
+            "mlp_only_layers": [0, 1, 2],
+            "num_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 128,
+            "shared_expert_intermediate_size": 128,
         },
         gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
         dtype="bfloat16",
