@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import hashlib
-import importlib
 import logging
 import os
 import signal
@@ -41,7 +40,7 @@ from kvd.service.peers import Links
 from kvd.service.registry import Client, Engine, Registry
 from kvd.service.router import Router
 from kvd.service.turns import Turns
-from kvd.service.verdicts import Compare, Verdicts, compare_cards
+from kvd.service.verdicts import Compare, Verdicts, compare_cards, rehearse
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import SOCKET_NAME
@@ -173,9 +172,8 @@ async def _running(
 
 
 async def _prepare(parts: Parts) -> None:
-    """Import what the first comparison of two engines needs, before somebody waits for it."""
-    await asyncio.to_thread(importlib.import_module, "kvd.client.cards")
-    await asyncio.to_thread(importlib.import_module, "kvd.topology.compat")
+    """Do what the first comparison of two engines needs, before somebody waits for it."""
+    await asyncio.to_thread(rehearse)
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     parts.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
 from kvd.service.registry import Engine
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import Factor
@@ -75,3 +75,16 @@ def compare_cards(local: EngineCard, workers: Workers, peer: EngineCard) -> tupl
     except GeometryError as error:
         return (Factor("geometry", "readable", f"not readable: {error}", ok=False),)
     return tuple(Factor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)
+
+
+def rehearse() -> None:
+    """Import what comparing takes and compare an engine of one layer with itself: the first time takes milliseconds."""
+    from kvd.client import cards  # noqa: F401 - imported for `compare_cards`
+    from kvd.topology import compat
+
+    axes = (Axis("head", 0, 1, 1, 4), Axis("token", 0, 1, 1, 4))
+    page = Page(4, (Field("k", "float32", 4, 0, axes, (("head", 1), ("token", 1))),))
+    group = Group(0, "full", 1, (Layer("0", page, region=0, offset=0, stride=4),))
+    worker = WorkerGeometry(Rank(), 1, (Region(1, 4),), (group,))
+    engine = EngineGeometry("rehearsal", "", "none", 1, 1, 1, (worker,))
+    compat.compare(engine, engine)
