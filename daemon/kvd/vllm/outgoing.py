@@ -66,7 +66,8 @@ class Computed:
 class _Transfer:
     """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
 
-    ``lists`` are the blocks of a step as arrays, made when they are first asked for.
+    ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
+    about it until something changes, ``changes`` counts that.
     """
 
     step: PushStep
@@ -75,6 +76,12 @@ class _Transfer:
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     until: float = math.inf
     cause: str = ""
+    known: Computed | None = None
+    changes: int = 0
+
+    def changed(self) -> None:
+        self.known = None
+        self.changes += 1
 
 
 @dataclass(slots=True)
@@ -154,6 +161,7 @@ class Outgoing:
                 owed = self._owed.get(name, {}).values()
                 if not transfer.cause and now > transfer.until:
                     transfer.cause = "its time is over: the prefiller's blocks are no longer kept"
+                    transfer.changed()
                     wakes += [o.wake for o in owed]
                 waits = any(o.waiting for o in owed)
                 late = bool(transfer.cause) and (not waits or now > transfer.until + GRACE)
@@ -167,13 +175,18 @@ class Outgoing:
     # --- for senders, and on the session's thread ---
 
     def computed(self, transfer_id: str) -> Computed | None:
-        """A transfer as it is now; None where it is not known yet."""
+        """A transfer as it is now; None where it is not known yet. The same object as long as nothing has changed.
+
+        A sender asks with each look at what is under way, many times for each layer that is computed.
+        """
         with self._lock:
             transfer = self._transfers.get(transfer_id)
             if transfer is None:
                 over = self._over.get(transfer_id)
                 return Computed(over=over[0]) if over is not None else None
-            step, epoch, cause = transfer.step, transfer.epoch, transfer.cause
+            if transfer.known is not None:
+                return transfer.known
+            step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = transfer_id in self._ended and not cause
             lists, marks = transfer.lists, dict(transfer.marks)
         if lists is None or lists[0] is not step:
@@ -184,7 +197,11 @@ class Outgoing:
             there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
             layers[name] = there
             behind = behind or any(m.tokens > there for m in found)
-        return Computed(lists[1], step.total, epoch, kept, cause, layers, behind)
+        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind)
+        with self._lock:
+            if transfer.changes == changes and not behind:
+                transfer.known = answer
+        return answer
 
     def epoch(self, transfer_id: str) -> int:
         """How often a transfer was preempted; -1 where it has ended or is not known."""
@@ -238,6 +255,7 @@ class Outgoing:
             self._idle.pop(step.transfer_id, None)
             transfer = self._transfers[step.transfer_id] = _Transfer(step, epoch)
         transfer.step = step
+        transfer.changed()
         if step.again:
             transfer.epoch += 1
             transfer.marks.clear()
@@ -252,6 +270,7 @@ class Outgoing:
             self._forget(end.transfer_id, end.cause or ABORTED, now)
         else:
             transfer.until = now + end.seconds
+            transfer.changed()
             self._ended.add(end.transfer_id)
 
     def _forget(self, transfer_id: str, cause: str, now: float) -> None:
@@ -293,6 +312,7 @@ class Outgoing:
 
     @staticmethod
     def _add(transfer: _Transfer, layer: str, mark: Mark) -> None:
+        transfer.changed()
         before = transfer.marks.get(layer, ())
         transfer.marks[layer] = (mark,) if mark.ready is None else (*before[1 - MARKS :], mark)
 

@@ -48,6 +48,7 @@ class Target:
     told of). ``unheard`` are those of which the decoder has not confirmed to know. ``closing`` is since when nothing
     more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its landing is open.
     ``source`` are the prefiller's blocks as they were posted last, by its groups.
+    ``looked`` is what was computed when nothing of it was left to be posted.
     ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
     """
 
@@ -57,6 +58,7 @@ class Target:
     posted: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     flying: list[Piece] = field(default_factory=list)
+    looked: Computed | None = None
     failures: int = 0
     epoch: int | None = None
     source: dict[int, BlockList] = field(default_factory=dict)
@@ -167,6 +169,7 @@ def lost(target: Target) -> None:
     """Whatever is under way will not be waited for: it is to be posted again."""
     target.flying.clear()
     target.posted = dict(target.sent)
+    target.looked = None
 
 
 def progress(target: Target, source: RankId) -> PushProgress:
@@ -209,7 +212,7 @@ def expired(target: Target, now: float, keep: float) -> bool:
 
 def settle(target: Target) -> None:
     """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
-    target.settled = time.monotonic()
+    target.settled, target.looked = time.monotonic(), None
     target.news = target.news or bool(target.cause) or (target.withdrawn and not target.dirty)
 
 

@@ -101,8 +101,11 @@ def _offer(target: Target, computed: Computed) -> None:
 
 def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
     while target.closing is None and target.settled is None and _may_post(target, computed):
+        if target.looked is computed:
+            break
         ends = due(target, computed)
         if not ends:
+            target.looked = computed if target.pushes is not None else None
             break
         target.source = computed.blocks
         try:
