@@ -2,7 +2,9 @@
 
 Mooncake's first post to a session asks the peer for its memory and waits a minute for the answer of one that is
 stopped; nothing ends that from outside. So a thread of its own makes the call, and where that does not come back in
-time it keeps the engine, on which nothing else was ever posted, until it does.
+time it keeps the engine, on which nothing else was ever posted, until it does. The same thread sees to the end of what
+it posted: with CUDA IPC Mooncake copies on a stream of the thread that posts, which ends with it, and to ask for the
+state afterwards ends the process.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
         PeerUnreachable: no answer within ``timeout_s`` seconds, or Mooncake could not read.
         PeerMetadataError: another process answers.
     """
-    until = time.monotonic() + timeout_s
-    opening = _Opening(engine, target)
-    threading.Thread(target=opening.run, name=f"open-{target.session}", daemon=True).start()
+    opening = _Opening(engine, target, time.monotonic() + timeout_s)
+    thread = threading.Thread(target=opening.run, name=f"open-{target.session}", daemon=True)
+    thread.start()
     if not opening.wait(timeout_s):
         raise PeerUnreachable(
             f"peer {peer} did not answer within {timeout_s} s; "
@@ -37,7 +39,8 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
             backend=NAME,
             hint="the option connect_timeout_s says how long to wait",
         )
-    failure = _read(engine, opening.number, target, peer, until)
+    thread.join()  # it looks until the same time
+    failure = _failure(engine, opening.state, target, peer)
     if failure is not None:
         engine.destroy()
         raise failure
@@ -46,17 +49,18 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
 
 @dataclass(slots=True, eq=False)
 class _Opening:
-    """The first post, made on a thread; whoever comes second finds out what the first did."""
+    """The first read, of the mark, made on a thread; whoever comes second finds out what the first did."""
 
     engine: Engine
     target: Target
-    number: int | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
+    until: float
+    state: int = WAITING
+    _posted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _left: bool = False
 
     def run(self) -> None:
-        """Post; where nobody waits any more, destroy the engine."""
+        """Post, and look until it is over or the time is up; where nobody waits any more, destroy the engine."""
         number = self.engine.post(
             "read",
             self.target.session,
@@ -65,27 +69,26 @@ class _Opening:
             MARK_BYTES,
         )
         with self._lock:
-            self.number = number
-            self._over.set()
+            self._posted.set()
             left = self._left
         if left:
             self.engine.destroy()
+            return
+        self.state = -1 if number is None else self.engine.status(number)
+        while number is not None and self.state == WAITING and time.monotonic() < self.until:
+            time.sleep(_PAUSE_S)
+            self.state = self.engine.status(number)
 
     def wait(self, seconds: float) -> bool:
         """Whether the post returned; if not the engine is the thread's from now on."""
-        self._over.wait(seconds)
+        self._posted.wait(seconds)
         with self._lock:
-            self._left = not self._over.is_set()
+            self._left = not self._posted.is_set()
             return not self._left
 
 
-def _read(engine: Engine, number: int | None, target: Target, peer: str, until: float) -> BackendError | None:
-    """Wait for the mark; what is wrong, if anything."""
-    state = -1 if number is None else WAITING
-    while number is not None and state == WAITING and time.monotonic() < until:
-        state = engine.status(number)
-        if state == WAITING:
-            time.sleep(_PAUSE_S)
+def _failure(engine: Engine, state: int, target: Target, peer: str) -> BackendError | None:
+    """What is wrong with the mark that was read, if anything."""
     if state == WAITING:
         what = "answers on its first port and not on the one for data"
     elif state != COMPLETED:

@@ -1,5 +1,6 @@
 """Mooncake with GPU memory, over a made-up engine and a made-up driver: marks, registration, who may write."""
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -67,10 +68,12 @@ class Engine:
         self, _: str, local: list[int], remote: list[int], length: list[int]
     ) -> int:
         self.gpu.put(1, local[0], self.gpu.get(1, remote[0], length[0]))
+        self.posted_by = threading.current_thread()
         return 7
 
     def transfer_check_status(self, _: int) -> int:
-        return 1
+        # Mooncake's asks a stream that ended with the thread that posted, and with it the process.
+        return 1 if threading.current_thread() is self.posted_by else -1
 
     def batch_transfer_sync_read_arrays(self, _: str, *columns: Any) -> int:
         assert all(c.dtype == np.uint64 for c in columns)
