@@ -1,7 +1,7 @@
 """What of a trace can be replayed: requests on compacted blocks, stream by stream.
 
-A stream is what one worker read from one engine. Blocks that no transfer of the stream names are left out of memory;
-those that lay side by side still do.
+A stream is what one worker got from one engine, pulled or pushed. Blocks that no transfer of the stream names are left
+out of memory; those that lay side by side still do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -30,11 +31,12 @@ MOST_BLOCKS = 8_000_000
 
 @dataclass(frozen=True)
 class Stream:
-    """The transfers of one reading worker from one engine, oldest first, and the request that each has become."""
+    """The transfers of one worker from one engine, oldest first, and the request that each has become."""
 
     local: str
     rank: str
     remote: str
+    mode: Literal["pull", "push"]
     scene: Scene
     transfers: tuple[Transfer, ...]
     requests: tuple[Request, ...]
@@ -54,7 +56,7 @@ def recorded(trace: Trace, limit: int, scale: float) -> Recorded:
     Raises `CheckFailed` where none can, or where there is too much of them.
     """
     left_out: Counter[str] = Counter()
-    chosen: dict[tuple[int, str, int], list[Transfer]] = {}
+    chosen: dict[tuple[int, str, int, str], list[Transfer]] = {}
     taken = blocks = 0
     for transfer in sorted(trace.transfers, key=lambda one: one.at):
         if why := _not_replayable(trace, transfer):
@@ -64,14 +66,15 @@ def recorded(trace: Trace, limit: int, scale: float) -> Recorded:
         else:
             taken += 1
             blocks += sum(part.count for part in (*transfer.local_blocks, *transfer.remote_blocks))
-            chosen.setdefault((transfer.local, transfer.local_rank, transfer.remote), []).append(transfer)
+            key = transfer.local, transfer.local_rank, transfer.remote, transfer.mode
+            chosen.setdefault(key, []).append(transfer)
     if blocks > MOST_BLOCKS:
         raise CheckFailed(
             f"the transfers name {blocks} blocks; at most {MOST_BLOCKS} are replayed together",
             "give a lower --limit",
         )
     streams = []
-    for (local, rank, remote), transfers in chosen.items():
+    for (local, rank, remote, _), transfers in chosen.items():
         engines = trace.geometries[local], trace.geometries[remote]
         stream = _stream(engines, rank, transfers, scale, left_out)
         if stream is not None:
@@ -138,7 +141,7 @@ def _stream(
         Request(f"{number}", transfer.tokens, mine[number], theirs[number])
         for number, transfer in enumerate(kept)
     )
-    return Stream(local.engine_id, rank, remote.engine_id, scene, tuple(kept), requests)
+    return Stream(local.engine_id, rank, remote.engine_id, kept[0].mode, scene, tuple(kept), requests)
 
 
 def _scaled(

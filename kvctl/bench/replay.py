@@ -14,6 +14,7 @@ from kvctl.bench.pair import Backend, Pair, pair
 from kvctl.bench.recorded import Stream, batches
 from kvctl.bench.remote import Target
 from kvctl.documents.replay import RecordedFigures, Variant
+from kvd.backends.contract import Operation
 from kvd.trace.model import Transfer
 
 BATCH = 256
@@ -74,7 +75,7 @@ def replay(
             for batch in _timed(stream, pace):
                 _batch(both, stream, batch, way, pace, found, verify=verify)
                 told(f"{way.name}: {len(found.answers)} transfers")
-        found.transports.add(both.transport("read"))
+        found.transports.add(both.transport(_operation(both, stream)))
     return _variant(way, found, verify=verify)
 
 
@@ -112,6 +113,11 @@ def _timed(stream: Stream, pace: Pace) -> Iterator[range]:
         yield batch
 
 
+def _operation(both: Pair, stream: Stream) -> Operation:
+    """Pushes are writes; a backend that cannot write reads them, as the connector does with it."""
+    return "write" if stream.mode == "push" and both.lands else "read"
+
+
 def _batch(
     both: Pair, stream: Stream, batch: range, way: Way, pace: Pace, found: _Found, *, verify: bool
 ) -> None:
@@ -122,7 +128,8 @@ def _batch(
         at = [(one.at - first) / pace.speed for one in stream.transfers[batch.start : batch.stop]]
     if verify:
         both.fill(requests, "")
-    answer = both.move(requests, "read", at, coalesce=way.coalesce, in_flight=pace.in_flight)
+    operation = _operation(both, stream)
+    answer = both.move(requests, operation, at, coalesce=way.coalesce, in_flight=pace.in_flight)
     found.answers += answer["requests"]
     found.busy += _busy(at, answer)
     if verify and (difference := both.difference(requests, "")):

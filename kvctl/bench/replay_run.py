@@ -142,6 +142,11 @@ def _document(
         notes.append(
             f"{recorded_bytes} bytes stand in the record, {variants[0].bytes} follow from its blocks"
         )
+    if pushes := sum(one.mode == "push" for one in transfers):
+        notes.append(
+            f"{pushes} of them are pushes: written, with direct read, in one go;"
+            " recorded layer by layer while they were computed"
+        )
     length = max(one.at for one in transfers) - min(one.at for one in transfers)
     pace = f"{wanted.in_flight} at a time"
     if wanted.speed:

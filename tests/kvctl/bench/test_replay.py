@@ -97,6 +97,21 @@ def test_every_transfer_is_moved_at_its_time_and_compared(run: Run, trace: Path)
     ]
 
 
+@pytest.mark.parametrize("backend", ["nixl", "direct"])
+def test_pushes_are_written_where_the_backend_can(run: Run, tmp_path: Path, backend: str) -> None:
+    if backend == "nixl":
+        pytest.importorskip("nixl")
+    trace = write(tmp_path / "pushes.jsonl", {"mode": "push"}, {"mode": "push"}, {})
+    document = replayed(run, trace, "--backend", backend, "--concurrency", "2")
+    [variant] = document["variants"]
+    assert (variant["transfers"], variant["verified"]) == (3, True)
+    # A landing takes nothing over shared memory, so writes go another way than reads.
+    assert ("tcp/" in variant["transport"]) == (backend == "nixl")
+    assert document["notes"] == [
+        "2 of them are pushes: written, with direct read, in one go; recorded layer by layer while they were computed"
+    ]
+
+
 def test_options_stand_side_by_side(run: Run, trace: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.html"
     options = ("--backend", "direct", "--no-coalesce", "--env", "OMP_NUM_THREADS=2", "--concurrency", "2")
