@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from kvd.backends.auto_metadata import NAME, Both, read_both
-from kvd.backends.contract import Home, Lane, Operation, State, Transfer, takes_picks
+from kvd.backends.contract import Home, Lane, Operation, State, Traits, Transfer, takes_picks
 from kvd.backends.direct_process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
 from kvd.topology.descriptors import Descriptors
@@ -57,6 +57,12 @@ class AutoLane:
     def uses(self) -> str:
         """The backend that the next transfer goes by: ``direct`` or the engine's name."""
         return self._homes.engine_name if self._why_not_direct else DIRECT
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the backend that the next transfer goes by."""
+        home = self._homes.engine if self._why_not_direct else self._homes.direct
+        return home.traits if home is not None else Traits()
 
     def add(self, peer: str, metadata: bytes) -> None:
         """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.

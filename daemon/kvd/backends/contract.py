@@ -40,7 +40,8 @@ class Traits:
     ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
     must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `PickingLane`, and
     numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
-    limit (the adapter splits by itself; a caller may want to know). ``lands``: its homes are `LandingHome`, so a peer
+    limit (the adapter splits by itself; a caller may want to know). ``least_piece``: bytes below which a load is posted
+    whole, since a piece would be here before it is of use by itself. ``lands``: its homes are `LandingHome`, so a peer
     may write here; where they are not, layer-wise push is a layer-wise read.
     """
 
@@ -49,6 +50,7 @@ class Traits:
     strided_lists: bool = False
     late_writes_stop_at: Literal["transfer", "lane"] = "lane"
     max_descriptors: int | None = None
+    least_piece: int = 0
     lands: bool = False
 
 
@@ -130,11 +132,21 @@ def takes_picks(lane: Lane) -> TypeGuard[PickingLane]:
     return hasattr(lane, "submit_picks")
 
 
+def traits_of(home: Home, lane: Lane | None) -> Traits:
+    """Those of what moves a lane's bytes: a lane of a home that stands for several backends has traits of its own."""
+    traits: Traits = getattr(lane, "traits", home.traits)
+    return traits
+
+
 class Home(Protocol):
     """A worker's registered memory, to be read by peers, and the maker of its lanes."""
 
     name: str
-    traits: Traits
+
+    @property
+    def traits(self) -> Traits:
+        """What it is good at."""
+        ...
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory.

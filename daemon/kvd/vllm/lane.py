@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home, Lane, State
+from kvd.backends.contract import Home, Lane, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
@@ -255,8 +255,9 @@ class PeerLane:
         else:
             try:
                 if load.plan is None:
-                    picks = self._home.traits.strided_lists
-                    apply_plan(load, peer.plan, picks=picks, piece_bytes=self._piece_bytes)
+                    traits = traits_of(self._home, self._lane)
+                    least = max(self._piece_bytes, traits.least_piece)
+                    apply_plan(load, peer.plan, picks=traits.strided_lists, piece_bytes=least)
                 if load.fault is not None and load.fault.when == "layers":
                     remotes = engine_geometry(peer.card).workers
                     hold_back(load, load.fault, self._local, self._siblings, remotes)

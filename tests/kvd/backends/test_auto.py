@@ -16,11 +16,11 @@ import pytest
 from kvd.backends import auto, direct, direct_lane, direct_rows
 from kvd.backends.auto_lane import AutoLane
 from kvd.backends.auto_metadata import read_both, write_both
-from kvd.backends.contract import Lane, State, Transfer
+from kvd.backends.contract import Lane, State, Transfer, traits_of
 from kvd.backends.direct_source import Card
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
-from kvd.backends.memory import Faults
+from kvd.backends.memory import Faults, MemoryHome
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
@@ -110,6 +110,16 @@ def test_to_another_host_it_takes_the_engine_and_says_why_once(
         assert read(lane, me, peer) == "memory"
         lane.close()
     assert [record.getMessage().count("boot id another there") for record in caplog.records] == [1]
+
+
+def test_a_lane_has_the_traits_of_what_moves_its_bytes(worker: Make) -> None:
+    me, near, far = worker(), worker(), worker()
+    lane = me.home.lane("engine")
+    lane.add("tp0", near.metadata)
+    assert traits_of(me.home, lane) == direct.HOST_TRAITS
+    lane.add("tp1", far.elsewhere())
+    assert traits_of(me.home, lane) == MemoryHome.traits
+    assert traits_of(me.home, None) == me.home.traits
 
 
 def test_one_worker_elsewhere_turns_the_whole_lane_to_the_engine(worker: Make) -> None:

@@ -56,6 +56,14 @@ def test_blocks_that_came_before_the_miss_are_good(rig: Rig) -> None:
     assert rig.same((1, 2), (5, 6))
 
 
+def test_a_backend_that_is_too_quick_for_pieces_gets_the_load_whole(rig: Rig) -> None:
+    rig.home.traits = replace(rig.home.traits, least_piece=1 << 30)
+    rig.faults.hold = {1, 2, 3}
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    assert rig.results().failed == set()
+    assert rig.same((1, 2, 3, 4), (5, 6, 7, 8))
+
+
 def test_a_piece_behind_the_one_that_is_missing_is_not(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(REMOTE, (1, 2, 3, 4), seconds=0.3))
