@@ -19,7 +19,7 @@ from kvd.wire.query import GetStatus
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 
 Mode = Literal["pull", "push"]
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 LEDGER_SECONDS = 5.0
 _seeds = itertools.count(1000)
 
@@ -46,6 +46,27 @@ class Asked:
 def fresh(tokens: int) -> list[int]:
     """A prompt that was never there before in this run."""
     return prompt(next(_seeds), tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt and what the decoder answers alone: ``in_pieces`` when it computes the last token as its own step."""
+
+    prompt: list[int]
+    in_pieces: tuple[int, ...]
+
+
+def question(pair: Pair, tokens: int, answer: int) -> Question:
+    """A prompt that was never there before, of ``tokens`` tokens.
+
+    Its last token is the one with which the decoder itself goes on after all the others: so its answer to those, from
+    the second token on, is the answer to the prompt, computed in the pieces in which it is computed after a hand-over.
+    """
+    most = fresh(tokens - 1)
+    said = alone(pair, most, answer + 1)
+    if said.error or len(said.token_ids) != answer + 1:
+        raise RuntimeError(f"the decoder alone gave {len(said.token_ids)} tokens: {said.error}")
+    return Question([*most, said.token_ids[0]], tuple(said.token_ids[1:]))
 
 
 def ask(pair: Pair, mode: Mode, tokens: Sequence[int], answer: int) -> Asked:

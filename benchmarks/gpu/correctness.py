@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.asking import Asked, Mode, alone, ask, fresh, records
+from benchmarks.gpu.asking import Asked, Mode, Question, alone, ask, question, records
 from benchmarks.gpu.fleet import Pair
 from benchmarks.gpu.report import Report
 from kvd.wire.transfer import TransferRecord
@@ -19,9 +19,9 @@ def watch(pair: Pair) -> None:
 
 def check(report: Report, pair: Pair, mode: Mode, tokens: int, answer: int) -> bool:
     """One request: sums of every layer on both sides, and the answer beside the decoder's own; whether bytes agree."""
-    prompt = fresh(tokens)
+    asks = question(pair, tokens, answer)
     pair.decode.ask_workers("kvb_loads")  # forgets those before
-    asked = ask(pair, mode, prompt, answer)
+    asked = ask(pair, mode, asks.prompt, answer)
     loads = [one for worker in pair.decode.ask_workers("kvb_loads") for one in worker]
     found = records(pair, asked.handed_over, pair.spec.tp[1]) if asked.handed_over else []
     compared = _compare(pair, mode, asked, loads) if loads else {"equal": False, "why": "nothing was loaded"}
@@ -31,7 +31,7 @@ def check(report: Report, pair: Pair, mode: Mode, tokens: int, answer: int) -> b
         **compared,
         **record_fields(found),
         error=asked.error,
-        answers=_answers(pair, prompt, asked, answer),
+        answers=_answers(pair, asks, asked, answer),
     )
     verdict = "equal" if compared["equal"] else "DIFFERENT"
     why = f" {compared.get('why') or compared.get('different')}" if not compared["equal"] else ""
@@ -125,18 +125,15 @@ def _flat(sums: dict[str, Any]) -> dict[tuple[str, int], int]:
     return {(name, index): value for name, pairs in sums.items() for index, value in pairs}
 
 
-def _answers(pair: Pair, prompt: Sequence[int], asked: Asked, answer: int) -> dict[str, Any]:
+def _answers(pair: Pair, asks: Question, asked: Asked, answer: int) -> dict[str, Any]:
     """How the answer compares with the decoder's own, computed at once and computed in the same pieces."""
     got = asked.decoded.token_ids
-    own = alone(pair, prompt, answer)
-    found: dict[str, Any] = {
+    own = alone(pair, asks.prompt, answer).token_ids
+    return {
         "tokens": len(got),
-        "first_difference": first_difference(got, own.token_ids),
+        "first_difference": first_difference(got, own),
+        "first_difference_in_pieces": first_difference(got, asks.in_pieces),
+        "alone_at_once_and_in_pieces": first_difference(own, asks.in_pieces),
         "cached_tokens": asked.decoded.num_cached_tokens,
         "distinct": len(set(got)),
     }
-    if pair.spec.split:
-        pieces = pair.decode.submit_alone(prompt, answer).result(60.0)
-        found["first_difference_in_pieces"] = first_difference(got, pieces.token_ids[1:])
-        found["pieces_error"] = pieces.error
-    return found

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu.asking import alone, ask, fresh, records
+from benchmarks.gpu.asking import Question, alone, ask, fresh, question, records
 from benchmarks.gpu.correctness import about, first_difference, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
@@ -31,12 +31,12 @@ def forced(fleet: Fleet, pair: Pair, tokens: int, when: When) -> bool:
             carry_out=True,
         )
     )
-    prompt = fresh(tokens)
-    asked = ask(pair, "pull", prompt, fleet.sizes.answer)
+    asks = question(pair, tokens, fleet.sizes.answer)
+    asked = ask(pair, "pull", asks.prompt, fleet.sizes.answer)
     outcome: Any = pair.hosts[1].ask(GetForced(order_id=getattr(order, "order_id", ""), seconds=0.0))
     misses = [(m.state, m.cause) for m in outcome.misses] if isinstance(outcome, Forced) else str(outcome)
     return _judge(
-        fleet, pair, f"force-miss {when}", prompt, asked.decoded, asked.handed_over,
+        fleet, pair, f"force-miss {when}", asks, asked.decoded, asked.handed_over,
         order=str(order)[:300], misses=misses,
     )  # fmt: skip
 
@@ -44,12 +44,12 @@ def forced(fleet: Fleet, pair: Pair, tokens: int, when: When) -> bool:
 def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
     """A prefiller that stands still past the load's deadline and then goes on; nothing may land in reused blocks."""
     ask(pair, "pull", fresh(tokens), 1)  # a lane that works
-    prompt = fresh(tokens)
-    prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(60.0)
+    asks = question(pair, tokens, fleet.sizes.answer)
+    prefilled = pair.prefill.submit(asks.prompt, 1, PREFILL_PARAMS).result(30.0)
     others = [fresh(tokens) for _ in range(2)]
     with _standing_still(pair):
         began = time.monotonic()
-        decoded = pair.decode.submit(prompt, fleet.sizes.answer, _here(prefilled)).result(90.0)
+        decoded = pair.decode.submit(asks.prompt, fleet.sizes.answer, _here(prefilled)).result(30.0)
         took = time.monotonic() - began
         before = [alone(pair, one, fleet.sizes.answer).token_ids for one in others]
         time.sleep(max(0.0, PAUSE_SECONDS - (time.monotonic() - began)))
@@ -57,7 +57,7 @@ def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
     same = after == before * 2
     name = str((prefilled.kv_transfer_params or {}).get("remote_request_id", ""))
     fine = _judge(
-        fleet, pair, "stopped, then continued", prompt, decoded, name, seconds=took, others_same=same
+        fleet, pair, "stopped, then continued", asks, decoded, name, seconds=took, others_same=same
     )  # fmt: skip
     ask(pair, "pull", fresh(tokens), 1)  # the prefiller is of use again
     return fine and same
@@ -65,17 +65,17 @@ def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
 
 def killed(fleet: Fleet, pair: Pair, tokens: int, after: float) -> bool:
     """A prefiller that is killed ``after`` seconds into a load. The pair is of no use any more."""
-    prompt = fresh(tokens)
-    prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(60.0)
-    decoding = pair.decode.submit(prompt, fleet.sizes.answer, _here(prefilled))
+    asks = question(pair, tokens, fleet.sizes.answer)
+    prefilled = pair.prefill.submit(asks.prompt, 1, PREFILL_PARAMS).result(30.0)
+    decoding = pair.decode.submit(asks.prompt, fleet.sizes.answer, _here(prefilled))
     time.sleep(after)
     pids = pair.prefill.pids().all[1:]
     for pid in reversed(pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    decoded = decoding.result(90.0)
+    decoded = decoding.result(30.0)
     name = str((prefilled.kv_transfer_params or {}).get("remote_request_id", ""))
-    return _judge(fleet, pair, "prefiller killed", prompt, decoded, name, after=after, killed=len(pids))
+    return _judge(fleet, pair, "prefiller killed", asks, decoded, name, after=after, killed=len(pids))
 
 
 def _here(prefilled: Answer) -> dict[str, Any]:
@@ -97,20 +97,17 @@ def _standing_still(pair: Pair) -> Iterator[None]:
 
 
 def _judge(
-    fleet: Fleet, pair: Pair, what: str, prompt: list[int], decoded: Answer, handed_over: str, **more: Any
+    fleet: Fleet, pair: Pair, what: str, asks: Question, decoded: Answer, handed_over: str, **more: Any
 ) -> bool:
     """Note what became of it; whether the answer is what the decoder says alone, all at once or in pieces."""
-    own = alone(pair, prompt, fleet.sizes.answer)
+    own = alone(pair, asks.prompt, fleet.sizes.answer)
     whole = first_difference(decoded.token_ids, own.token_ids)
-    pieces: int | None = whole
-    if pair.spec.split and whole is not None:
-        said = pair.decode.submit_alone(prompt, fleet.sizes.answer).result(60.0).token_ids[1:]
-        pieces = first_difference(decoded.token_ids, said)
+    pieces = first_difference(decoded.token_ids, asks.in_pieces)
     right = not decoded.error and (whole is None or pieces is None)
     found = record_fields(records(pair, handed_over)) if handed_over else {}
     fleet.report.note(
         "fault",
-        **about(pair, "pull", len(prompt)),
+        **about(pair, "pull", len(asks.prompt)),
         fault=what,
         right=right,
         alive=pair.decode.alive() and not own.error,

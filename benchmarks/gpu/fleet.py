@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -55,8 +56,7 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of our connector. With ``split`` engines may be told
-    the first token (`EngineProcess.submit_alone`).
+    many of those the cache holds, ``options`` are further settings of our connector.
     """
 
     kind: str
@@ -66,7 +66,6 @@ class PairSpec:
     gpus: tuple[str, str] = ("0", "0")
     tp: tuple[int, int] = (1, 1)
     eager: bool = True
-    split: bool = False
     longest: int = 0
     room: float = 2.5
     options: dict[str, Any] = field(default_factory=dict)
@@ -76,12 +75,16 @@ class PairSpec:
         """For folders and results."""
         block = f"-b{self.block}" if self.block else ""
         size = "" if self.tp == (1, 1) else f"-tp{self.tp[0]}to{self.tp[1]}"
-        return f"{self.kind}-{self.way}{block}{size}" + ("" if self.eager else "-graphs")
+        mode = "-pull" if self.mode == "pull" else ""
+        return f"{self.kind}-{self.way}{mode}{block}{size}" + ("" if self.eager else "-graphs")
 
 
 @dataclass(slots=True)
 class Pair:
-    """Two running engines and where their kvds are; ``prefill`` is ``decode`` itself where the way is ``none``."""
+    """Two running engines and where their kvds are; ``prefill`` is ``decode`` itself where the way is ``none``.
+
+    ``lost`` is why it is asked no more (`benchmarks.gpu.losing`), ``began`` the time.monotonic() of its start.
+    """
 
     spec: PairSpec
     prefill: EngineProcess
@@ -89,6 +92,9 @@ class Pair:
     hosts: tuple[Kvd, Kvd]
     ids: tuple[str, str]
     bootstrap: str = ""
+    began: float = field(default_factory=time.monotonic)
+    failures: int = 0
+    lost: str = ""
 
     @property
     def engines(self) -> tuple[EngineProcess, ...]:
@@ -121,6 +127,11 @@ class Fleet:
     def spare(self) -> int:
         """Bytes of cache that every engine gets besides."""
         return 256 * MIB if self.device == "cuda" else 48 * MIB
+
+    @property
+    def at_once(self) -> int:
+        """Workers that may start at the same time: a start keeps a processor busy, on few cores more than one."""
+        return max(4, (os.cpu_count() or 1) * 5 // 8) if self.device == "cuda" else 2
 
     @property
     def apart(self) -> tuple[str, str]:
@@ -181,7 +192,6 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
         block_size=spec.block,
         tensor_parallel_size=spec.tp[side],
         enable_prefix_caching=False,
-        forced_first_tokens=spec.split,
         kv_transfer_config=_connector(fleet, spec, side, engine_id),
         cache_dir=fleet.lasting / "cache",
         arguments=arguments,
@@ -222,6 +232,8 @@ def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dic
             "CUDA_VISIBLE_DEVICES": spec.gpus[side],
             "VLLM_USE_FLASHINFER_SAMPLER": "0",
             "VLLM_NO_USAGE_STATS": "1",
+            # One more user of peers' memory than is measured, and through multicast at that.
+            "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
         }
         if spec.way in STOCK:
             # Without these the stock connectors run over TCP: they are measured at their best.

@@ -20,9 +20,8 @@ class Kind:
     """A kind of model as it is run here.
 
     ``model`` is its name among `kvctl.demo.kinds.MODELS`. ``token_bytes`` is what a token's KV takes at least, for
-    choosing cache sizes. ``several_groups``: older builds need another scheduler on a decoder of it. ``split``: engines
-    may be given a first token; where that would take vLLM from the model runner that it uses by itself, they may not.
-    ``arguments`` are vLLM's that it needs.
+    choosing cache sizes. ``several_groups``: older builds need another scheduler on a decoder of it. ``arguments`` are
+    vLLM's that it needs.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Kind:
     dtype: str
     token_bytes: int
     several_groups: bool = False
-    split: bool = True
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -111,9 +109,9 @@ _GPU_MODELS = (
 )  # fmt: skip
 
 _GPU = (
-    Kind("dense", "gpu-dense", "bfloat16", 1 << 16, split=False),
-    Kind("gemma3", "gpu-gemma3", "bfloat16", 3 << 10, several_groups=True, split=False),
-    Kind("mla", "gpu-mla", "bfloat16", 3456, split=False),
+    Kind("dense", "gpu-dense", "bfloat16", 1 << 16),
+    Kind("gemma3", "gpu-gemma3", "bfloat16", 3 << 10, several_groups=True),
+    Kind("mla", "gpu-mla", "bfloat16", 3456),
     Kind("gdn", "gpu-gdn", "bfloat16", 16 << 10, True, arguments={"gdn_prefill_backend": "triton"}),
     Kind("mamba2", "gpu-mamba2", "bfloat16", 16 << 10, True),
 )

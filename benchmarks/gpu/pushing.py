@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.asking import Mode, ask, fresh, records
 from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
+from benchmarks.gpu.losing import tried
 
 
 def overlap(fleet: Fleet, running: Sequence[Pair], rounds: int) -> None:
     """The longest prompt, pushed and pulled in turn, by each of the pairs."""
     for pair in running:
-        for engine in pair.engines:
-            engine.ask_workers("kvb_watch", False)
-            engine.ask_workers("kvb_watch_moves")
+        tried(fleet, pair, "watch", functools.partial(_watch, pair))
     modes: tuple[Mode, Mode] = ("push", "pull")
     for number in range(rounds + 1):
         for pair in running:
             for mode in modes:
-                _once(fleet, pair, mode, "steady" if number else "warm")
+                note = "steady" if number else "warm"
+                work = functools.partial(_once, fleet, pair, mode, note)
+                tried(fleet, pair, f"overlap {mode} {note}", work)
+
+
+def _watch(pair: Pair) -> None:
+    for engine in pair.engines:
+        engine.ask_workers("kvb_watch", False)
+        engine.ask_workers("kvb_watch_moves")
 
 
 def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str) -> None:

@@ -37,6 +37,10 @@ class Report:
         sys.stdout.write(f"[{time.monotonic() - self._began:6.1f}] {text}\n")
         sys.stdout.flush()
 
+    def close(self) -> None:
+        """Nothing more is written."""
+        self._file.close()
+
     def keep_logs(self, logs: Iterable[Path]) -> None:
         """Put the ends of logs into ``logs.tar.gz``, which replaces an earlier one of this run."""
         with tarfile.open(self.folder / "logs.tar.gz", "w:gz") as archive:

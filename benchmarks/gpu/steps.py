@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from typing import Any
 from benchmarks.gpu.asking import ask, fresh
 from benchmarks.gpu.correctness import about
 from benchmarks.gpu.fleet import Fleet, Pair
+from benchmarks.gpu.losing import tried
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
 
@@ -25,10 +27,12 @@ def measure(fleet: Fleet, running: Sequence[Pair], rounds: int) -> None:
         note = "steady" if number else "warm"
         at = number % len(running)
         for pair in (*running[at:], *running[:at]):
-            _decode(fleet, pair, tokens, 0, note)
+            works = {"idle": functools.partial(_decode, fleet, pair, tokens, 0, note)}
             if pair.spec.way != "none":
-                _decode(fleet, pair, tokens, loads, note)
-            _prefill(fleet, pair, note)
+                works["busy"] = functools.partial(_decode, fleet, pair, tokens, loads, note)
+            works["prefill"] = functools.partial(_prefill, fleet, pair, note)
+            for name, work in works.items():
+                tried(fleet, pair, name, work)
 
 
 def _decode(fleet: Fleet, pair: Pair, tokens: int, loads: int, note: str) -> None:

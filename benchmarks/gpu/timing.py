@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.gpu.asking import Mode, alone, ask, fresh, records
 from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair
-from kvctl.demo.errors import EngineError
+from benchmarks.gpu.losing import tried
 
 
-def warm(fleet: Fleet, pair: Pair, lengths: Sequence[int]) -> None:
-    """Compute prompts of these lengths on both engines, nothing handed over: kernels are compiled, pools filled."""
+def warm(fleet: Fleet, running: Sequence[Pair], lengths: Sequence[int]) -> None:
+    """Compute prompts of these lengths on all engines, nothing handed over: kernels are compiled, pools filled."""
+    for pair in running:
+        tried(fleet, pair, "warm", functools.partial(_warm, fleet, pair, lengths))
+
+
+def _warm(fleet: Fleet, pair: Pair, lengths: Sequence[int]) -> None:
     for tokens in lengths:
         for engine in pair.engines:
-            engine.submit(fresh(tokens), 2).result(120.0)
+            engine.submit(fresh(tokens), 2).result(60.0)
     if pair.spec.way in STOCK:
         for engine in pair.engines:
             engine.ask_workers("kvb_watch_stock")
@@ -36,22 +42,21 @@ def in_turns(fleet: Fleet, running: Sequence[Pair], modes: Sequence[Mode], round
 
 def once(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, *, note: str) -> None:
     """One request, and beside it a prompt of its length that the decoder computes itself."""
-    report = fleet.report
-    try:
-        if pair.spec.way in STOCK:
-            _stock_counts(pair)
-        asked = ask(pair, mode, fresh(tokens), 1)
-        own = alone(pair, fresh(tokens), 1)
-        counted = (
-            {"stock": _stock_counts(pair)}
-            if pair.spec.way in STOCK
-            else record_fields(records(pair, asked.handed_over, pair.spec.tp[1]))
-        )
-    except (EngineError, TimeoutError, OSError, KeyError) as error:
-        report.note("failed", **about(pair, mode, tokens), error=f"{type(error).__name__}: {error}"[:2000])
-        report.say(f"{pair.spec.name} {mode} {tokens}: {type(error).__name__} {str(error)[:300]}")
-        return
-    report.note(
+    work = functools.partial(_once, fleet, pair, mode, tokens, note)
+    tried(fleet, pair, f"{mode} {tokens} {note}", work)
+
+
+def _once(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, note: str) -> None:
+    if pair.spec.way in STOCK:
+        _stock_counts(pair)
+    asked = ask(pair, mode, fresh(tokens), 1)
+    own = alone(pair, fresh(tokens), 1)
+    counted = (
+        {"stock": _stock_counts(pair)}
+        if pair.spec.way in STOCK
+        else record_fields(records(pair, asked.handed_over, pair.spec.tp[1]))
+    )
+    fleet.report.note(
         "transfer",
         **about(pair, mode, tokens),
         note=note,
