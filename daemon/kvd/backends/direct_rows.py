@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvd.backends import rows
 from kvd.backends.direct_calls import IOV_MAX, read_rows
 from kvd.backends.direct_process import NAME
 from kvd.backends.errors import TransferRefused
@@ -32,9 +33,7 @@ class Spans:
 
     def outside(self, addresses: Int64, lengths: Int64) -> int | None:
         """The first row that does not lie inside one span."""
-        at = np.maximum(np.searchsorted(self._first, addresses, side="right") - 1, 0)
-        fits = (addresses >= self._first[at]) & (addresses + lengths <= self._end[at])
-        return None if fits.all() else int(np.argmin(fits))
+        return rows.outside(addresses, lengths, self._first, self._end)
 
     def where(self, addresses: Int64) -> Int64:
         """Where to read these addresses, which lie inside."""
@@ -48,25 +47,12 @@ def checked(descriptors: Descriptors, local: Spans, remote: Spans) -> Descriptor
     """The descriptors with rows of no bytes left out, remote addresses as `Spans.where` gives them.
 
     Raises:
-        TransferRefused: columns of unequal length, a negative value, or a row outside the registered memory.
+        TransferRefused: as `kvd.backends.rows.checked`, or a row outside the registered memory.
     """
-    columns = (descriptors.local, descriptors.remote, descriptors.length)
-    if len(set(map(len, columns))) > 1:
-        raise TransferRefused(
-            "descriptor columns differ in length: {} local, {} remote, {} lengths".format(*map(len, columns)),
-            backend=NAME,
-        )
-    if not len(descriptors):
-        return descriptors
-    least = min(int(column.min()) for column in columns)
-    if least < 0:
-        raise TransferRefused(
-            f"a descriptor holds {least}; addresses and lengths are not negative", backend=NAME
-        )
-    keep = descriptors.length > 0
-    if not keep.all():
-        columns = (descriptors.local[keep], descriptors.remote[keep], descriptors.length[keep])
-    here, there, lengths = columns
+    kept = rows.checked(descriptors, backend=NAME)
+    if not len(kept):
+        return kept
+    here, there, lengths = kept.local, kept.remote, kept.length
     for side, addresses, spans in (("local", here, local), ("remote", there, remote)):
         row = spans.outside(addresses, lengths)
         if row is not None:
