@@ -12,7 +12,7 @@ each rank that it reads from, both layers of the reply decoded, the hash compare
 NIXL's part above all, is the same and not measured.
 
 Rounds alternate, so that both see the same machine; ratios are taken within a round, of the time until all ranks had
-theirs.
+theirs. Processor time is that of all processes that take part, ranks included: it hardly depends on what else runs.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvctl.bench.handshake import CASES, METADATA_BYTES, Waits, measure
+from kvctl.bench.handshake import CASES, METADATA_BYTES, Waits, measure, processor_seconds
 from kvctl.bench.handshake_run import quantiles
 from kvctl.sources import planned
 
@@ -121,6 +121,7 @@ def start_stock(ranks: int) -> Stock:
 def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
     """All decoding ranks ask at once, each for the ranks that it reads from."""
     each = max(1, prefilling // decoding)
+    pids = [os.getpid(), stock.process.pid or 0]
     gate = threading.Barrier(decoding + 1)
     with ThreadPoolExecutor(decoding) as threads:
         futures = [
@@ -130,8 +131,10 @@ def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
             for rank in range(decoding)
         ]
         gate.wait()
+        spent = processor_seconds(pids)
         begun = time.perf_counter()
         times = [future.result() for future in futures]
+    stock.waits.processor.append(processor_seconds(pids) - spent)
     stock.waits.each += [ended - asked for asked, ended in times]
     stock.waits.whole.append(max(ended for _, ended in times) - begun)
 
@@ -169,6 +172,7 @@ def compare(decoding: int, prefilling: int, rounds: int, folder: Path) -> list[d
             for case, waits in measure(pair, 1, folder).items():
                 found[case].each += waits.each
                 found[case].whole += waits.whole
+                found[case].processor += waits.processor
                 found[case].bytes = waits.bytes
                 ratios[case].append(waits.whole[0] / theirs)
     finally:
@@ -183,6 +187,7 @@ def compare(decoding: int, prefilling: int, rounds: int, folder: Path) -> list[d
             "bytes": waits.bytes,
         }
         row |= {"each_p50": each.p50, "each_p99": each.p99, "whole_p50": whole.p50, "whole_p99": whole.p99}
+        row |= {"processor": quantiles(waits.processor).p50}
         row |= {"per_second": decoding / whole.p50, "ratio": median(ratios.get(name) or [1.0])}
         rows.append(row)
     return rows
@@ -190,10 +195,13 @@ def compare(decoding: int, prefilling: int, rounds: int, folder: Path) -> list[d
 
 def line(row: dict[str, Any]) -> str:
     """One row as text, times in ms."""
-    times = [f"{1e3 * row[name]:.2f}" for name in ("each_p50", "each_p99", "whole_p50", "whole_p99")]
+    times = [
+        f"{1e3 * row[name]:.2f}" for name in ("each_p50", "each_p99", "whole_p50", "whole_p99", "processor")
+    ]
     return (
         f"{row['decoding']}x{row['prefilling']} {row['case']:8} a rank p50 {times[0]} p99 {times[1]},"
-        f" all p50 {times[2]} p99 {times[3]} ms, {row['per_second']:.0f} a second, {row['ratio']:.2f} of stock,"
+        f" all p50 {times[2]} p99 {times[3]}, processor {times[4]} ms, {row['per_second']:.0f} a second,"
+        f" {row['ratio']:.2f} of stock,"
         f" {row['bytes']} bytes an answer\n"
     )
 

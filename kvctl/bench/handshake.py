@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,10 +49,14 @@ restart  the first engine again, with new workers
 
 @dataclass(slots=True)
 class Waits:
-    """Seconds of all rounds: what each rank waited, and until all of a round had their answer; bytes of one answer."""
+    """Seconds of all rounds: what each rank waited, and until all of a round had their answer; bytes of one answer.
+
+    ``processor`` is the time on a processor that a round took of the kvds and of this process, the workers.
+    """
 
     each: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     bytes: int = 0
 
 
@@ -86,12 +90,12 @@ def _round(
     local, remote = pair
     with registered(near, local, "decode", "decoder") as decoders:
         with registered(far, remote, "prefill", "one") as there:
-            _ask(decoders, there, "one", found["cold"])
-            _ask(decoders, there, "one", found["warm"])
+            _ask(hosts, decoders, there, "one", found["cold"])
+            _ask(hosts, decoders, there, "one", found["warm"])
             with registered(far, remote, "prefill", "another") as others:
-                _ask(decoders, others, "another", found["replica"])
+                _ask(hosts, decoders, others, "another", found["replica"])
         with registered(far, remote, "prefill", "one") as again:
-            _ask(decoders, again, "one", found["restart"])
+            _ask(hosts, decoders, again, "one", found["restart"])
 
 
 @contextmanager
@@ -133,7 +137,9 @@ def registered(
             session.close()
 
 
-def _ask(decoders: list[Session], prefillers: list[Session], name: str, waits: Waits) -> None:
+def _ask(
+    hosts: tuple[Kvd, Kvd], decoders: list[Session], prefillers: list[Session], name: str, waits: Waits
+) -> None:
     """All decoding ranks ask for the engine at once."""
     state = prefillers[0].state
     question = GetPeer(
@@ -143,6 +149,8 @@ def _ask(decoders: list[Session], prefillers: list[Session], name: str, waits: W
         generation=state.engine_generation,
     )
     ended: list[float] = []
+    pids = [os.getpid(), *(host.process.pid for host in hosts)]
+    spent = processor_seconds(pids)
     began = time.perf_counter()
     futures = [session.call(question, SECONDS) for session in decoders]
     for future in futures:
@@ -150,9 +158,16 @@ def _ask(decoders: list[Session], prefillers: list[Session], name: str, waits: W
     answers = [future.result(SECONDS) for future in futures]
     waits.whole.append(time.perf_counter() - began)
     waits.each += ended
+    waits.processor.append(processor_seconds(pids) - spent)
     if bad := [answer for answer in answers if not isinstance(answer, PeerReady)]:
         raise WorkerFailed(f"kvd answered the benchmark's handshake with {type(bad[0]).__name__}")
     waits.bytes = len(msgspec.msgpack.encode(answers[0]))
+
+
+def processor_seconds(pids: Iterable[int]) -> float:
+    """Time that these processes have had on a processor, with all threads that they ever had."""
+    # The number of another process's clock is what clock_getcpuclockid(3) gives; /proc/PID/stat counts in 10 ms.
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def _wait_prepared(host: Kvd) -> None:

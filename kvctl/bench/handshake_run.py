@@ -62,6 +62,7 @@ def measurements(pair: Pair, found: Mapping[Case, Waits]) -> Iterator[HandshakeM
             rounds=len(waits.whole),
             each=quantiles(waits.each),
             whole=whole,
+            processor_seconds=quantiles(waits.processor).p50,
             handshakes_per_second=len(pair[0].workers) / whole.p50,
             bytes=waits.bytes,
         )

@@ -25,6 +25,9 @@ class HandshakeMeasurement(Struct, frozen=True, kw_only=True):
     rounds: Count
     each: Annotated[Quantiles, Meta(description="what a rank waited for its answer")]
     whole: Annotated[Quantiles, Meta(description="until all ranks had theirs")]
+    processor_seconds: Annotated[
+        float, Meta(ge=0, description="on processors, of both kvds and all workers; the middle of the rounds")
+    ]
     handshakes_per_second: Annotated[float, Meta(ge=0, description="answers over the middle of whole")]
     bytes: Annotated[int, Meta(ge=0, description="of one rank's answer, which is about all remote ranks")]
 

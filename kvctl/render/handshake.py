@@ -12,7 +12,7 @@ from kvctl.render.table import column_table
 
 def handshake_screen(body: HandshakeBenchmark, wide: bool) -> RenderableType:
     """One case a line, by the sizes of the two engines."""
-    headers = ["RANKS", "CASE", "P50", "P99", "ALL", "PER-SECOND"]
+    headers = ["RANKS", "CASE", "P50", "P99", "ALL", "CPU", "PER-SECOND"]
     if wide:
         headers += ["P90", "ALL-P90", "ALL-P99", "ANSWER", "ROUNDS"]
     rows = []
@@ -23,6 +23,7 @@ def handshake_screen(body: HandshakeBenchmark, wide: bool) -> RenderableType:
             span(row.each.p50),
             span(row.each.p99),
             span(row.whole.p50),
+            span(row.processor_seconds),
             f"{row.handshakes_per_second:.0f}",
         ]
         if wide:
