@@ -8,11 +8,11 @@ from typing import Any
 NOTHING = "Not measured.\n"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown, or a line that nothing was measured."""
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], nothing: str = NOTHING) -> str:
+    """A table in Markdown, or ``nothing`` where it has no rows."""
     body = [f"| {' | '.join(map(str, row))} |" for row in rows]
     if not body:
-        return NOTHING
+        return nothing
     return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *body]) + "\n"
 
 

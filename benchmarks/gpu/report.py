@@ -61,9 +61,9 @@ def tail(log: Path, lines: int = LOG_LINES) -> str:
 
 
 def read(folders: Iterable[Path]) -> list[dict[str, Any]]:
-    """All results in these folders, in order."""
+    """All results in these folders, in order; ``run`` says which of them."""
     return [
-        json.loads(line)
-        for folder in folders
+        json.loads(line) | {"run": run}
+        for run, folder in enumerate(folders)
         for line in (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
     ]

@@ -286,10 +286,12 @@ def prefills(lines: Sequence[Line]) -> str:
 
 
 def failed(lines: Sequence[Line]) -> str:
-    """Stages that did not go through, and what did not start."""
-    last = {line["stage"]: line for line in lines if line["what"] == "stage"}
+    """Stages of which something did not go through, in the last run that began them; smoke is a part of dense."""
+    last = {line["stage"]: line for line in lines if line["what"] == "stage" and line["stage"] != "smoke"}
     rows = [(stage, line["error"][:300].replace("|", "/").replace("\n", " ")) for stage, line in last.items()]
-    return table(("stage", "error"), (row for row in rows if row[1]))
+    return table(
+        ("stage", "what"), (row for row in rows if row[1]), "Everything that was begun went through.\n"
+    )
 
 
 TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
@@ -308,13 +310,13 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
 
 
 def _groups(lines: Iterable[Line], what: str, keys: Sequence[Any]) -> dict[Any, list[Line]]:
-    """Lines of a kind that count, by some of their fields."""
+    """Lines of a kind that count, by some of their fields; of each group those of the last run that has any."""
     found: dict[Any, list[Line]] = {}
     for line in lines:
         if line["what"] == what and line.get("note") in (None, "steady") and not line.get("error"):
             key = tuple(key(line) if callable(key) else line[key] for key in keys)
             found.setdefault(key, []).append(line)
-    return found
+    return {key: [one for one in some if one["run"] == some[-1]["run"]] for key, some in found.items()}
 
 
 def _by_way(lines: Iterable[Line]) -> dict[str, list[Line]]:
