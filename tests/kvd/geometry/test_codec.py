@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.geometry.codec import MAX_DOCUMENT, decode_worker, encode_worker, worker_to_plain
+from kvd.geometry.codec import MAX_DOCUMENT, decode_worker, encode_worker, shape_of, worker_to_plain
 from kvd.geometry.errors import BadGeometry, GeometryError, LayerInTwoGroups
 from kvd.geometry.model import WorkerGeometry
 from tests.kvd.topology import engines
@@ -32,6 +32,28 @@ def sample() -> dict[str, Any]:
 @given(geometries())
 def test_a_worker_survives(worker: WorkerGeometry) -> None:
     assert decode_worker(encode_worker(worker)) == worker
+
+
+def test_the_shape_knows_no_address_and_all_else() -> None:
+    def shape(change: Any) -> str:
+        plain = sample()
+        change(plain)
+        return shape_of(json.dumps(plain).encode())
+
+    def moved(plain: dict[str, Any]) -> None:
+        plain["regions"] = [[address + 4096, *rest] for address, *rest in plain["regions"]]
+
+    same = shape(lambda _: None)
+    assert shape(moved) == same
+    others = {
+        shape(lambda plain: plain.update(rank=[1, 0, 0])),
+        shape(lambda plain: plain.update(num_blocks=3)),
+        shape(lambda plain: plain["regions"][0].__setitem__(1, 1 << 30)),
+        shape(lambda plain: plain["regions"][0].__setitem__(2, "cuda:0")),
+        shape(lambda plain: plain["groups"][0].update(block_size=32)),
+        shape(lambda plain: plain["pages"][0]["fields"][0].update(offset=1)),
+    }
+    assert len(others - {same}) == 6
 
 
 def test_alike_layers_are_written_once() -> None:
