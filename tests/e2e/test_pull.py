@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.deployment import Deployment
+from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
+from kvd.wire.handshake import GetPeer
 from tests.support.deployments import prompt_of, transfers_of
 
 pytestmark = pytest.mark.e2e
@@ -49,11 +50,19 @@ def transfer_of(deployment: Deployment, prefilled: Answer) -> dict[str, Any]:
     return row
 
 
+def introduce(deployment: Deployment) -> None:
+    """Have the decoder's workers handed the prefiller, as kvd does by itself for the kvds of its peer.connect."""
+    there = deployment.prefill_host
+    names = engine_id(deployment.decode_host), engine_id(there)
+    deployment.decode_host.ask(GetPeer(local_engine=names[0], engine_id=names[1], endpoint=there.endpoint()))
+
+
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = llama.decode.submit(prompt, ANSWER).result(120)
     assert llama.decode.reset_prefix_cache()
+    introduce(llama)
 
     asked = llama.ask(prompt, ANSWER)
 
@@ -65,6 +74,7 @@ def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: 
     transfer = transfer_of(llama, asked.prefilled)
     assert transfer["state"] == "done"
     assert transfer["tokens"] == tokens
+    assert transfer["stages"]["handshake"] == 0
     assert transfer["bytes"] == blocks * page * config["num_hidden_layers"]
 
 
