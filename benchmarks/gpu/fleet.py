@@ -93,7 +93,7 @@ class Pair:
     ids: tuple[str, str]
     bootstrap: str = ""
     began: float = field(default_factory=time.monotonic)
-    failures: int = 0
+    waits: int = 0
     lost: str = ""
 
     @property

@@ -1,4 +1,4 @@
-"""What becomes of a pair whose engines fail: it is noted, and nobody waits for it a third time."""
+"""What becomes of a pair whose engines fail: it is noted, and nobody waits in vain for it a third time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.errors import EngineError
 from kvd.client.errors import ClientError
 
-MOST_FAILURES = 2
+MOST_WAITS = 2
 ANSWERS_SECONDS = 5.0
 
 
 def tried(fleet: Fleet, pair: Pair, name: str, work: Callable[[], object]) -> bool:
     """Do one piece of work with a pair: True where it went well and was not called False.
 
-    What it raises is noted. A pair that no longer answers, or has failed for the second time, is lost; work with a lost
-    pair is not begun.
+    What it raises is noted. A pair that no longer answers, or that was waited for in vain for the second time, is lost;
+    work with a lost pair is not begun.
     """
     if pair.lost:
         return False
@@ -26,11 +26,11 @@ def tried(fleet: Fleet, pair: Pair, name: str, work: Callable[[], object]) -> bo
         text = f"{type(error).__name__}: {error}"
         fleet.report.note("failed", pair=pair.spec.name, work=name, error=text[-4000:])
         fleet.report.say(f"{pair.spec.name} {name}: {text[:1500]}")
-        pair.failures += 1
+        pair.waits += isinstance(error, TimeoutError)
         if not answers(pair):
             pair.lost = f"an engine is dead since {name}"
-        elif pair.failures >= MOST_FAILURES:
-            pair.lost = f"failed {pair.failures} times, at last in {name}"
+        elif pair.waits >= MOST_WAITS:
+            pair.lost = f"no answer in time {pair.waits} times, at last in {name}"
         return False
 
 

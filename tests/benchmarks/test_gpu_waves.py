@@ -116,7 +116,7 @@ def test_a_pair_that_does_not_start_leaves_the_others_their_turn(fleet: Fleet) -
     }
 
 
-def test_the_second_failure_or_a_dead_engine_ends_a_pair(fleet: Fleet, events: list[str]) -> None:
+def test_the_second_wait_in_vain_or_a_dead_engine_ends_a_pair(fleet: Fleet, events: list[str]) -> None:
     def fails(_: Any = None) -> None:
         events.append("asked")
         raise TimeoutError("no answer")
@@ -130,7 +130,7 @@ def test_the_second_failure_or_a_dead_engine_ends_a_pair(fleet: Fleet, events: l
     )
     assert events.count("asked") == 2 + 1
     said = verdicts(fleet)["bytes"]["verdict"]
-    assert said["dense-direct"] == "wrong: a, b, c; lost: failed 2 times, at last in b"
+    assert said["dense-direct"] == "wrong: a, b, c; lost: no answer in time 2 times, at last in b"
     assert said["dense-nixl"] == "wrong: a, b, c; lost: an engine is dead since a"
 
 
