@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvd.backends.direct_cuda_copies import CudaCopier, compile_kernels
+from kvd.backends.direct_cuda_copies import CudaCopier, engine
 from kvd.backends.direct_cuda_driver import CudaError, Driver, driver
 from kvd.backends.direct_cuda_lane import CudaLane
 from kvd.backends.direct_cuda_memory import CudaCard, ipc_namespace, mappings, share, unshare
@@ -27,7 +27,7 @@ class CudaSide:
     ) -> CudaLane:
         """A fresh lane, with a stream of its own."""
         ordinal = self._device.ordinal
-        copier = CudaCopier(ordinal, self._ctas)
+        copier = CudaCopier(engine(ordinal), self._ctas)
         return CudaLane(name, here, regions, self._device, mappings(ordinal), copier, closed)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ def open_device(name: str, regions: Sequence[Region], ctas: int) -> CudaSide:
         raise RegistrationError(f"memory of {name} cannot be registered: {error}", backend=NAME) from None
     memory = share(device, regions)
     try:
-        compile_kernels(ordinal)
+        engine(ordinal)
     except Exception as error:  # whatever a compiler says
         unshare(memory)
         raise RegistrationError(

@@ -25,7 +25,7 @@ _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 _u64, _int, _size, _ptr = ctypes.c_uint64, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 
 
-class CudaError(Exception):
+class CudaError(RuntimeError):
     """The driver refused: ``call`` and its ``number`` and words."""
 
     def __init__(self, call: str, number: int, words: str) -> None:
@@ -74,6 +74,11 @@ class Driver:
         self._device = self._of_ordinal(ordinal)
         self._context = _ptr()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
+
+    @property
+    def context(self) -> ctypes.c_void_p:
+        """Its primary context, which torch uses too."""
+        return self._context
 
     @property
     def uuid(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
 
 import msgspec
 
+from kvd.backends.direct_calls import readable
 from kvd.backends.errors import PeerUnreachable
 
 NAME = "direct"
@@ -109,6 +109,4 @@ def hold(peer: Process) -> int:
 
 def ended(pidfd: int) -> bool:
     """Whether the process of a pidfd has ended, whatever became of its number."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+    return readable(pidfd)
