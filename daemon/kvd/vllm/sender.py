@@ -46,7 +46,10 @@ from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 log = logging.getLogger(__name__)
 
 POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
-"""Seconds between looks while something is under way: quick while it is young."""
+"""Seconds between looks while something is under way: quick while it is young and the last of its request.
+
+What is sent while more is computed needs no hurry, and each look takes the GIL from the step that computes it.
+"""
 KEEP = 120.0
 """Seconds for which a target is remembered after its end: its messages may come again."""
 MOST_TARGETS = 8192
@@ -196,10 +199,10 @@ class Sender:
 
     def _pause(self) -> float | None:
         open_ = self._open()
-        flying = [piece.transfer for target in open_ for piece in target.flying]
+        flying = [target for target in open_ if target.flying]
         if flying or self._behind:
-            youngest = max((transfer.posted for transfer in flying), default=math.inf)
-            return POLL if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
+            last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
+            return POLL if time.monotonic() - max(last, default=-math.inf) < FAST_FOR else POLL_SLOW
         dues = [target.deadline for target in open_ if target.closing is None]
         dues += self._lanes.due
         dues += [release_at(target) for target in self._live]

@@ -101,6 +101,12 @@ class Target:
         return self.pushes is not None and all(self.sent.get(name) == total for name in self.pushes)
 
     @property
+    def all_posted(self) -> bool:
+        """Whether all that this worker supplies is under way or written."""
+        total = self.announce.tokens
+        return self.pushes is not None and all(self.posted.get(name) == total for name in self.pushes)
+
+    @property
     def over(self) -> bool:
         """Whether there is nothing left to do for it, unless the decoder says more."""
         return self.released and not self.news
