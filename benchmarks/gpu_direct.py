@@ -17,6 +17,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -30,10 +31,11 @@ import torch
 
 from kvd.backends.contract import State, Transfer
 from kvd.backends.direct import DirectHome, Settings
+from kvd.backends.direct_cuda_copies import engine
 from kvd.backends.direct_cuda_lane import CudaLane
 from kvd.backends.errors import BackendError
 from kvd.geometry.model import Region
-from kvd.topology.descriptors import Descriptors
+from kvd.topology.descriptors import Descriptors, coalesce
 from kvd.topology.grid import Grid, Picks
 
 MIB = 1 << 20
@@ -383,7 +385,11 @@ def plain_copy(reader: Reader, peer: Owner) -> dict[str, Any]:
 
 
 def beside(reader: Reader, peer: Owner) -> dict[str, Any]:
-    """How much slower compute on the reader gets while copies run without pause: large and memory-bound products."""
+    """What compute on the reader loses to copies that run without pause: large and memory-bound products.
+
+    ``x`` is how much slower it gets, ``lost_ms_per_gib`` the time that it loses for each GiB that is copied: few thread
+    blocks slow it less and for longer.
+    """
     square = torch.randn(8192, 8192, device=reader.device, dtype=torch.bfloat16)
     tall = torch.randn(32, 8192, device=reader.device, dtype=torch.bfloat16)
     weights = torch.randn(8, 8192, 8192, device=reader.device, dtype=torch.bfloat16)
@@ -395,7 +401,7 @@ def beside(reader: Reader, peer: Owner) -> dict[str, Any]:
     for name, work in loads.items():
         alone = _elapsed(work)
         result[name]["alone_ms"] = round(alone, 3)
-        for ctas in (8, 16, 32, 64, 128):
+        for ctas in CTAS:
             lane = reader.lane(peer, ctas)
             picks = pieces(reader, peer, 64 << 10, 8192)
             one = finished(lane, lane.submit_picks("p", picks)).detail["device_seconds"] * 1e3
@@ -409,8 +415,53 @@ def beside(reader: Reader, peer: Owner) -> dict[str, Any]:
                 "x": round(slowed / alone, 3),
                 "lasted": lasted,
                 "copy_ms": round(copied, 3),
+                "lost_ms_per_gib": round((slowed - alone) / slowed * copied * 1024 * MIB / picks.nbytes, 4),
             }
             lane.close()
+        result[name]["least_lost_at"] = min(
+            (c for c in CTAS if result[name][c]["lasted"]),
+            key=lambda c: result[name][c]["lost_ms_per_gib"],
+            default=None,
+        )
+    return result
+
+
+def busy_python(reader: Reader, peer: Owner) -> dict[str, Any]:
+    """The same launch beside a thread that runs torch without pause, as an engine does; by the driver and by Triton."""
+    on = threading.Event()
+    on.set()
+    small = torch.zeros(64, device=reader.device)
+    beside = torch.cuda.Stream(reader.device)
+
+    def launches() -> None:
+        with torch.cuda.stream(beside):
+            while on.is_set():
+                for _ in range(50):
+                    small.add_(1)
+                beside.synchronize()
+
+    lane = reader.lane(peer)
+    whole = pieces(reader, peer, 64 << 10, 4096)
+    rows = coalesce(whole.descriptors())
+    shared = engine(torch.device(reader.device).index)
+    kernels = dict(shared.kernels)
+    result: dict[str, Any] = {"launched_by_driver": bool(kernels)}
+    thread = threading.Thread(target=launches)
+    try:
+        for name in ("quiet", "busy"):
+            if name == "busy":
+                thread.start()
+            for way in ("driver", "triton"):
+                shared.kernels = kernels if way == "driver" else {}
+                found = timed(lane, whole, 30)
+                found["by_address_call_ms"] = timed(lane, rows, 30)["call_ms"]
+                result[f"{name}, {way}"] = found
+    finally:
+        shared.kernels = kernels
+        on.clear()
+        if thread.is_alive():
+            thread.join()
+        lane.close()
     return result
 
 
@@ -571,6 +622,7 @@ def main() -> None:
             part(reader, "plain copy", lambda: plain_copy(reader, peer))
             part(reader, "by thread blocks", lambda: sweep(reader, peer))
             part(reader, "compute beside it", lambda: beside(reader, peer))
+            part(reader, "beside python", lambda: busy_python(reader, peer))
         part(reader, "ends", lambda: ends(reader, theirs))
         part(reader, "same process", lambda: from_itself(reader))
         if several:
