@@ -108,8 +108,9 @@ class Router:
 
     def _receive(self) -> bool:
         """Take one message; False where there is none."""
+        # What handling it raises must not be taken for an empty socket: nothing would ever tell of the rest.
         try:
-            self._take(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -119,6 +120,9 @@ class Router:
                 return False
             self._counters["errors.socket"] += 1
             log.exception("%s socket: receiving failed; going on", self.name)
+            return True
+        try:
+            self._take(frames)
         except Exception:
             self._counters["errors.internal"] += 1
             log.exception("%s socket: a message could not be handled; going on", self.name)
