@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from kvd.backends import auto, direct, direct_lane, direct_rows
 from kvd.backends.auto_lane import AutoLane
 from kvd.backends.auto_metadata import read_both, write_both
 from kvd.backends.contract import Lane, State, Transfer, traits_of
+from kvd.backends.direct_cuda_lane import CudaLane
+from kvd.backends.direct_cuda_memory import CudaCard, Mappings, Shared, ipc_namespace
+from kvd.backends.direct_process import Process
 from kvd.backends.direct_source import Card
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
@@ -24,6 +27,7 @@ from kvd.backends.memory import Faults, MemoryHome
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
+from tests.support.direct_gpu import MadeUpCopier, MadeUpDriver
 
 SIZE = 1 << 20
 ENGINE = {"engine": "memory"}
@@ -64,10 +68,10 @@ Make = Callable[..., Worker]
 def worker() -> Iterator[Make]:
     made: list[Worker] = []
 
-    def make(**options: Any) -> Worker:
+    def make(*, device: str = "cpu", **options: Any) -> Worker:
         memory = (np.arange(SIZE) % 251 + len(made)).astype(np.uint8)
         home = auto.open_home("worker", options={**ENGINE, **options})
-        home.register([Region(memory.ctypes.data, SIZE)])
+        home.register([Region(memory.ctypes.data, SIZE, device)])
         made.append(Worker(memory, home))
         return made[-1]
 
@@ -120,6 +124,47 @@ def test_a_lane_has_the_traits_of_what_moves_its_bytes(worker: Make) -> None:
     lane.add("tp1", far.elsewhere())
     assert traits_of(me.home, lane) == MemoryHome.traits
     assert traits_of(me.home, None) == me.home.traits
+
+
+@dataclass
+class MadeUpDevice:
+    """Takes the place of a GPU: shares what is host memory, of which lanes copy as a kernel would."""
+
+    card: CudaCard
+    copier: MadeUpCopier
+    driver: Any
+
+    @classmethod
+    def open(cls, _name: str, regions: Sequence[Region], _ctas: int) -> MadeUpDevice:
+        shared = tuple(Shared(region.address, region.length) for region in regions)
+        return cls(CudaCard("gpu-a", ipc_namespace(), shared), MadeUpCopier(), MadeUpDriver())
+
+    def lane(self, name: str, here: Process, regions: Sequence[Region], closed: Any) -> CudaLane:
+        return CudaLane(name, here, regions, self.driver, Mappings(self.driver), self.copier, closed)
+
+    def close(self) -> None:
+        pass
+
+
+def test_on_gpus_it_is_the_kernel_on_one_host_and_the_engine_elsewhere(
+    worker: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = MemoryHome.register
+
+    def as_host_memory(home: MemoryHome, regions: Sequence[Region]) -> None:
+        register(home, [Region(region.address, region.length) for region in regions])
+
+    monkeypatch.setattr(MemoryHome, "register", as_host_memory)
+    monkeypatch.setattr(direct, "open_device", MadeUpDevice.open)
+    me, peer = worker(device="cuda:0"), worker(device="cuda:0")
+    lane = me.home.lane("engine")
+    lane.add("tp0", peer.metadata)
+    assert read(lane, me, peer) == "direct"
+    assert traits_of(me.home, lane) == direct.CUDA_TRAITS
+    other = me.home.lane("another engine")
+    other.add("tp0", peer.elsewhere())
+    assert other.uses == "memory"
+    assert traits_of(me.home, other) == MemoryHome.traits
 
 
 def test_one_worker_elsewhere_turns_the_whole_lane_to_the_engine(worker: Make) -> None:
