@@ -44,7 +44,7 @@ e2e-recovery:  ## every kind of cache, mode and backend against every fault (an 
 
 e2e-builds:  ## hand-overs and faults on another vLLM, VLLM=0.26.0 for instance (20 minutes); notes them in docs/builds.md
 	@.ci/setup-build $(VLLM)
-	@WRITE_BUILDS=1 .builds/$(VLLM)/bin/python -m pytest -q $(addprefix tests/e2e/test_,gpu_caches.py recovering.py builds.py)
+	@WRITE_BUILDS=1 .builds/$(VLLM)/bin/python -m pytest -q $(addprefix tests/e2e/test_,gpu_caches.py recovering.py by_hand.py builds.py)
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base

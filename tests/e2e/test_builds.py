@@ -33,7 +33,7 @@ NO_MAMBA2 = ("0.26.0",)
 
 
 def arguments(model: str) -> Mapping[str, Any]:
-    """Our scheduler where this vLLM's own takes no failed loads of such a model; states as its CPU kernels want them."""
+    """Our scheduler where vLLM's takes no failed loads of such a model; states as its CPU kernels want them."""
     needed = model not in ONE_GROUP and not probe().takes_failed_requests.holds
     scheduler = {"scheduler_cls": SCHEDULER} if needed else {}
     return scheduler | ({"mamba_ssm_cache_dtype": "float32"} if model == "qwen3-next" else {})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -50,19 +50,21 @@ def attention(name: str) -> Any:
 
 
 def made(
-    reshape: Callable[..., dict[str, Any]], groups: list[tuple[Any, tuple[str, ...], Any, int]]
+    reshape: Callable[..., dict[str, Any]],
+    groups: Sequence[tuple[Any, tuple[str, ...], Any, int]],
+    blocks: int = BLOCKS,
 ) -> tuple[dict[str, Any], WorkerGeometry]:
     """vLLM's caches of groups (spec, layers, attention, tokens of a kernel block), and the geometry that they give."""
     import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
 
-    size = max(spec.page_size_bytes for spec, *_ in groups) * BLOCKS
+    size = max(spec.page_size_bytes for spec, *_ in groups) * blocks
     tensors = [
         KVCacheTensor(size=size, shared_by=[names[i] for _, names, *_ in groups if i < len(names)])
         for i in range(max(len(names) for _, names, *_ in groups))
     ]
     config = KVCacheConfig(
-        num_blocks=BLOCKS,
+        num_blocks=blocks,
         kv_cache_tensors=tensors,
         kv_cache_groups=[KVCacheGroupSpec(list(names), spec) for spec, names, *_ in groups],
     )
