@@ -13,7 +13,7 @@ from kvctl.bench.cases import Request, to_plain
 from kvctl.bench.memory import size_of, with_blocks
 from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, options_at, start, ucx_log
 from kvctl.bench.remote import RemoteProcess, Target, begin, connect
-from kvctl.bench.transport import has_rdma, ucx_transport
+from kvctl.bench.transport import ucx_transport
 from kvctl.demo.errors import WorkerFailed
 from kvctl.demo.interruption import held, unwinding
 from kvctl.demo.worker_process import WorkerProcess
@@ -128,8 +128,8 @@ class Pair:
         if self.backend.name == "direct":
             return "process_vm_readv" if self.backend.devices[0] is None else "CUDA IPC"
         if self.backend.name == "mooncake":
-            # It chooses for itself, and does not tell, where there is more than tcp.
-            return "" if self.backend.devices[0] is not None or has_rdma() else "tcp"
+            # On a device it chooses for itself, and does not tell.
+            return "tcp" if self.backend.devices[0] is None else ""
         side = "reader" if operation == "read" else "source"
         if self.backend.name != "nixl" or not self.logs[side].exists():
             return ""
