@@ -1,4 +1,4 @@
-"""The example router in front of two real `vllm serve` processes: both modes, streams, aborts."""
+"""Two real `vllm serve` processes: the example router in front of them (modes, streams, aborts), and `kvctl verify`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Servers:
     """Two servers beside their kvds, and a router for each mode; ports on this host."""
 
     hosts: tuple[Kvd, Kvd]
+    prefill: int
     decode: int
     routers: dict[str, int]
 
@@ -131,7 +132,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
             stack.enter_context(program(words, folder / f"router-{mode}.log"))
         for port in routers.values():
             wait_for(lambda port=port: healthy(port), 30.0)  # type: ignore[misc]
-        yield Servers(hosts, ports[1], routers)
+        yield Servers(hosts, ports[0], ports[1], routers)
 
 
 def healthy(port: int) -> bool:
@@ -207,6 +208,38 @@ def test_a_client_that_goes_away_ends_its_request_on_the_decoder(servers: Server
     wait_for(lambda: running(servers.decode) == 0, 60.0)
     assert 0 < metric(servers.decode, "vllm:generation_tokens_total") - before < most
     assert counter(servers.hosts[0], "push.failed") == 0
+
+
+@pytest.mark.parametrize("way", ["prefill", *MODES])
+def test_kvctl_verify_finds_answers_right_with_every_miss(servers: Servers, way: str) -> None:
+    port = servers.prefill if way == "prefill" else servers.routers[way]
+    words = ("--prefill" if way == "prefill" else "--router", f"http://127.0.0.1:{port}")
+
+    code, found = verify(servers, *words, "--yes")
+
+    assert (code, found["wrong"]) == (0, 0), found
+    assert [run["run"] for run in found["runs"]] == ["reuse", "before", "flight", "layers"]
+    assert [run["load"] for run in found["runs"]] == ["done", *["recovered"] * 3]
+    assert all(run["equals"] for run in found["runs"])
+    assert all(run["recovery"] > 0 for run in found["runs"][1:])
+    modes = [record.mode for record in transfers(servers.hosts[1])[:4]]
+    assert modes == ["push" if way == "push" else "pull"] * 4
+
+
+def test_kvctl_verify_is_1_where_nothing_is_handed_over_and_4_where_nobody_answers(servers: Servers) -> None:
+    code, found = verify(servers, "--router", f"http://127.0.0.1:{servers.decode}")
+    assert (code, [run["load"] for run in found["runs"]]) == (1, ["not seen"])
+    code, error = verify(servers, "--router", f"http://127.0.0.1:{free_port()}")
+    assert (code, error["kind"]) == (4, "Error")
+
+
+def verify(servers: Servers, *words: str) -> tuple[int, Any]:
+    """Exit code and document of `kvctl verify` with one prompt, on the decoder's host."""
+    command = [sys.executable, "-m", "kvctl", "verify", "--endpoint", f"http://127.0.0.1:{servers.decode}"]
+    command += ["--prompts", "1", "--prompt-tokens", "600", "--max-tokens", "8", "-o", "json"]
+    command += ["--runtime-dir", str(servers.hosts[1].directory), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return done.returncode, json.loads(done.stdout or done.stderr.splitlines()[-1])
 
 
 def running(port: int) -> float:
