@@ -32,8 +32,10 @@ import numpy as np
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import request
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.grid import Grid, Picks
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker
+from kvd.topology.plan import Plan, plan_worker
 from kvd.topology.request import Copies, compile_request
 
 ROUNDS = 30

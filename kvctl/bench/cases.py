@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
-from kvd.topology.blocks import first_needed
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList, first_needed
 
 Blocks = dict[int, BlockList]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvctl.bench.memory import Memory
 from kvd.geometry.model import Field, Group, Layer
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 
 Values = NDArray[np.unsignedinteger[Any]]
 Int64 = NDArray[np.int64]

@@ -20,9 +20,11 @@ from kvctl.bench.pair import Scene
 from kvctl.errors import CheckFailed
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import TopologyError
-from kvd.topology.plan import BlockList, compile_plan, plan_worker
+from kvd.topology.plan import plan_worker
 from kvd.trace.model import Trace, Transfer, block_lists
 
 MOST_BLOCKS = 8_000_000

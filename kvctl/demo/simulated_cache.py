@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from kvd.geometry.live import Blocks, LiveTensor, StateShape, attention_layer, state_layer
 from kvd.geometry.model import Field, Group, Layer, Rank, Region, WorkerGeometry
 from kvd.geometry.shards import share
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 
 MODEL = "simulated/qwen3.5-gdn"
 LAYERS, PERIOD = 8, 4

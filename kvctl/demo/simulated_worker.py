@@ -38,8 +38,10 @@ from kvd.client.cards import engine_geometry
 from kvd.client.records import block_runs
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker
+from kvd.topology.plan import Plan, plan_worker
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard

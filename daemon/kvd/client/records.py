@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.wire.transfer import BlockRuns
 
 

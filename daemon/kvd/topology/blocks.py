@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvd.geometry.model import GroupKind
-from kvd.topology.plan import BlockList, window_start
+from kvd.topology.descriptors import Int64
 
 NULL_BLOCK = 0
 """vLLM's id for "no block here": blocks that left a window, states that were superseded."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockList:
+    """One request's blocks of one group: ``ids[i]`` covers the tokens of the request's block number ``first + i``.
+
+    For a state group ``first`` has no meaning: ids are matched one to one.
+    """
+
+    first: int
+    ids: Int64
 
 
 def first_needed(kind: GroupKind, block_size: int, window: int | None, *, tokens: int, computed: int) -> int:
@@ -24,6 +36,16 @@ def first_needed(kind: GroupKind, block_size: int, window: int | None, *, tokens
     if kind in ("sliding_window", "chunked") and window:
         first = max(first, window_start(kind, window, tokens))
     return first // block_size
+
+
+def window_start(kind: GroupKind, window: int, tokens: int) -> int:
+    """First token that a query at position ``tokens - 1`` or later attends to.
+
+    A request whose every token is known computes its last one again, so that is the earliest query there can be.
+    """
+    if kind == "chunked":
+        return (tokens - 1) // window * window
+    return tokens - window
 
 
 def offered(kind: GroupKind, ids: Sequence[int], scratch_blocks: int = 0) -> BlockList:

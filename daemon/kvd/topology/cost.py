@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvd.geometry.model import EngineGeometry, Group
-from kvd.topology.blocks import first_needed
+from kvd.topology.blocks import BlockList, first_needed
 from kvd.topology.compat import groups_of
-from kvd.topology.plan import BlockList, Plan, block_pairs, compile_plan
+from kvd.topology.compile import compile_plan
+from kvd.topology.meeting import block_pairs
+from kvd.topology.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

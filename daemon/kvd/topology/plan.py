@@ -1,13 +1,12 @@
-"""Plan a local worker against a remote engine; compile a plan for block ids.
+"""Plan a local worker against a remote engine: which bytes of which pages to copy, before any request is known.
 
-A plan is made once for a pair and holds absolute addresses of block 0 and strides. Compiling it for a request is an
-outer sum in numpy: blocks times rows, without a Python loop over either, with runs of adjacent blocks found before they
-are multiplied by layers.
+A plan is made once for a pair and holds absolute addresses of block 0 and strides; `kvd.topology.compile` makes
+descriptors of it and of a request's block ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
-from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
 from kvd.topology.intersect import Table, join
@@ -113,17 +111,6 @@ class Plan:
         return grid, cells
 
 
-@dataclass(frozen=True, slots=True)
-class BlockList:
-    """One request's blocks of one group: ``ids[i]`` covers the tokens of the request's block number ``first + i``.
-
-    For a state group ``first`` has no meaning: ids are matched one to one.
-    """
-
-    first: int
-    ids: Int64
-
-
 def plan_worker(
     local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
 ) -> Plan:
@@ -148,77 +135,6 @@ def plan_layers(
         for part in parts:
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
     return {name: _plan(local, remotes, reads[name]) for name in local.layers if name in reads}
-
-
-def compile_plan(
-    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
-) -> dict[int, Descriptors]:
-    """Descriptors for one request, coalesced, by position of the remote worker.
-
-    ``local`` and ``remote`` give the blocks of each group by group index; groups that ``local`` leaves out are not
-    read. ``tokens`` is how many tokens of the request the remote side has: blocks that begin after them are left alone.
-    Of a windowed group the remote blocks before the window may be missing. Raises `BlockMismatch` where a needed remote
-    block is not given, an id is out of range or a local id is given twice.
-    """
-    parts: dict[int, list[Descriptors]] = {}
-    split: dict[int, list[Descriptors]] = {}
-    for met in meetings(plan, local, remote, tokens):
-        (split if phased(met.read) else parts).setdefault(met.read.remote, []).append(coalesced(met))
-    for position, found in split.items():
-        parts.setdefault(position, []).append(coalesce(concatenate(found)))
-    return {position: concatenate(found) for position, found in parts.items()}
-
-
-@dataclass(frozen=True, eq=False)
-class Met:
-    """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length.
-
-    They are in the order of local ids, whatever order they were given in: runs are then found wherever there are any.
-    """
-
-    read: Read
-    mine: Int64
-    theirs: Int64
-
-    @cached_property
-    def breaks(self) -> Mask:
-        """Between which two neighbours one run ends and the next begins; in a run both sides count up together."""
-        gaps: Mask = (self.mine[1:] - self.mine[:-1] != 1) | (self.theirs[1:] - self.theirs[:-1] != 1)
-        return gaps
-
-
-def meetings(
-    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
-) -> Iterator[Met]:
-    """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
-    for index, blocks in local.items():
-        _distinct(index, blocks)
-    for read in plan.reads:
-        if read.group not in local:
-            continue
-        if read.remote_group not in remote:
-            raise BlockMismatch(
-                f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
-            )
-        mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
-        if not len(mine):
-            continue
-        if not _ascending(mine):
-            order = mine.argsort()
-            mine, theirs = mine[order], theirs[order]
-        _in_range(int(mine[0]), int(mine[-1]), plan.local_blocks, f"local group {read.group}")
-        _in_range(
-            int(theirs.min()),
-            int(theirs.max()),
-            plan.remote_blocks[read.remote],
-            f"remote group {read.remote_group}",
-        )
-        yield Met(read, mine, theirs)
-
-
-def phased(read: Read) -> bool:
-    """Whether blocks of different sizes meet: what one phase reads may then continue in the next."""
-    return read.phase.local_period > 1 or read.phase.remote_period > 1
 
 
 class _Alike(NamedTuple):
@@ -286,22 +202,6 @@ def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
                     f" and of {group.block_size} on {worker.rank}"
                 )
     return tuple(sizes[index][0] for index in sorted(sizes))
-
-
-def _distinct(index: int, blocks: BlockList) -> None:
-    """Raise `BlockMismatch` where a block would be written twice."""
-    if _ascending(blocks.ids):
-        return
-    ids = np.sort(blocks.ids)
-    same = ids[1:] == ids[:-1]
-    if same.any():
-        twice = ids[1:][same][0]
-        times = int(np.count_nonzero(ids == twice))
-        raise BlockMismatch(f"local group {index}: block id {int(twice)} is given {times} times")
-
-
-def _ascending(ids: Int64) -> bool:
-    return bool((ids[1:] > ids[:-1]).all())
 
 
 def _sources(
@@ -372,111 +272,4 @@ def _read(
         layer_segments=len(table),
         heads=piece.heads,
         window=group.window,
-    )
-
-
-def block_pairs(
-    plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int
-) -> tuple[Int64, Int64]:
-    """Ids of the local and remote blocks that meet in this read, two columns of one length.
-
-    Raises `BlockMismatch` where a remote block that is needed is not among ``remote``.
-    """
-    if read.kind == "mamba":
-        if len(local.ids) != len(remote.ids):
-            raise BlockMismatch(
-                f"state group {read.group}: {len(local.ids)} local blocks and {len(remote.ids)} remote ones"
-            )
-        return local.ids, remote.ids
-    phase, size = read.phase, plan.block_sizes[read.group]
-    if phase.local_period == phase.remote_period == 1:
-        return _equal_blocks(read, size, local, remote, tokens)
-    remote_size = size * phase.local_period // phase.remote_period
-    numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
-    here = numbers % phase.local_period == phase.local
-    there = (numbers // phase.local_period) * phase.remote_period + phase.remote
-    # The tokens that this local block and that remote block share begin at the later of the two blocks.
-    needed = here & (np.maximum(numbers * size, there * remote_size) < tokens)
-    if read.window is not None:
-        # The remote side let go of blocks before the window; they are missed only where the window needs them.
-        end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
-        needed &= (there >= remote.first) | (end > window_start(read.kind, read.window, tokens))
-    there, ids = there[needed], local.ids[needed]
-    if len(there):
-        _given(read, int(there[0]), int(there[-1]), remote, remote_size)
-    return ids, remote.ids[there - remote.first]
-
-
-def _equal_blocks(
-    read: Read, size: int, local: BlockList, remote: BlockList, tokens: int
-) -> tuple[Int64, Int64]:
-    """`block_pairs` where blocks meet one to one: both columns are slices."""
-    first, last = local.first, min(local.first + len(local.ids), -(-tokens // size))
-    if read.window is not None:
-        first = max(first, min(remote.first, window_start(read.kind, read.window, tokens) // size))
-    if first >= last:
-        return local.ids[:0], remote.ids[:0]
-    _given(read, first, last - 1, remote, size)
-    return local.ids[first - local.first : last - local.first], remote.ids[
-        first - remote.first : last - remote.first
-    ]
-
-
-def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> None:
-    """Raise `BlockMismatch` unless the remote blocks ``first`` to ``last`` of ``size`` tokens are among those given."""
-    end = remote.first + len(remote.ids)
-    if first < remote.first or last >= end:
-        raise BlockMismatch(
-            f"group {read.group} needs the request's remote blocks {first}..{last} of {size} tokens,"
-            f" and {remote.first}..{end - 1} were given"
-        )
-
-
-def window_start(kind: GroupKind, window: int, tokens: int) -> int:
-    """First token that a query at position ``tokens - 1`` or later attends to.
-
-    A request whose every token is known computes its last one again, so that is the earliest query there can be.
-    """
-    if kind == "chunked":
-        return (tokens - 1) // window * window
-    return tokens - window
-
-
-def _in_range(least: int, most: int, blocks: int, what: str) -> None:
-    if least < 0 or most >= blocks:
-        raise BlockMismatch(f"{what}: block ids {least}..{most} and only {blocks} blocks")
-
-
-def coalesced(met: Met) -> Descriptors:
-    """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
-    read, mine, theirs = met.read, met.mine, met.theirs
-    whole, count = read.filling
-    parts = []
-    if count:
-        starts = np.concatenate(([0], met.breaks.nonzero()[0] + 1))
-        run = np.diff(starts, append=len(mine))
-        parts.append(_outer(read, whole, mine[starts], theirs[starts], run))
-    if count < len(whole):
-        parts.append(_outer(read, ~whole, mine, theirs, np.ones(len(mine), np.int64)))
-    return concatenate(parts)
-
-
-def left_over(met: Met) -> int:
-    """How many descriptors `coalesced` gives."""
-    whole, rows = met.read.filling[1], len(met.read.rows)
-    return whole * (1 + int(np.count_nonzero(met.breaks))) + (rows - whole) * len(met.mine)
-
-
-def _outer(
-    read: Read,
-    which: Mask,
-    mine: Int64,
-    theirs: Int64,
-    blocks: Int64,
-) -> Descriptors:
-    rows = read.rows
-    return Descriptors(
-        (rows.local[which][:, None] + mine * read.local_stride).ravel(),
-        (rows.remote[which][:, None] + theirs * read.remote_stride).ravel(),
-        (rows.length[which][:, None] * blocks).ravel(),
     )

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import UnknownEngine
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_layers, window_start
+from kvd.topology.plan import Plan, plan_layers
 
 
 @dataclass(frozen=True, slots=True)

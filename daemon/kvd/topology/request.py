@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.grid import Grid, Int32, Picks
-from kvd.topology.plan import BlockList, Cells, Met, Plan, coalesced, left_over, meetings, phased
+from kvd.topology.meeting import Met, meetings, phased
+from kvd.topology.plan import Cells, Plan
 
 LEAST_RUN = 6
 """Blocks that a descriptor must join on average to be worth more than picks."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import lcm
 
-from kvd.topology.plan import BlockList, Plan, Read, window_start
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.plan import Plan, Read
 
 LEAST_BYTES = 64 << 20
 """What a piece has at least, where nothing else is said: it costs about 0.2 ms of planning, and 64 MiB take over 1 ms

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvd.geometry.model import EngineGeometry, Page, Rank
+from kvd.topology.blocks import BlockList
 from kvd.topology.compat import Factor, compare
+from kvd.topology.compile import compile_plan
 from kvd.topology.describe import PairDescription, describe
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.errors import BlockMismatch, UnknownEngine
-from kvd.topology.plan import BlockList, Plan, Read, compile_plan, plan_worker
+from kvd.topology.plan import Plan, Read, plan_worker
 
 
 def _boxes(page: Page) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Meta
 
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 
 SCHEMA = 1
 MAX_ID = (1 << 40) - 1
@@ -158,5 +158,5 @@ class Trace:
 
 
 def block_lists(blocks: Iterable[Blocks]) -> dict[int, BlockList]:
-    """One side of a transfer by group, as `kvd.topology.plan.compile_plan` takes it."""
+    """One side of a transfer by group, as `kvd.topology.compile.compile_plan` takes it."""
     return {part.group: part.expanded() for part in blocks}

@@ -16,7 +16,9 @@ import numpy as np
 
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import BlockList, Plan, Read, block_pairs, window_start
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.meeting import block_pairs
+from kvd.topology.plan import Plan, Read
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey

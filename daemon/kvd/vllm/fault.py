@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvd.geometry.model import WorkerGeometry
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.plan import compile_plan, plan_layers
+from kvd.topology.plan import plan_layers
 from kvd.topology.request import Copies
 from kvd.vllm.arrivals import Arrival
 from kvd.vllm.load import Load, Slice

@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 
 from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.plan import BlockList
 from kvd.topology.push import LayerPush, compile_chunk, plan_push, sendable
 from kvd.topology.request import Copies
 from kvd.vllm.arrivals import Arrival, Part

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from kvd.backends.contract import Lane, State, Transfer, takes_picks
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import BlockList, Plan, compile_plan
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
+from kvd.topology.plan import Plan
 from kvd.topology.request import Copies, compile_request
 from kvd.topology.slices import cut, largest_prefix, piece
 from kvd.vllm.orders import Fault, LoadOrder

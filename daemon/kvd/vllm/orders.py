@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.vllm.params import RemotePrefill
 from kvd.wire.identity import RankId
 

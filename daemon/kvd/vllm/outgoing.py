@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.vllm.orders import PushEnd, PushStep
 from kvd.wire.identity import RankId
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.vllm.errors import BadParams
 
 Read = TypeVar("Read")

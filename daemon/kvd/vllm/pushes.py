@@ -8,8 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvd.topology.blocks import offered
-from kvd.topology.plan import BlockList, window_start
+from kvd.topology.blocks import BlockList, offered, window_start
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import PushEnd, PushStep
 from kvd.vllm.params import LONGEST_NAME

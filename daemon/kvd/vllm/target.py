@@ -13,8 +13,8 @@ import numpy as np
 
 from kvd.backends.contract import Lane, Transfer
 from kvd.client.records import block_runs
+from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.plan import BlockList
 from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.vllm.outgoing import Computed
 from kvd.wire.identity import RankId

@@ -13,7 +13,8 @@ from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.models import preset_names
 from kvctl.sources import planned
 from kvd.geometry.check import check_worker
-from kvd.topology.plan import compile_plan, plan_worker
+from kvd.topology.compile import compile_plan
+from kvd.topology.plan import plan_worker
 
 PAIRS = (
     ("llama-3.1-8b", "tp=4", "tp=8"),

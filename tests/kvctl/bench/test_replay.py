@@ -20,7 +20,7 @@ from tests.kvctl.test_formats import check
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
-    from kvd.topology.plan import BlockList
+    from kvd.topology.blocks import BlockList
     from tests.kvctl.conftest import Run
 
 TOKENS = 96

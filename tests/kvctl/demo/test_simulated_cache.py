@@ -7,7 +7,7 @@ import pytest
 
 from kvctl.demo.simulated_cache import Cache, bytes_of, fill, first_difference, make_cache
 from kvd.geometry.check import check_worker
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 
 
 def blocks(*attention: int) -> dict[int, BlockList]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvd.topology.plan import compile_plan, plan_worker
+from kvd.topology.compile import compile_plan
+from kvd.topology.plan import plan_worker
 from kvd.trace.model import block_lists
 from kvd.trace.read import read_trace
 from tests.support.daemons import daemons

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.client.records import block_runs
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.wire.transfer import BlockRuns
 
 

@@ -19,8 +19,10 @@ from kvd.geometry.live import (
 )
 from kvd.geometry.model import Axis, Group, Layer, Rank, Region, WorkerGeometry
 from kvd.geometry.shards import ContextShare, Share, share, token_axes
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.errors import FieldMismatch
-from kvd.topology.plan import BlockList, compile_plan, plan_worker
+from kvd.topology.plan import plan_worker
 
 REGIONS = (Region(4096, 1 << 20),)
 

@@ -18,8 +18,10 @@ import pytest
 
 from kvd.geometry.errors import UnknownShape
 from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.errors import FieldMismatch
-from kvd.topology.plan import BlockList, compile_plan, plan_worker
+from kvd.topology.plan import plan_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 

@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import EngineGeometry, Field, Group, Layer, WorkerGeometry
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.plan import BlockList, compile_plan, plan_worker
+from kvd.topology.plan import plan_worker
 
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]

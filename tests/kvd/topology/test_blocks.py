@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvd.geometry.model import GroupKind
-from kvd.topology.blocks import first_needed, offered, wanted
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList, first_needed, offered, wanted
 
 
 def plain(blocks: BlockList) -> tuple[int, list[int]]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvd.geometry.model import EngineGeometry, Group
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from tests.kvd.topology import engines, oracle
 
 BLOCKS = 24

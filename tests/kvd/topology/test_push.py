@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvd.geometry.model import EngineGeometry, Rank
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import BlockMismatch, UnknownEngine
-from kvd.topology.plan import BlockList, compile_plan, plan_layers, plan_worker
+from kvd.topology.plan import plan_layers, plan_worker
 from kvd.topology.push import compile_chunk, plan_push, sendable
 from tests.kvd.topology import oracle, samples
 from tests.kvd.topology.test_oracle import THOROUGH, cases

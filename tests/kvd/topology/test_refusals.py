@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from kvd.geometry.model import EngineGeometry, Field, WorkerGeometry
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.errors import BlockMismatch, FieldMismatch, LayerMissing, NotCovered, TopologyError
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker
+from kvd.topology.plan import Plan, plan_worker
 from tests.kvd.topology.samples import NUM_BLOCKS, engine, gated_delta_net, llama
 
 ONE = ("layers.0",)

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry
 from kvd.topology import request
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, coalesce
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker
+from kvd.topology.plan import Plan, plan_worker
 from kvd.topology.request import Copies, compile_request
 from tests.kvd.topology import oracle
 from tests.kvd.topology.test_oracle import THOROUGH, cases

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry
 from kvd.topology import slices
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import coalesce, concatenate
-from kvd.topology.plan import BlockList, Plan, compile_plan, plan_worker, window_start
+from kvd.topology.plan import Plan, plan_worker
 from kvd.topology.slices import cut, largest_prefix, piece
 from tests.kvd.topology import oracle
 from tests.kvd.topology.test_oracle import THOROUGH, cases

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvd.geometry.model import Rank
+from kvd.topology.blocks import BlockList
 from kvd.topology.errors import BlockMismatch, UnknownEngine
-from kvd.topology.plan import BlockList
 from kvd.topology.transfer_topology import TransferTopology
 from tests.kvd.topology.samples import engine, latent, llama
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvd.topology.plan import compile_plan, plan_worker
+from kvd.topology.compile import compile_plan
+from kvd.topology.plan import plan_worker
 from kvd.trace.anonymous import digest, without_addresses
 from kvd.trace.errors import (
     BadTrace,

@@ -18,8 +18,8 @@ from kvd.backends.errors import BackendUnavailable
 from kvd.backends.memory import Faults, MemoryHome, open_home
 from kvd.client.cards import engine_geometry
 from kvd.geometry.model import Rank
+from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.plan import BlockList
 from kvd.topology.push import compile_chunk, plan_push
 from kvd.vllm.orders import LoadOrder, StepOrders
 from kvd.vllm.settings import Settings

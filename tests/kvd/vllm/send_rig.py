@@ -19,7 +19,9 @@ from kvd.backends.memory import Faults, MemoryHome, open_home
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Region, WorkerGeometry
-from kvd.topology.plan import BlockList, compile_plan, plan_worker
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
+from kvd.topology.plan import plan_worker
 from kvd.vllm.orders import PushEnd, PushStep, StepOrders
 from kvd.vllm.settings import Settings
 from kvd.vllm.worker import WorkerHalf

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.plan import BlockList, plan_worker
+from kvd.topology.blocks import BlockList
+from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
 from kvd.vllm.arrivals import Arrival, Part, expect
 from kvd.vllm.load import Load

@@ -18,7 +18,7 @@ from kvd.backends import memory
 from kvd.backends.memory import open_home
 from kvd.client.records import block_runs
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.vllm import arriving
 from kvd.vllm.orders import LoadOrder, StepOrders
 from kvd.vllm.params import RemotePrefill

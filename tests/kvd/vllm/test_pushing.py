@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.plan import BlockList
+from kvd.topology.blocks import BlockList
 from kvd.vllm import outgoing, target, transmit, write_lane
 from kvd.vllm.orders import PushEnd
 from kvd.wire.handshake import GetPeer

@@ -1,0 +1,144 @@
+"""Which blocks of a request meet in which read of a plan: the step from a plan to what it copies for one request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.descriptors import Int64
+from kvd.topology.errors import BlockMismatch
+from kvd.topology.plan import Mask, Plan, Read
+
+
+@dataclass(frozen=True, eq=False)
+class Met:
+    """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length.
+
+    They are in the order of local ids, whatever order they were given in: runs are then found wherever there are any.
+    """
+
+    read: Read
+    mine: Int64
+    theirs: Int64
+
+    @cached_property
+    def breaks(self) -> Mask:
+        """Between which two neighbours one run ends and the next begins; in a run both sides count up together."""
+        gaps: Mask = (self.mine[1:] - self.mine[:-1] != 1) | (self.theirs[1:] - self.theirs[:-1] != 1)
+        return gaps
+
+
+def meetings(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
+) -> Iterator[Met]:
+    """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
+    for index, blocks in local.items():
+        _distinct(index, blocks)
+    for read in plan.reads:
+        if read.group not in local:
+            continue
+        if read.remote_group not in remote:
+            raise BlockMismatch(
+                f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
+            )
+        mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
+        if not len(mine):
+            continue
+        if not _ascending(mine):
+            order = mine.argsort()
+            mine, theirs = mine[order], theirs[order]
+        _in_range(int(mine[0]), int(mine[-1]), plan.local_blocks, f"local group {read.group}")
+        _in_range(
+            int(theirs.min()),
+            int(theirs.max()),
+            plan.remote_blocks[read.remote],
+            f"remote group {read.remote_group}",
+        )
+        yield Met(read, mine, theirs)
+
+
+def phased(read: Read) -> bool:
+    """Whether blocks of different sizes meet: what one phase reads may then continue in the next."""
+    return read.phase.local_period > 1 or read.phase.remote_period > 1
+
+
+def block_pairs(
+    plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int
+) -> tuple[Int64, Int64]:
+    """Ids of the local and remote blocks that meet in this read, two columns of one length.
+
+    Raises `BlockMismatch` where a remote block that is needed is not among ``remote``.
+    """
+    if read.kind == "mamba":
+        if len(local.ids) != len(remote.ids):
+            raise BlockMismatch(
+                f"state group {read.group}: {len(local.ids)} local blocks and {len(remote.ids)} remote ones"
+            )
+        return local.ids, remote.ids
+    phase, size = read.phase, plan.block_sizes[read.group]
+    if phase.local_period == phase.remote_period == 1:
+        return _equal_blocks(read, size, local, remote, tokens)
+    remote_size = size * phase.local_period // phase.remote_period
+    numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
+    here = numbers % phase.local_period == phase.local
+    there = (numbers // phase.local_period) * phase.remote_period + phase.remote
+    # The tokens that this local block and that remote block share begin at the later of the two blocks.
+    needed = here & (np.maximum(numbers * size, there * remote_size) < tokens)
+    if read.window is not None:
+        # The remote side let go of blocks before the window; they are missed only where the window needs them.
+        end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
+        needed &= (there >= remote.first) | (end > window_start(read.kind, read.window, tokens))
+    there, ids = there[needed], local.ids[needed]
+    if len(there):
+        _given(read, int(there[0]), int(there[-1]), remote, remote_size)
+    return ids, remote.ids[there - remote.first]
+
+
+def _equal_blocks(
+    read: Read, size: int, local: BlockList, remote: BlockList, tokens: int
+) -> tuple[Int64, Int64]:
+    """`block_pairs` where blocks meet one to one: both columns are slices."""
+    first, last = local.first, min(local.first + len(local.ids), -(-tokens // size))
+    if read.window is not None:
+        first = max(first, min(remote.first, window_start(read.kind, read.window, tokens) // size))
+    if first >= last:
+        return local.ids[:0], remote.ids[:0]
+    _given(read, first, last - 1, remote, size)
+    return local.ids[first - local.first : last - local.first], remote.ids[
+        first - remote.first : last - remote.first
+    ]
+
+
+def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> None:
+    """Raise `BlockMismatch` unless the remote blocks ``first`` to ``last`` of ``size`` tokens are among those given."""
+    end = remote.first + len(remote.ids)
+    if first < remote.first or last >= end:
+        raise BlockMismatch(
+            f"group {read.group} needs the request's remote blocks {first}..{last} of {size} tokens,"
+            f" and {remote.first}..{end - 1} were given"
+        )
+
+
+def _distinct(index: int, blocks: BlockList) -> None:
+    """Raise `BlockMismatch` where a block would be written twice."""
+    if _ascending(blocks.ids):
+        return
+    ids = np.sort(blocks.ids)
+    same = ids[1:] == ids[:-1]
+    if same.any():
+        twice = ids[1:][same][0]
+        times = int(np.count_nonzero(ids == twice))
+        raise BlockMismatch(f"local group {index}: block id {int(twice)} is given {times} times")
+
+
+def _ascending(ids: Int64) -> bool:
+    return bool((ids[1:] > ids[:-1]).all())
+
+
+def _in_range(least: int, most: int, blocks: int, what: str) -> None:
+    if least < 0 or most >= blocks:
+        raise BlockMismatch(f"{what}: block ids {least}..{most} and only {blocks} blocks")
