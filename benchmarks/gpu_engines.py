@@ -21,8 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ import torch
 
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, State, Transfer
-from kvd.backends.nixl import NixlHome
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
@@ -166,7 +164,7 @@ def read_shapes(reader: Reader) -> None:
             lane = reader.lane()
             reader.seen["lane_ms"] = round((time.perf_counter() - began) * 1e3, 1)
         reader.wipe()
-        runs = [timed(lane, partial(lane.submit, "owner", rows)) for _ in range(REPEATS)]
+        runs = [timed(lane, lambda lane=lane, rows=rows: lane.submit("owner", rows)) for _ in range(REPEATS)]
         sample = np.random.default_rng(2).permutation(len(rows))[:256]
         bad = reader.wrong(Descriptors(rows.local[sample], rows.remote[sample], rows.length[sample]))
         reader.seen[name] = {
@@ -237,35 +235,6 @@ def lanes(reader: Reader) -> None:
         for lane in made:
             lane.close()
         reader.seen.setdefault("lanes", {})[count] = {"ms": round(best * 1e3, 2), "rows": len(rows)}
-
-
-def posting_threads(reader: Reader) -> None:
-    """The same pages by one lane whose engine posts in threads: to open, the first time and later; closed in flight."""
-    home = reader.home
-    if not isinstance(home, NixlHome):
-        return
-    usual = home._settings  # noqa: SLF001
-    rows = rows_of(reader, PAGE, shuffled=True)
-    try:
-        for count in (0, 2, 4, 8):
-            home._settings = replace(usual, threads=count)  # noqa: SLF001
-            began = time.perf_counter()
-            lane = reader.lane()
-            opened = time.perf_counter() - began
-            reader.wipe()
-            runs = [timed(lane, partial(lane.submit, "owner", rows)) for _ in range(REPEATS)]
-            wrong = reader.wrong(Descriptors(rows.local[:256], rows.remote[:256], rows.length[:256]))
-            lane.close()
-            reader.seen.setdefault("posting_threads", {})[count] = {
-                "open_ms": round(opened * 1e3, 1),
-                "first": runs[0],
-                "best": min(runs, key=lambda r: r["ms"]),
-                "wrong": wrong,
-            }
-            give_up(reader)
-            reader.seen["posting_threads"][count]["give_up"] = reader.seen.pop("give_up")
-    finally:
-        home._settings = usual  # noqa: SLF001
 
 
 def give_up(reader: Reader) -> None:
@@ -403,7 +372,7 @@ def run(backend: str, devices: tuple[str, str], size: int) -> dict[str, Any]:
         "lands": traits.lands,
         "synchronous": traits.synchronous,
     }
-    for stage in (read_shapes, read_picks, lanes, posting_threads, give_up, marks, stopped, killed):
+    for stage in (read_shapes, read_picks, lanes, give_up, marks, stopped, killed):
         in_thread(stage, reader)
         sys.stderr.write(f"{backend} {stage.__name__} done\n")
     try:

@@ -30,10 +30,6 @@ PARKED_LIMIT = 32
 """How many given-up lanes a home keeps; each costs an agent's memory and sockets and no processor time."""
 
 
-MOST_THREADS = 64
-"""Each has a UCX worker of its own in every lane."""
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What `open_home` takes as options.
@@ -41,14 +37,12 @@ class Settings:
     ``telemetry``: let NIXL time each transfer. ``drain_s``: seconds that a lane being closed waits for its transfers
     to end. ``abandon``: what becomes of a lane whose transfers did not: ``destroy`` it; ``park`` it
     (`kvd.backends.nixl_lane.Parked`), safe for our memory only where all transports are software; or ``auto``: park
-    where they surely are, as that spares the peer an abort. ``threads``: how many threads of NIXL's post what a lane of
-    GPU memory is given in 1024 descriptors or more. Lanes of host memory have none, since a parked one must not move.
+    where they surely are, as that spares the peer an abort.
     """
 
     telemetry: bool = True
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
-    threads: int = 0
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
@@ -67,10 +61,6 @@ class Settings:
         if settings.abandon not in {"auto", "park", "destroy"}:
             raise BackendError(
                 f"option abandon is {settings.abandon!r}; it is auto, park or destroy", backend=NAME
-            )
-        if type(settings.threads) is not int or not 0 <= settings.threads <= MOST_THREADS:
-            raise BackendError(
-                f"option threads is {settings.threads!r}; it is 0 to {MOST_THREADS}", backend=NAME
             )
         return settings
 
@@ -159,8 +149,7 @@ class NixlHome:
         if not self._regions:
             raise RegistrationError("register memory before making a lane", backend=NAME)
         settings = self._settings
-        threads = settings.threads if cuda_driver.ordinal(self._regions) is not None else 0
-        agent = self._registered(f"{self.name}.{name}", {}, threads)
+        agent = self._registered(f"{self.name}.{name}", {})
         lane = NixlLane(
             name,
             agent,
@@ -206,12 +195,11 @@ class NixlHome:
         if agent is not None:
             agent.destroy()
 
-    def _registered(self, name: str, ucx: Mapping[str, str], threads: int = 0) -> Agent:
-        """One more agent over the home's memory, which only calls into it advance where it has no ``threads``."""
+    def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
+        """One more agent over the home's memory, which only calls into it advance."""
         device = cuda_driver.ordinal(self._regions)
-        telemetry = self._settings.telemetry
         agent = Agent(
-            self._library, name, telemetry=telemetry, progress=False, ucx=ucx, device=device, threads=threads
+            self._library, name, telemetry=self._settings.telemetry, progress=False, ucx=ucx, device=device
         )
         try:
             agent.register(self._regions)

@@ -46,7 +46,6 @@ class Agent:
         progress: bool,
         ucx: Mapping[str, str] = MappingProxyType({}),
         device: int | None = None,
-        threads: int = 0,
     ) -> None:
         """``device`` is the CUDA device of the memory that will be registered, where that is known before."""
         self.library = library
@@ -54,11 +53,11 @@ class Agent:
         self._device = device
         self._enter()  # UCX looks for the transports of a device once, here
         self._gone: weakref.ref[Any] | None = None
-        # NIXL's worker threads advance every post of 1024 descriptors and more by themselves: the bytes of a parked
-        # lane would land with nobody calling into it. So only agents that are never parked have any.
+        # NIXL's worker threads (num_threads) advance every post of 1024 descriptors and more by themselves: the bytes
+        # of a parked lane would land with nobody calling into it.
         config = library.config(
             backends=[],
-            num_threads=threads,
+            num_threads=0,
             capture_telemetry=telemetry,
             enable_prog_thread=progress,
         )

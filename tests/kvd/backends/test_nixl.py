@@ -182,6 +182,3 @@ def test_software_only(tmp_path: Path) -> None:
 def test_settings_refuse_what_they_do_not_know() -> None:
     with pytest.raises(Exception, match="abandon is 'maybe'"):
         Settings.of({"abandon": "maybe"})
-    for threads in (-1, True, "4", 65):
-        with pytest.raises(Exception, match=r"option threads is .*; it is 0 to 64"):
-            Settings.of({"threads": threads})
