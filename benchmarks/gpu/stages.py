@@ -157,7 +157,9 @@ def _steps() -> Stage:
             eager=fleet.device != "cuda",
             block=fleet.sizes.blocks[0],
         )
-        ways = (spec(way="none"), spec(way="direct", mode="pull"), spec(way="nixl", mode="pull"))
+        ways = [spec(way="none")]
+        # The stock connector shows what of an idle one's cost is vLLM's own.
+        ways += [spec(way=way, mode="pull") for way in ("stock-nixl", "direct", "nixl")]
         return [*ways, spec(way="direct")]
 
     return Stage("steps", pairs, together=step_times, seconds=260.0)

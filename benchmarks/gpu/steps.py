@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.asking import ask, fresh
 from benchmarks.gpu.correctness import about
-from benchmarks.gpu.fleet import Fleet, Pair
+from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
@@ -28,7 +28,7 @@ def measure(fleet: Fleet, running: Sequence[Pair], rounds: int) -> None:
         at = number % len(running)
         for pair in (*running[at:], *running[:at]):
             works = {"idle": functools.partial(_decode, fleet, pair, tokens, 0, note)}
-            if pair.spec.way != "none":
+            if pair.spec.way not in (*STOCK, "none"):
                 works["busy"] = functools.partial(_decode, fleet, pair, tokens, loads, note)
             works["prefill"] = functools.partial(_prefill, fleet, pair, note)
             for name, work in works.items():
