@@ -100,7 +100,7 @@ def serve(kind: str, worker: WorkerGeometry, pipe: Connection) -> None:
 
 
 def progress(agent: Any, ended: threading.Event) -> None:
-    """Answer the stock reader's requests as often as our homes answer theirs."""
+    """Answer the stock reader's requests every `SERVE` seconds; our homes wait for theirs in NIXL's own thread."""
     while not ended.wait(SERVE):
         agent.get_new_notifs()
 

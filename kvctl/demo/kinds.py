@@ -71,6 +71,19 @@ SHARED: dict[str, Any] = {
 }
 """Arguments that all configurations get."""
 
+_GATED_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+
 _LIST = (
     TinyModel(
         name="llama",
@@ -90,18 +103,7 @@ _LIST = (
     TinyModel(
         name="qwen3.5-gdn",
         architecture="Qwen3_5TextConfig",
-        config={
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_conv_kernel_dim": 4,
-            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-        },
+        config=_GATED_DELTA_NET,
         gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
         dtype="bfloat16",
         prefix_caching=True,
@@ -113,17 +115,8 @@ _LIST = (
         # are asked for every token, so that no answer hangs on a choice between them.
         name="qwen3-next",
         architecture="Qwen3NextConfig",
-        config={
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 128,
-            "linear_value_head_dim": 128,
-            "linear_conv_kernel_dim": 4,
-            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        config=_GATED_DELTA_NET
+        | {
             "mlp_only_layers": [0, 1, 2],
             "num_experts": 2,
             "num_experts_per_tok": 2,

@@ -142,12 +142,12 @@ class Session:
             while not self._shared.closing:
                 try:
                     conversation.turn()
-                except Exception:
+                except Exception:  # a fault of ours: a worker that never hears from kvd again would be worse
                     self._shared.counters["errors"] += 1
                     log.exception("%s: a turn of the session failed; going on", self._shared.name)
                     time.sleep(0.05)  # a cause that stays must not spin
             conversation.goodbye()
-        except Exception:
+        except Exception:  # the engine is ending, and must not hang or fail for a farewell
             log.exception("%s: the goodbye failed", self._shared.name)
         finally:
             conversation.close()

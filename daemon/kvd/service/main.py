@@ -61,7 +61,7 @@ def _act(given: argparse.Namespace) -> int:
             runner.run(serve(config, lambda: _load(given), from_environment(os.environ), turns))
     except ServiceError:
         raise
-    except Exception:
+    except Exception:  # the outermost of the daemon: systemd is told by the status, a person by the log
         log.exception("a part of kvd failed; it ends, so that it can be started again")
         return 1
     return 0

@@ -123,7 +123,7 @@ class Router:
             return True
         try:
             self._take(frames)
-        except Exception:
+        except Exception:  # one message of one client must not end the loop for all
             self._counters["errors.internal"] += 1
             log.exception("%s socket: a message could not be handled; going on", self.name)
         return True

@@ -69,7 +69,7 @@ class Landings:
             landing = self._home.landing(self._engine_id)
             try:
                 self.metadata = landing.metadata()
-            except Exception:
+            except Exception:  # whatever it is goes on to the caller
                 self._close(landing)  # nobody was told of it
                 raise
         self._now = landing

@@ -387,7 +387,7 @@ class PeerLane:
         load.ended = time.monotonic()
         try:
             self._ended(load)
-        except Exception:
+        except Exception:  # of whoever is told; the lane's thread has other loads to end
             log.exception("end of the load of %s from %s", load.order.request_id, self.engine_id)
 
     def _open_lane(self) -> Lane:
@@ -401,7 +401,7 @@ class PeerLane:
                 try:
                     for index in peer.plan.sources:
                         lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
-                except Exception:
+                except Exception:  # whatever it is goes on to the caller
                     self._lane = None  # half a lane is none, and nothing was posted on it
                     self._destroy(lane)
                     raise

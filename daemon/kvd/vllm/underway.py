@@ -96,7 +96,7 @@ class Underway:
         arrival.load.ended = time.monotonic()
         try:
             self._here.ended(arrival)
-        except Exception:
+        except Exception:  # of whoever is told; the thread has other loads to end
             log.exception("end of the load of %s from %s", arrival.load.order.request_id, self._engine_id)
 
     def end_settled(self) -> None:

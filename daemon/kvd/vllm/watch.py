@@ -39,7 +39,7 @@ class Watch:
             self._wake.clear()
             try:
                 due = self._look(time.monotonic())
-            except Exception:
+            except Exception:  # nobody else sees to deadlines
                 log.exception("the watcher of the lanes failed to look; it goes on")
                 due = time.monotonic() + AFTER_ERROR
             left = None if due == math.inf else max(SHORTEST, due - time.monotonic())

@@ -75,7 +75,7 @@ class WriteLanes:
     def _close(self, lane: Lane) -> bool:
         try:
             lane.close()
-        except Exception:
+        except Exception:  # of any library: until it is closed its bytes may land, so it is kept
             log.exception("lane to %s could not be closed; it will be tried again", self._decoder)
             return False
         return True
