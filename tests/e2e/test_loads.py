@@ -16,10 +16,10 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
-from kvd.wire.order import AllWaiting, Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
-from tests.support.deployments import handed_over, leased, prompt_of, running
+from tests.support.deployments import handed_over, leased, loading, nothing_is_left, prompt_of, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -81,25 +81,16 @@ class Pair:
             os.kill(pid, signal.SIGSTOP)
         try:
             decoding = self.engines.decode.submit(prompt, ANSWER, params, name)
-            wait_for(self.loading, 60.0)
+            wait_for(lambda: loading(self.engines), 60.0)
             yield decoding
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
 
-    def loading(self) -> bool:
-        """Whether a load is under way on the decoder."""
-        order = ForceMiss(engine_id=engine_id(self.engines.decode_host), target=AllWaiting())
-        plan = cast("ForcePlan", self.engines.decode_host.ask(order))
-        return any(request.loading for request in plan.requests)
-
     def nothing_is_left(self) -> None:
         """No request runs or waits on the decoder, and every block is free."""
         self.forget()
-        metrics = self.engines.decode.metrics()
-        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-        assert [metrics.values[name] for name in names] == [0, 0]
-        assert metrics.free_blocks == metrics.num_blocks
+        nothing_is_left(self.engines)
 
 
 @pytest.fixture(scope="module", params=list(KEPT))

@@ -20,9 +20,9 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, start_kvd
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
-from kvd.wire.order import AllWaiting, Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
+from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
-from tests.support.deployments import counter, leased, prompt_of, running
+from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
 
@@ -86,7 +86,7 @@ class Stand:
             leased(engines)
             self.signal(signal.SIGSTOP)
             decoding = engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
-            wait_for(lambda: self.loading() or decoding.done(), 60.0)
+            wait_for(lambda: loading(self.engines) or decoding.done(), 60.0)
         assert not decoding.done()
         if sent != signal.SIGSTOP:
             self.signal(sent)
@@ -97,19 +97,10 @@ class Stand:
         for pid in self.engines.prefill.pids().executing:
             os.kill(pid, number)
 
-    def loading(self) -> bool:
-        """Whether a load is under way on the decoder."""
-        order = ForceMiss(engine_id=engine_id(self.engines.decode_host), target=AllWaiting())
-        plan = cast("ForcePlan", self.engines.decode_host.ask(order))
-        return any(request.loading for request in plan.requests)
-
     def nothing_is_left(self) -> None:
         """No request runs or waits on the decoder, and every block is free."""
         self.forget()
-        metrics = self.engines.decode.metrics()
-        names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-        assert [metrics.values[name] for name in names] == [0, 0]
-        assert metrics.free_blocks == metrics.num_blocks
+        nothing_is_left(self.engines)
 
 
 def forced(stand: Stand, prompt: list[int], when: When) -> Answer:

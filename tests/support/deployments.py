@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from kvctl.demo.deployment import Deployment, Kvd, deploy
+from kvctl.demo.deployment import Deployment, Kvd, deploy, engine_id
 from kvctl.demo.engine import Answer, EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.documents.demo import Mode
+from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import Engines, GetStatus, ListEngines, Status
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from tests.support.daemons import wait_for
@@ -61,6 +62,21 @@ def leased(deployment: Deployment, count: int = 1) -> None:
 
 PATIENT = {"handshake_timeout": 60.0, "lease_seconds": 120.0, "load_timeout": 60.0}
 """Connector settings for machines on which everything takes its time; a test that is about one of them sets it."""
+
+
+def loading(deployment: Deployment) -> bool:
+    """Whether a load is under way on the decoder."""
+    order = ForceMiss(engine_id=engine_id(deployment.decode_host), target=AllWaiting())
+    plan = cast("ForcePlan", deployment.decode_host.ask(order))
+    return any(request.loading for request in plan.requests)
+
+
+def nothing_is_left(deployment: Deployment) -> None:
+    """No request runs or waits on the decoder, and every block is free."""
+    metrics = deployment.decode.metrics()
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    assert [metrics.values[name] for name in names] == [0, 0]
+    assert metrics.free_blocks == metrics.num_blocks
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataEr
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_peer import pattern
+from tests.support.direct_started import Worker, started
 
 SIZE = 4 << 20
 NOBODY = 65534
@@ -34,59 +36,25 @@ NO_MEMFD = Backing(0, 0, 1)
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 
 
-@dataclass
-class Peer:
-    process: subprocess.Popen[str]
-    metadata: bytes
-    address: int
-
-    def order(self, word: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def card(self, **changes: Any) -> bytes:
-        """Its metadata with other words on its card; those of its process by their own names."""
-        envelope = unpack(self.metadata, backend="direct")
-        card = msgspec.json.decode(envelope.blob, type=Card)
-        ours = {name: value for name, value in changes.items() if name in Card.__struct_fields__}
-        process = msgspec.structs.replace(
-            card.process, **{name: value for name, value in changes.items() if name not in ours}
-        )
-        blob = msgspec.json.encode(msgspec.structs.replace(card, process=process, **ours))
-        return pack(replace(envelope, blob=blob))
+Start = Callable[..., Worker]
 
 
-Start = Callable[..., Peer]
+def card_of(peer: Worker, **changes: Any) -> bytes:
+    """Its metadata with other words on its card; those of its process by their own names."""
+    envelope = unpack(peer.metadata, backend="direct")
+    card = msgspec.json.decode(envelope.blob, type=Card)
+    ours = {name: value for name, value in changes.items() if name in Card.__struct_fields__}
+    process = msgspec.structs.replace(
+        card.process, **{name: value for name, value in changes.items() if name not in ours}
+    )
+    blob = msgspec.json.encode(msgspec.structs.replace(card, process=process, **ours))
+    return pack(replace(envelope, blob=blob))
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*, memfd: bool | str = False, uid: int | None = None, dumpable: bool = True) -> Peer:
-        wanted = {"size": SIZE, "memfd": memfd, "uid": uid, "dumpable": dumpable}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.direct_peer", json.dumps(wanted)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        assert process.stdout is not None
-        hello = json.loads(process.stdout.readline())
-        return Peer(process, bytes.fromhex(hello["metadata"]), hello["address"])
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    with ExitStack() as stack:
+        yield lambda **wanted: stack.enter_context(started(SIZE, **wanted))
 
 
 @dataclass
@@ -94,13 +62,13 @@ class Reader:
     buffer: Any = field(default_factory=lambda: np.zeros(SIZE, np.uint8))
     home: DirectHome = field(default_factory=lambda: DirectHome("reader", Settings()))
 
-    def lane(self, peer: Peer) -> DirectLane:
+    def lane(self, peer: Worker) -> DirectLane:
         lane = self.home.lane("one")
         assert isinstance(lane, DirectLane)
         lane.add("p", peer.metadata)
         return lane
 
-    def rows(self, peer: Peer, *triples: tuple[int, int, int]) -> Descriptors:
+    def rows(self, peer: Worker, *triples: tuple[int, int, int]) -> Descriptors:
         local, remote, length = np.array(triples, np.int64).reshape(-1, 3).T
         return Descriptors(local + self.buffer.ctypes.data, remote + peer.address, length)
 
@@ -276,11 +244,11 @@ def test_a_system_without_the_call_says_so_at_once(monkeypatch: pytest.MonkeyPat
 def test_another_process_under_the_same_number_is_not_read(start: Start, reader: Reader, memfd: bool) -> None:
     peer = start(memfd=memfd)
     for metadata, says in (
-        (peer.card(started=12345), r"not the peer any more: it started at tick \d+, the peer at 12345"),
-        (peer.card(secret=b"x" * 32), "another stands in its place"),
-        (peer.card(cookie=4096, cookie_memory=NO_MEMFD), "cookie cannot be read"),
-        (peer.card(boot="of-another-host"), "boot id of-another-host there and"),
-        (peer.card(pid_namespace=7), "pid namespace 7 and this worker in"),
+        (card_of(peer, started=12345), r"not the peer any more: it started at tick \d+, the peer at 12345"),
+        (card_of(peer, secret=b"x" * 32), "another stands in its place"),
+        (card_of(peer, cookie=4096, cookie_memory=NO_MEMFD), "cookie cannot be read"),
+        (card_of(peer, boot="of-another-host"), "boot id of-another-host there and"),
+        (card_of(peer, pid_namespace=7), "pid namespace 7 and this worker in"),
     ):
         with pytest.raises(PeerUnreachable, match=says):
             reader.home.lane("x").add("p", metadata)
@@ -292,7 +260,7 @@ def test_a_card_that_is_none_is_refused(start: Start, reader: Reader) -> None:
     envelope = unpack(peer.metadata, backend="direct")
     with pytest.raises(PeerMetadataError, match="cannot be read"):
         reader.home.lane("x").add("p", pack(replace(envelope, blob=b"{}")))
-    twice = peer.card(memory=(NO_MEMFD, NO_MEMFD))
+    twice = card_of(peer, memory=(NO_MEMFD, NO_MEMFD))
     with pytest.raises(PeerMetadataError, match="2 memfds for 1 regions"):
         reader.home.lane("x").add("p", twice)
 

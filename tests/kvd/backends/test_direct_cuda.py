@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -44,33 +41,21 @@ from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
 from tests.support.backend_peer import pattern
 from tests.support.direct_gpu import MadeUpCopier, MadeUpDriver, handle_of
+from tests.support.direct_started import Worker, started
 
 SIZE = 1 << 20
 
 
 @dataclass
 class Peer:
-    process: subprocess.Popen[str]
-    host_metadata: bytes
-    address: int
-
-    def order(self, word: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "done\n"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+    worker: Worker
 
     def metadata(self, *, process: dict[str, Any] | None = None, **changes: Any) -> bytes:
         """As if its memory were a device's; with other words on its card."""
-        envelope = unpack(self.host_metadata, backend="direct")
+        envelope = unpack(self.worker.metadata, backend="direct")
         card = msgspec.json.decode(envelope.blob, type=Card)
         handle = handle_of(card.process.pid, card.memory[0], SIZE)
-        shared = Shared(self.address, SIZE, handle)
+        shared = Shared(self.worker.address, SIZE, handle)
         cuda = CudaCard(
             **{"device": "gpu-b", "ipc_namespace": ipc_namespace(), "memory": (shared,), **changes}
         )
@@ -81,18 +66,8 @@ class Peer:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    wanted = {"size": SIZE, "memfd": True, "uid": None, "dumpable": True}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.direct_peer", json.dumps(wanted)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    hello = json.loads(process.stdout.readline())
-    yield Peer(process, bytes.fromhex(hello["metadata"]), hello["address"])
-    process.kill()
-    process.communicate()
+    with started(SIZE, memfd=True) as worker:
+        yield Peer(worker)
 
 
 @dataclass
@@ -122,7 +97,7 @@ class Reader:
         return lane
 
     def all(self, peer: Peer) -> Descriptors:
-        columns = (self.buffer.ctypes.data, peer.address, SIZE)
+        columns = (self.buffer.ctypes.data, peer.worker.address, SIZE)
         return Descriptors(*(np.array([value], np.int64) for value in columns))
 
     def picks(self, peer: Peer) -> Picks:
@@ -131,7 +106,7 @@ class Reader:
         row, each = np.array([0, stride // 2], np.int64), np.full(2, stride // 2)
         grid = Grid(
             self.buffer.ctypes.data + row,
-            peer.address + row,
+            peer.worker.address + row,
             each,
             np.full(2, stride),
             np.full(2, stride),
@@ -228,13 +203,13 @@ def test_a_copy_ends_well_though_its_source_is_killed_and_no_new_one_begins(
     reader.copier.held = True
     lane = reader.lane(peer.metadata())
     transfer = lane.submit("p", reader.all(peer))
-    peer.kill()
+    peer.worker.kill()
     reader.copier.let_go()
     assert lane.poll(transfer) is State.DONE
     assert (reader.buffer == pattern(SIZE)).all()
     with pytest.raises(PeerUnreachable, match="process is gone"):
         lane.submit("p", reader.all(peer))
-    with pytest.raises(PeerUnreachable, match=f"process {peer.process.pid} of the peer is gone"):
+    with pytest.raises(PeerUnreachable, match=f"process {peer.worker.process.pid} of the peer is gone"):
         reader.lane(peer.metadata())
 
 
@@ -242,10 +217,10 @@ def test_a_home_that_is_closed_fails_what_is_read_from_it(peer: Peer, reader: Re
     reader.copier.held = True
     lane = reader.lane(peer.metadata())
     transfer = lane.submit("p", reader.all(peer))
-    peer.order("close")
+    peer.worker.order("close")
     reader.copier.let_go()
     assert lane.poll(transfer) is State.FAILED
-    assert f"the home in process {peer.process.pid} of the peer was closed" in transfer.reason
+    assert f"the home in process {peer.worker.process.pid} of the peer was closed" in transfer.reason
     with pytest.raises(PeerUnreachable, match="was closed"):
         lane.submit_picks("p", reader.picks(peer))
 
@@ -318,7 +293,7 @@ def test_a_gpu_without_access_to_the_peers_is_refused_and_one_that_is_not_visibl
 
 def test_host_memory_and_device_memory_do_not_meet(peer: Peer, reader: Reader) -> None:
     with pytest.raises(PeerUnreachable, match="the peer's memory is on its CPU and this worker's on a GPU"):
-        reader.lane(peer.host_metadata)
+        reader.lane(peer.worker.metadata)
     home, buffer = DirectHome("host", Settings()), np.zeros(4096, np.uint8)
     home.register([Region(buffer.ctypes.data, 4096)])
     try:
