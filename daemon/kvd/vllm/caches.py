@@ -22,6 +22,18 @@ def in_one_form(kv_caches: Mapping[str, Any], byte: Any) -> dict[str, Any]:
     }
 
 
+def by_layer(whole: Any, attention: Any, tensors: Sequence[Any]) -> dict[str, Any]:
+    """The layers of one tensor over all of them, as vLLM 0.26 to 0.28 make it where blocks are outermost.
+
+    ``attention`` is vLLM's attention backend, which says in which order the dimensions of ``whole`` stand: layers first
+    in its own view, anywhere in memory. ``tensors`` are vLLM's, one for each layer of that view, with the names that
+    share it. Nothing is copied.
+    """
+    stands = list(attention.get_kv_cache_stride_order(include_num_layers_dimension=True))
+    layers = whole.permute(*(stands.index(dim) for dim in range(len(stands))))
+    return {name: layers[at] for at, tensor in enumerate(tensors) for name in tensor.shared_by}
+
+
 def _with_heads(tensor: Any) -> Any:
     return tensor.unsqueeze(1) if len(tensor.shape) == 3 else tensor
 

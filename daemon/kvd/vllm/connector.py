@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from kvd.backends.choose import open_home
 from kvd.client.session import Session
-from kvd.vllm.caches import in_one_form
+from kvd.vllm.caches import by_layer, in_one_form
 from kvd.vllm.groups import group_facts
 from kvd.vllm.marks import marker
 from kvd.vllm.memory_pool import kv_memory
@@ -30,6 +30,7 @@ from kvd.vllm.settings import read_settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
 from kvd.vllm.versions import (
     engine_facts,
+    joins_layers,
     load_failure_policy,
     log_beside_vllm,
     one_byte,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -80,8 +82,15 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
-        """The order of a block's dimensions that gives the longest runs where workers hold different heads."""
-        return required_layout(vllm_config)
+        """The order of dimensions that gives the longest runs, between workers of different heads too."""
+        transfer = vllm_config.kv_transfer_config
+        extra = transfer.kv_connector_extra_config if transfer is not None else {}
+        return required_layout(vllm_config, read_settings(extra))
+
+    @property
+    def prefer_cross_layer_blocks(self) -> bool:
+        """Asked by vLLM 0.26 to 0.28: whether all layers of a block are to stand side by side."""
+        return joins_layers(self._settings)
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -140,6 +149,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             ),
             marker(self._vllm_config.device_config.device_type),
         )
+
+    def register_cross_layers_kv_cache(
+        self, kv_cache: torch.Tensor, attn_backend: type[AttentionBackend]
+    ) -> None:
+        """The same for memory in which all layers of a block stand side by side."""
+        self.register_kv_caches(by_layer(kv_cache, attn_backend, self._kv_cache_config.kv_cache_tensors))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """A step is about to begin: note what it computes of pushed requests, before it overwrites any block."""

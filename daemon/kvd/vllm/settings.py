@@ -54,6 +54,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             " computed, where the router says so; see docs/routers.md."
         ),
     ] = "pull"
+    outermost: Annotated[
+        Literal["auto", "block", "layer"],
+        _says(
+            "What comes first in KV memory. `block`: all layers of a block stand together, so scattered blocks are few"
+            " copies; `layer`: each layer by itself, as layer-wise pushes want it. `auto`: `block` for pulls on vLLM"
+            " 0.26 to 0.28, else `layer`. vLLM keeps layers apart where its attention cannot read them otherwise."
+        ),
+    ] = "auto"
     lease_seconds: Annotated[
         float, _says("Prefiller: how long a finished request's blocks are kept for a decoder.")
     ] = 30.0

@@ -130,17 +130,34 @@ def one_byte() -> Any:
     return torch.int8
 
 
-def required_layout(vllm_config: Any) -> str | None:
-    """What to ask of vLLM for a block's dimensions: heads before tokens, by the name that this build has for it.
+def required_layout(vllm_config: Any, settings: Settings) -> str | None:
+    """What to ask of vLLM for the dimensions of KV memory, by the name that this build has for it.
 
-    Between workers with the same heads a block is one run whatever the layout; a part of its heads is one run only
-    where heads come first. Latents have no heads, so nothing is asked there.
+    Heads before tokens: between workers with the same heads a block is one run whatever the layout; a part of its heads
+    is one run only where heads come first. Latents have no heads, so nothing is asked there. 0.29 and later name the
+    layer's and the block's place too; before, `joins_layers` asks for that. vLLM itself falls back to what its
+    attention can read.
     """
-    if vllm_config.model_config is None or vllm_config.model_config.use_mla:
+    if vllm_config.model_config is None:
         return None
-    # 0.29 and later name the layer's and the block's place too.
-    named_anew = importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
-    return "LBHNC" if named_anew else "HND"
+    if _names_layers() and settings.outermost == "block":
+        return "BLHNC"
+    if vllm_config.model_config.use_mla:
+        return None
+    return "LBHNC" if _names_layers() else "HND"
+
+
+def joins_layers(settings: Settings) -> bool:
+    """Whether vLLM 0.26 to 0.28 is to put all layers of a block side by side, where it has one group and can.
+
+    A pull is of whole blocks, which are then one run each on both sides, however many layers there are. A push is of
+    single layers, which are the longer the closer their blocks are.
+    """
+    return settings.outermost == "block" or (settings.outermost == "auto" and settings.mode == "pull")
+
+
+def _names_layers() -> bool:
+    return importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
 
 
 def place(vllm_config: Any) -> Place:
