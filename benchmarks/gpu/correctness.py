@@ -44,6 +44,8 @@ def check(report: Report, pair: Pair, mode: Mode, tokens: int, answer: int) -> b
 def about(pair: Pair, mode: str, tokens: int) -> dict[str, Any]:
     """What every result of a pair says of it."""
     spec = pair.spec
+    if pair.joined is None:
+        pair.joined = any(pair.decode.ask_workers("kvb_joined"))
     return {
         "kind": spec.kind,
         "way": spec.way,
@@ -53,6 +55,7 @@ def about(pair: Pair, mode: str, tokens: int) -> dict[str, Any]:
         "gpus": spec.gpus,
         "tp": spec.tp,
         "eager": spec.eager,
+        "joined": pair.joined,
     }
 
 

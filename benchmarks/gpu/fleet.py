@@ -26,6 +26,8 @@ PATIENT = {"handshake_timeout": 20.0, "load_timeout": 20.0, "push_timeout": 60.0
 Way = Literal["nixl", "mooncake", "direct", "stock-nixl", "stock-mooncake", "none"]
 """What moves the bytes: our connector with one of its backends, one of vLLM's own connectors, or nothing."""
 STOCK = ("stock-nixl", "stock-mooncake")
+JOINED = {"enable_cross_layers_blocks": "True"}
+"""The option of stock NIXL that lays blocks out as our pulls do, all layers of a block side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of our connector.
+    many of those the cache holds, ``options`` are further settings of the connector.
     """
 
     kind: str
@@ -76,6 +78,7 @@ class PairSpec:
         block = f"-b{self.block}" if self.block else ""
         size = "" if self.tp == (1, 1) else f"-tp{self.tp[0]}to{self.tp[1]}"
         mode = "-pull" if self.mode == "pull" else ""
+        mode += "-joined" if self.options == JOINED else ""
         return f"{self.kind}-{self.way}{mode}{block}{size}" + ("" if self.eager else "-graphs")
 
 
@@ -83,7 +86,8 @@ class PairSpec:
 class Pair:
     """Two running engines and where their kvds are; ``prefill`` is ``decode`` itself where the way is ``none``.
 
-    ``lost`` is why it is asked no more (`benchmarks.gpu.losing`), ``began`` the time.monotonic() of its start.
+    ``lost`` is why it is asked no more (`benchmarks.gpu.losing`), ``began`` the time.monotonic() of its start,
+    ``joined`` whether all layers of a block stand side by side in the decoder's memory, once somebody asked.
     """
 
     spec: PairSpec
@@ -95,6 +99,7 @@ class Pair:
     began: float = field(default_factory=time.monotonic)
     waits: int = 0
     lost: str = ""
+    joined: bool | None = None
 
     @property
     def engines(self) -> tuple[EngineProcess, ...]:
@@ -204,7 +209,12 @@ def _connector(fleet: Fleet, spec: PairSpec, side: int, engine_id: str) -> dict[
     if spec.way == "none":
         return None
     if spec.way == "stock-nixl":
-        return {"kv_connector": "NixlConnector", "kv_role": "kv_both", "engine_id": engine_id}
+        return {
+            "kv_connector": "NixlConnector",
+            "kv_role": "kv_both",
+            "engine_id": engine_id,
+            "kv_connector_extra_config": spec.options,
+        }
     if spec.way == "stock-mooncake":
         protocol = "nvlink_intra" if fleet.device == "cuda" else "tcp"
         return {

@@ -13,7 +13,7 @@ from benchmarks.gpu import steps
 from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.correctness import check, watch
 from benchmarks.gpu.faults import forced, killed, stopped
-from benchmarks.gpu.fleet import Fleet, Pair, PairSpec, Way
+from benchmarks.gpu.fleet import JOINED, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.pushing import overlap
 from benchmarks.gpu.timing import in_turns, warm
@@ -21,6 +21,7 @@ from benchmarks.gpu.waves import Stage
 
 OURS: tuple[Way, ...] = ("direct", "nixl", "mooncake")
 BOTH: tuple[Mode, ...] = ("pull", "push")
+ONE_GROUP = ("dense", "mla")
 
 
 def same_bytes(fleet: Fleet, pair: Pair, modes: Sequence[Mode], lengths: Sequence[int]) -> list[str]:
@@ -36,11 +37,16 @@ def same_bytes(fleet: Fleet, pair: Pair, modes: Sequence[Mode], lengths: Sequenc
 
 
 def transfers(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
-    """The dense model at one block size: ours beside vLLM's connectors, then push beside pull."""
-    rounds = 3 if fleet.quick else 6
+    """The dense model at one block size, pulled: ours beside vLLM's connectors."""
     warm(fleet, running, fleet.sizes.all)
-    in_turns(fleet, running, ("pull",), rounds)
-    overlap(fleet, [pair for pair in running if pair.spec.way in OURS], rounds)
+    in_turns(fleet, running, ("pull",), 3 if fleet.quick else 6)
+    return {}
+
+
+def hidden(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
+    """Push beside pull on engines that are laid out for pushes."""
+    warm(fleet, running, (fleet.sizes.long,))
+    overlap(fleet, running, 3 if fleet.quick else 6)
     return {}
 
 
@@ -110,7 +116,8 @@ def _unequal(kind: str) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         longest = fleet.sizes.middle
         return [
-            PairSpec(kind=kind, way=way, tp=(1, 2), gpus=("0", "0,1"), longest=longest)
+            PairSpec(kind=kind, way=way, tp=(1, 2), gpus=("0", "0,1"), longest=longest, mode=mode)
+            for mode in _modes(kind)
             for way in ("direct", "nixl")
         ]
 
@@ -118,22 +125,42 @@ def _unequal(kind: str) -> Stage:
 
 
 def _every_byte(fleet: Fleet, pair: Pair) -> list[str]:
+    modes: Sequence[Mode] = BOTH if pair.spec.mode == "push" else ("pull",)
     # Lengths that end within a block, and one on the edge of blocks.
-    return same_bytes(fleet, pair, BOTH, (fleet.sizes.short - 7, fleet.sizes.middle))
+    return same_bytes(fleet, pair, modes, (fleet.sizes.short - 7, fleet.sizes.middle))
 
 
 def _pairs_of(fleet: Fleet, kind: str) -> list[PairSpec]:
     longest = fleet.sizes.middle
-    return [PairSpec(kind=kind, way=way, longest=longest, gpus=fleet.apart) for way in OURS]
+    return [
+        PairSpec(kind=kind, way=way, longest=longest, gpus=fleet.apart, mode=mode)
+        for mode in _modes(kind)
+        for way in OURS
+    ]
+
+
+def _modes(kind: str) -> tuple[Mode, ...]:
+    """Engines for pushes, which also pull; where there is one group the memory of engines for pulls is another."""
+    return ("push", "pull") if kind in ONE_GROUP else ("push",)
 
 
 def _times(name: str, which: int) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         ways: tuple[Way, ...] = (*OURS, "stock-nixl", "stock-mooncake")
-        block = fleet.sizes.blocks[which]
-        return [PairSpec(kind="dense", way=way, block=block, gpus=fleet.apart) for way in ways]
+        spec = functools.partial(
+            PairSpec, kind="dense", mode="pull", block=fleet.sizes.blocks[which], gpus=fleet.apart
+        )
+        return [*(spec(way=way) for way in ways), spec(way="stock-nixl", options=JOINED)]
 
-    return Stage(name, pairs, together=transfers, seconds=260.0)
+    return Stage(name, pairs, together=transfers, seconds=200.0)
+
+
+def _hidden(name: str, which: int) -> Stage:
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        block = fleet.sizes.blocks[which]
+        return [PairSpec(kind="dense", way=way, block=block, gpus=fleet.apart) for way in OURS]
+
+    return Stage(name, pairs, together=hidden, seconds=100.0)
 
 
 def _faults(kind: str) -> Stage:
@@ -170,8 +197,10 @@ STAGES = (
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     _kind("dense"),
     _times("block-small", 0),
+    _hidden("hidden-small", 0),
     *map(_kind, ("gdn", "mamba2", "gemma3", "mla")),
     _times("block-large", 1),
+    _hidden("hidden-large", 1),
     *map(_faults, ("dense", "gdn")),
     *map(_unequal, ("dense", "gdn", "mamba2")),
     _steps(),

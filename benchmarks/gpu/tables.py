@@ -21,6 +21,8 @@ from benchmarks.gpu.report import read
 
 Line = dict[str, Any]
 WAYS = ("direct", "nixl", "mooncake", "stock-nixl", "stock-mooncake", "none")
+BY_LAYER, BY_BLOCK = "by layer", "by block"
+"""Whether each layer has its memory, as stock connectors have it unless told otherwise, or all layers of a block."""
 STOCK_OF = {"direct": "stock-nixl", "nixl": "stock-nixl", "mooncake": "stock-mooncake"}
 """What each of ours is held against: direct has no peer of its kind, the faster common one stands in."""
 
@@ -88,15 +90,27 @@ def ceilings(lines: Sequence[Line]) -> str:
 def bytes_and_answers(lines: Sequence[Line]) -> str:
     """Whether the decoder's bytes are the prefiller's."""
     found = {
-        (line["kind"], line["way"], line["mode"], _tp(line), line["tokens"]): line
+        (line["kind"], line["way"], line["mode"], _memory(line), _tp(line), line["tokens"]): line
         for line in lines
         if line["what"] == "correctness"
     }
     rows: dict[tuple[str, ...], list[Line]] = {}
-    for (kind, way, mode, tp, _), line in found.items():
-        rows.setdefault((kind, way, mode, tp, _where(line)), []).append(line)
+    for (kind, way, mode, memory, tp, _), line in found.items():
+        rows.setdefault((kind, way, mode, memory, tp, _where(line)), []).append(line)
     return table(
-        ("model", "backend", "mode", "TP", "where", "prompts", "layers", "sums compared", "bytes", "answers"),
+        (
+            "model",
+            "backend",
+            "mode",
+            "memory",
+            "TP",
+            "where",
+            "prompts",
+            "layers",
+            "sums compared",
+            "bytes",
+            "answers",
+        ),
         (
             (
                 *key,
@@ -115,28 +129,32 @@ def transfers(lines: Sequence[Line]) -> str:
     """Transfer times beside the stock connectors' of the same run."""
     rows = []
     for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
-        times = {way: _transfer_time(one) for way, one in _by_way(some).items()}
-        for way in (way for way in WAYS if way in times):
-            stock = STOCK_OF.get(way)
-            against = times.get(stock) if stock else None
-            one = _by_way(some)[way]
+        ways = _by_way(some)
+        times = {key: _transfer_time(one) for key, one in ways.items()}
+        for key in _in_order(ways):
+            (way, memory), one = key, ways[key]
+            against = times.get((STOCK_OF.get(way, ""), BY_LAYER))
             rows.append(
                 (
                     where,
                     block,
                     tokens,
                     way,
+                    memory,
                     size(_first(one, "bytes") or _stock_first(one, "bytes_transferred")),
                     _first(one, "copies") or int(_stock_first(one, "num_descriptors") or 0),
-                    ms(times[way]),
-                    _share(one, times[way]),
-                    ratio(times[way], against),
+                    ms(times[key]),
+                    _share(one, times[key]),
+                    ratio(times[key], against),
                 )
             )
     return table(
-        ("where", "block", "tokens", "way", "bytes", "copies", "transfer", "of which posting", "over stock"),
+        (
+            "where", "block", "tokens", "way", "memory", "bytes", "copies", "transfer", "of which posting",
+            "over stock",
+        ),
         rows,
-    )
+    )  # fmt: skip
 
 
 def first_tokens(lines: Sequence[Line]) -> str:
@@ -144,24 +162,28 @@ def first_tokens(lines: Sequence[Line]) -> str:
     rows = []
     for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
         ways = _by_way(some)
-        times = {way: _median(one, "first_token") for way, one in ways.items()}
-        for way in (way for way in WAYS if way in ways):
-            own = _median(ways[way], "local_first_token")
+        times = {key: _median(one, "first_token") for key, one in ways.items()}
+        for key in _in_order(ways):
+            own = _median(ways[key], "local_first_token")
             rows.append(
                 (
                     where,
                     block,
                     tokens,
-                    way,
-                    ms(times[way]),
-                    ratio(times[way], times.get(STOCK_OF.get(way, ""))),
+                    *key,
+                    ms(times[key]),
+                    ratio(times[key], times.get((STOCK_OF.get(key[0], ""), BY_LAYER))),
                     ms(own),
-                    ratio(times[way], own),
+                    ratio(times[key], own),
                 )
             )
     return table(
-        ("where", "block", "tokens", "way", "first token", "over stock", "computed here", "over that"), rows
-    )
+        (
+            "where", "block", "tokens", "way", "memory", "first token", "over stock", "computed here",
+            "over that",
+        ),
+        rows,
+    )  # fmt: skip
 
 
 def first_requests(lines: Sequence[Line]) -> str:
@@ -173,7 +195,9 @@ def first_requests(lines: Sequence[Line]) -> str:
             one
             for one in some
             if one["note"] == "steady"
-            and all(one[key] == line[key] for key in ("way", "block", "tokens", "mode", "gpus"))
+            and all(
+                one.get(key) == line.get(key) for key in ("way", "joined", "block", "tokens", "mode", "gpus")
+            )
         ]
         if later:
             steady = _median(later, "first_token")
@@ -182,12 +206,15 @@ def first_requests(lines: Sequence[Line]) -> str:
                     _where(line),
                     line["block"],
                     line["way"],
+                    _memory(line),
                     ms(line["first_token"]),
                     ms(steady),
                     ratio(line["first_token"], steady),
                 )
             )
-    return table(("where", "block", "way", "first request", "later ones", "ratio"), dict.fromkeys(rows))
+    return table(
+        ("where", "block", "way", "memory", "first request", "later ones", "ratio"), dict.fromkeys(rows)
+    )
 
 
 def overlaps(lines: Sequence[Line]) -> str:
@@ -319,11 +346,19 @@ def _groups(lines: Iterable[Line], what: str, keys: Sequence[Any]) -> dict[Any, 
     return {key: [one for one in some if one["run"] == some[-1]["run"]] for key, some in found.items()}
 
 
-def _by_way(lines: Iterable[Line]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = {}
+def _by_way(lines: Iterable[Line]) -> dict[tuple[str, str], list[Line]]:
+    found: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        found.setdefault(line["way"], []).append(line)
+        found.setdefault((line["way"], _memory(line)), []).append(line)
     return found
+
+
+def _in_order(ways: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return sorted(ways, key=lambda key: (WAYS.index(key[0]), key[1]))
+
+
+def _memory(line: Line) -> str:
+    return BY_BLOCK if line.get("joined") else BY_LAYER
 
 
 def _transfer_time(lines: Sequence[Line]) -> float | None:
