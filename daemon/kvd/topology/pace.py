@@ -15,6 +15,13 @@ PIECE = 64 << 10
 """Bytes of a copy below which the number of copies may be what takes the time."""
 SEVERAL = 2
 """The first transfer of a pair pays for their connection, about 0.1 s."""
+PROBED_BYTES = 4 << 20
+"""Bytes of a probe's read from which the difference to one of next to nothing is more than noise: 1.7 ms at
+`PROBED_RATE`, 0.1 ms on a path meant for GPUs."""
+PROBED_RATE = LEAST_RATE / 2
+"""A few MiB are a small sample: only what is far too slow is called so."""
+ROUNDS = 3
+"""Reads of each kind of which the fastest counts."""
 
 CURES: dict[str, str] = {
     "nixl": "within a host UCX needs CUDA IPC: UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on, no UCX_TLS or one with cuda, and both"
@@ -42,6 +49,49 @@ class Pace:
     def tells(self) -> bool:
         """Whether its rate is that of the path: many bytes in copies that are not small."""
         return self.bytes >= BULK and self.bytes >= PIECE * self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Reads of the same places, in as many ``copies``, with all bytes of them (``full``) and with next to none.
+
+    Seconds that each took. What is there for each copy and each post is in both, so the difference is what the
+    ``bytes`` took by which they differ.
+    """
+
+    bytes: int
+    copies: int
+    full: tuple[float, ...]
+    bare: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second, of the fastest of each kind."""
+        seconds = min(self.full) - min(self.bare)
+        return self.bytes / seconds if seconds > 0 else float("inf")
+
+    @property
+    def tells(self) -> bool:
+        """Whether that is the rate of the path."""
+        enough = len(self.full) >= ROUNDS and len(self.bare) >= ROUNDS
+        return enough and self.bytes >= PROBED_BYTES // 2 and self.bytes >= PIECE // 2 * self.copies
+
+
+def slow_probe(probes: Iterable[Probed], devices: Sequence[str], backend: str) -> Finding | None:
+    """What to know of the slowest of these paths, if it is slow beyond doubt; otherwise as `slow_path`."""
+    telling = [probe for probe in probes if probe.tells]
+    if not telling or not all(device.startswith("cuda") for device in devices):
+        return None
+    worst = min(telling, key=lambda probe: probe.rate)
+    if worst.rate >= PROBED_RATE:
+        return None
+    return Finding(
+        "SLOW_PATH",
+        "warning",
+        f"between GPUs a probe of {worst.bytes >> 20} MiB in {worst.copies} copies came at {worst.rate / 1e9:.1f} GB/s:"
+        f" {backend} moves them through the host",
+        CURES.get(backend, _OTHER),
+    )
 
 
 def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Finding | None:

@@ -31,6 +31,7 @@ from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.fault import hold_back
 from kvd.vllm.load import Load, apply_plan, complain, look, post
 from kvd.vllm.peers import Peer, meet
+from kvd.vllm.probe import Probing, Told
 from kvd.wire.identity import EngineCard
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ class PeerLane:
         ended: Callable[[Load], None],
         *,
         piece_bytes: int = LEAST_BYTES,
+        probed: Told | None = None,
     ) -> None:
+        """``probed`` is told of probes (`kvd.vllm.probe`); without it there are none."""
         self.engine_id = engine_id
         self._home = home
         self._local = local
@@ -100,6 +103,7 @@ class PeerLane:
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
         self._undead: list[_Undead] = []
+        self._probing = Probing(engine_id, probed)
         self._doing = ""
         self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
         self._thread.start()
@@ -190,15 +194,16 @@ class PeerLane:
             self._take(message)
         self._post_next()
         self._poll()
+        self._probe()
         self._bury(time.monotonic())
         return True
 
     def _pause(self) -> float | None:
         if self._due:
             return 0.0
-        if not self._active:
+        if not self._active and not self._probing.on:
             return DESTROY_AGAIN if self._undead else None
-        youngest = max(load.posted for load in self._active)
+        youngest = max([load.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
     def _take(self, message: EngineCard | Load | _GiveUp | _Gone) -> None:
@@ -228,9 +233,22 @@ class PeerLane:
             return
         self._peer = peer
         try:
-            self._open_lane()
+            lane = self._open_lane()
         except BackendError as error:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
+            return
+        with self._busy("probing"):
+            if not self._waiting and self._probing.begin(peer, lane):  # a load that waits is as good a probe
+                self._drop_lane()
+
+    def _probe(self) -> None:
+        """Go on with the probe. The lane of one that went wrong is dropped: nothing is known of its bytes."""
+        if self._lane is None or not self._probing.on:
+            return
+        with self._busy("probing"):
+            failed = self._probing.look(self._lane, alone=not self._active and not self._due)
+        if failed and not self._active:  # else its loads tell what the lane is worth
+            self._drop_lane()
 
     def _part(self, why: str) -> None:
         """This generation of the peer is over: so are its loads, and the lane that its metadata went into."""
@@ -347,6 +365,7 @@ class PeerLane:
     def _drop_lane(self, ending: Sequence[Load] = (), cause: str = "") -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
         lane, self._lane = self._lane, None
+        self._probing.stop()
         rest = [load for load in self._active if load not in ending]
         ends = [(load, cause) for load in ending]
         error = self._destroy(lane) if lane is not None else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Lane, State, Transfer, takes_picks
@@ -132,16 +132,21 @@ def post(load: Load, lane: Lane, plan: Plan) -> None:
     load.posting = time.monotonic()
     for slice_ in load.slices[load.whole :]:
         for index, copies in slice_.copies.items():
-            peer = str(plan.remote_ranks[index])
-            if len(copies.descriptors):
-                slice_.transfers.append(lane.submit(peer, copies.descriptors, "read"))
-            if copies.picks is None:
-                continue
-            if takes_picks(lane):
-                slice_.transfers.append(lane.submit_picks(peer, copies.picks, "read"))
-            else:
-                slice_.transfers.append(lane.submit(peer, copies.picks.descriptors(), "read"))
+            for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
+                slice_.transfers.append(transfer)
     load.posted = time.monotonic()
+
+
+def submitted(lane: Lane, peer: str, copies: Copies) -> Iterator[Transfer]:
+    """Submit reads of one remote worker, and give each transfer as soon as it is under way. Raises `BackendError`."""
+    if len(copies.descriptors):
+        yield lane.submit(peer, copies.descriptors, "read")
+    if copies.picks is None:
+        return
+    if takes_picks(lane):
+        yield lane.submit_picks(peer, copies.picks, "read")
+    else:
+        yield lane.submit(peer, copies.picks.descriptors(), "read")
 
 
 def look(load: Load, lane: Lane) -> tuple[State, str]:

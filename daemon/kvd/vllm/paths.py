@@ -1,12 +1,15 @@
-"""How fast each peer's bytes came, and a warning where a path between GPUs is not one that was meant for them."""
+"""How fast the bytes of each peer came, and a warning where a path between GPUs is not one that was meant for them."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
+from collections.abc import Iterable
 
-from kvd.topology.pace import Pace, slow_path
+from kvd.topology.findings import Finding
+from kvd.topology.pace import Pace, Probed, slow_path, slow_probe
+from kvd.vllm.peers import Peer
 from kvd.wire.transfer import TransferRecord
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,18 @@ class Paths:
             seconds = record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
             paces.append(Pace(record.bytes, seconds, record.coalesced_descriptors))
             found = slow_path(paces, (self._device,), record.backend)
-            if found is None:
+        self._tell(record.remote_engine, record.remote_generation, found)
+
+    def probed(self, peer: Peer, backend: str, results: Iterable[Probed]) -> None:
+        """A probe has ended: the same warning, ahead of the first load."""
+        card = peer.card
+        self._tell(card.engine.engine_id, card.generation, slow_probe(results, peer.devices, backend))
+
+    def _tell(self, engine_id: str, generation: str, found: Finding | None) -> None:
+        if found is None:
+            return
+        with self._lock:
+            if f"{engine_id} {generation}" in self._told:
                 return
-            self._told.add(peer)
-        log.warning("%s: KV of %s: %s; %s", found.code, record.remote_engine, found.message, found.hint)
+            self._told.add(f"{engine_id} {generation}")
+        log.warning("%s: KV of %s: %s; %s", found.code, engine_id, found.message, found.hint)

@@ -12,14 +12,21 @@ from kvd.wire.identity import EngineCard
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A peer engine's card and the plan to read from it."""
+    """A peer engine's card and the plan to read from it.
+
+    ``devices`` are those of all memory that takes part, ours first.
+    """
 
     card: EngineCard
     plan: Plan
     metadata: tuple[bytes, ...]
+    devices: tuple[str, ...]
 
 
 def meet(card: EngineCard, local: WorkerGeometry, siblings: tuple[WorkerGeometry, ...]) -> Peer:
     """Plan a worker against a peer engine. Raises `GeometryError` or `TopologyError` where they do not fit."""
-    plan = plan_worker(local, siblings, engine_geometry(card).workers)
-    return Peer(card, plan, tuple(w.metadata for w in card.workers))
+    remotes = engine_geometry(card).workers
+    plan = plan_worker(local, siblings, remotes)
+    sides = (local, *(remotes[position] for position in plan.sources))
+    devices = tuple(region.device for worker in sides for region in worker.regions)
+    return Peer(card, plan, tuple(w.metadata for w in card.workers), devices)

@@ -82,6 +82,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             " that came are kept, where the model allows it."
         ),
     ] = LEAST_BYTES
+    probe: Annotated[
+        bool,
+        _says(
+            "Decoder: read a peer's null block when it becomes known, so that the first load finds a connection, and"
+            " between GPUs warn of a slow path."
+        ),
+    ] = True
     lease_margin: Annotated[
         float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
     ] = 0.5
@@ -131,5 +138,11 @@ def _name(kind: Any) -> str:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is dict:
         return "an object"
-    words = {str: "a string", float: "a number", int: "a whole number", type(None): "null"}
+    words = {
+        str: "a string",
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        type(None): "null",
+    }
     return " or ".join(words[part] for part in (get_args(kind) or (kind,)))

@@ -99,6 +99,7 @@ class WorkerHalf:
         self._gate = Gate(self._proceed, self._refuse_unannounced)
         self._lock = threading.Lock()
         self._paths = Paths(geometry.regions[0].device if geometry.regions else "cpu")
+        self._probed = self._paths.probed if settings.probe and engine.role != "prefill" else None
         self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
         self._results = Results()
         self._outcomes = StepOutcomes()
@@ -219,7 +220,7 @@ class WorkerHalf:
             if lane is None and not self._closed:
                 lane = self._lanes[engine_id] = PeerLane(
                     engine_id, self._home, self.geometry, self._siblings, self._load_ended,
-                    piece_bytes=self.settings.piece_bytes,
+                    piece_bytes=self.settings.piece_bytes, probed=self._probed,
                 )  # fmt: skip
             return lane
 

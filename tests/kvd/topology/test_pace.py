@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvd.topology.pace import BULK, Pace, slow_path
+from kvd.topology.pace import BULK, Pace, Probed, slow_path, slow_probe
 
 GPUS = ("cuda:0", "cuda:1")
 FAST, SLOW = Pace(256 << 20, 0.002, 100), Pace(256 << 20, 0.5, 100)
@@ -40,3 +40,34 @@ def test_each_backend_has_its_cure() -> None:
 )
 def test_nothing_is_said(paces: list[Pace], devices: tuple[str, str]) -> None:
     assert slow_path(paces, devices, "nixl") is None
+
+
+def probed(full: float, bare: float, *, mib: int = 4, copies: int = 64, rounds: int = 3) -> Probed:
+    return Probed(
+        mib << 20, copies, (full + 0.01, full, full + 0.02)[:rounds], (bare + 0.01, bare, bare)[:rounds]
+    )
+
+
+def test_a_probe_far_below_any_path_for_gpus_is_slow() -> None:
+    found = slow_probe([probed(0.0030, 0.0029), probed(0.0050, 0.0004)], GPUS, "nixl")
+    assert found is not None
+    assert (found.code, found.severity) == ("SLOW_PATH", "warning")
+    assert "a probe of 4 MiB in 64 copies came at 0.9 GB/s: nixl moves them through the host" in found.message
+    assert "UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("probe", "devices"),
+    [
+        (probed(0.0006, 0.0004), GPUS),
+        (probed(0.0500, 0.0499), GPUS),  # what takes the time is not the bytes
+        (probed(0.0004, 0.0005), GPUS),
+        (probed(0.0016, 0.0004), GPUS),  # 3.5 GB/s: of so little it may be anything
+        (probed(0.0050, 0.0004, rounds=2), GPUS),
+        (probed(0.0050, 0.0004, mib=1), GPUS),
+        (probed(0.0050, 0.0004, copies=1024), GPUS),
+        (probed(0.0050, 0.0004), ("cuda:0", "cpu")),
+    ],
+)
+def test_a_probe_that_leaves_doubt_says_nothing(probe: Probed, devices: tuple[str, ...]) -> None:
+    assert slow_probe([probe], devices, "nixl") is None

@@ -129,7 +129,9 @@ class PushRig:
         specs: Sequence[tuple[Any, tuple[str, ...]]] | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.settings = settings or Settings(backend="memory", mode="push", handshake_timeout=5.0)
+        self.settings = settings or Settings(
+            backend="memory", mode="push", probe=False, handshake_timeout=5.0
+        )
         self.gates, self.faults = Gates(), Faults()
         self.specs = specs
         self.layers = 2 if specs is None else sum(len(names) for _, names in specs)

@@ -152,7 +152,7 @@ class Rig:
         groups = groups_of(self.config)
         script = Script()
         half = WorkerHalf(
-            settings or Settings(backend="memory"),
+            settings or Settings(backend="memory", probe=False),
             facts(name, len(groups)),
             worker_geometry(tensors, self.config, groups, place()),
             sibling_geometries(tensors, self.config, groups, place()),

@@ -69,7 +69,7 @@ class Both:
             home = SlowHome(home, Gates())
             home.traits = replace(home.traits, lands=False)
         self.half = WorkerHalf(
-            Settings(backend="memory", mode="push"),
+            Settings(backend="memory", mode="push", probe=False),
             rig._facts("d", rig.d),
             rig.d.workers[rank],
             rig.d.workers,

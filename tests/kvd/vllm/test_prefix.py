@@ -22,7 +22,7 @@ from tests.kvd.vllm.test_scheduler import Engine, from_prefiller
 WINDOWED = (GroupFacts("sliding_window", 4, window=8), GroupFacts("full", 4))
 
 
-A_PIECE_FOR_EACH_BLOCK = Settings(backend="memory", piece_bytes=1)
+A_PIECE_FOR_EACH_BLOCK = Settings(backend="memory", piece_bytes=1, probe=False)
 
 
 @pytest.fixture

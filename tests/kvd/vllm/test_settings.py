@@ -36,6 +36,7 @@ def test_what_is_given_is_taken() -> None:
         ({"clock_skew": -1}, "clock_skew is -1; it must be from 0 to"),
         ({"lease_grace": -0.5}, "lease_grace is -0.5; it must be from 0 to"),
         ({"piece_bytes": 0}, "piece_bytes is 0; it must be from 1 to 1.09951e+12 bytes"),
+        ({"probe": 1}, "probe is 1; it must be true or false"),
         ({"piece_bytes": 1.5}, "piece_bytes is 1.5; it must be a whole number"),
         ({"lease_margin": 30}, "lease_margin is 30 and lease_seconds 30; the margin must be smaller"),
     ],
