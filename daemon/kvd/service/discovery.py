@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from kvd.service.errors import PeerAway, Refusal
-from kvd.service.handshake import Handshakes
+from kvd.service.handshake import Handshakes, complementary
 from kvd.service.peers import Links
 from kvd.service.registry import Registry
 from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import Endpoint, Role
+from kvd.wire.identity import Endpoint
 from kvd.wire.query import Engines, ListEngines
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ LOOK_SECONDS = 1.0
 
 
 async def discover(endpoint: Endpoint, links: Links, handshakes: Handshakes, registry: Registry) -> None:
-    """Until cancelled: hand each engine that is ready behind ``endpoint`` to each local engine that may need it."""
+    """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
     refused: set[tuple[str, str]] = set()
     while True:
         try:
@@ -41,7 +41,7 @@ async def _introduce(
     for row in engines.rows:
         for local in list(registry.engines.values()):
             pair = (local.generation, row.generation)
-            wanted = row.local and row.state == "ready" and local.state == "ready"
+            wanted = row.local and row.state == "ready" and row.scheduler and local.up
             if not wanted or pair in refused or not complementary(local.facts.role, row.engine.role):
                 continue
             ask = GetPeer(
@@ -56,8 +56,3 @@ async def _introduce(
                 if refusal.code == "KVD-INCOMPATIBLE":
                     refused.add(pair)  # said once, in an event; it stays so for these two generations
                 log.info("%s: %s", endpoint.host, refusal.message)
-
-
-def complementary(local: Role, peer: Role) -> bool:
-    """Whether KV can move between engines of these roles."""
-    return "both" in (local, peer) or local != peer

@@ -207,7 +207,7 @@ async def describe_engine(parts: Parts, caller: Caller, message: DescribeEngine)
 def ping(parts: Parts, caller: Caller, message: Ping) -> Pong:
     """Here; which of the engines in use are gone, and which there are."""
     gone = parts.askers.pinged(caller.route, message, parts.registry, settling=parts.handshakes.settling)
-    ready = tuple((e.facts.engine_id, e.generation) for e in parts.registry.engines.values() if e.generation)
+    ready = tuple((e.facts.engine_id, e.generation) for e in parts.registry.engines.values() if e.up)
     return Pong(kvd_id=parts.myself.kvd_id, kvd_generation=parts.myself.generation, gone=gone, ready=ready)
 
 

@@ -20,7 +20,7 @@ from kvd.service.registry import Engine, Registry
 from kvd.service.verdicts import Verdicts
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.identity import Endpoint, EngineCard, Role
 from kvd.wire.reply import Refused
 
 log = logging.getLogger(__name__)
@@ -219,12 +219,21 @@ class Handshakes:
             if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
                 self._greet((endpoint, engine_id), peer.friends, generation)
 
-    def local_engine_ready(self, engine: Engine) -> None:
-        """A local engine is there: it is given the peers that it knew in an earlier generation."""
+    def local_engine_up(self, engine: Engine) -> None:
+        """A local engine is there: it is given the peers that it knew in an earlier generation, and its neighbours.
+
+        Neighbours are the engines of this kvd that KV can move to or from; they are given it too. None of this while
+        either still warms up: to connect takes calls that break what a worker captures as a CUDA graph, and what stands
+        in a null block is settled only afterwards.
+        """
         engine_id = engine.facts.engine_id
         for key, peer in self.peers.items():
             if peer.state == "ready" and engine_id in peer.friends and key[0] != HERE:
                 self._greet(key, {engine_id}, peer.card.generation)
+        for other in self._registry.engines.values():
+            if other is not engine and other.up and complementary(engine.facts.role, other.facts.role):
+                self._greet((HERE, other.facts.engine_id), {engine_id}, other.generation)
+                self._greet((HERE, engine_id), {other.facts.engine_id}, engine.generation)
 
     def local_engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
         """A local engine's generation ended: it uses nothing any more, and nobody here may use it."""
@@ -258,7 +267,7 @@ class Handshakes:
     def _greet(self, key: Key, local_engines: set[str], generation: str) -> None:
         """Hand a peer engine to local engines ahead of their first request to it."""
         for local in local_engines:
-            if self._registry.ready(local) is None:
+            if (engine := self._registry.ready(local)) is None or not engine.up:
                 continue  # given it when it is there
             ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
             task = asyncio.get_running_loop().create_task(self._give(ask))
@@ -360,3 +369,8 @@ class Handshakes:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.state, peer.reason, peer.since = state, reason, time.time()
+
+
+def complementary(local: Role, peer: Role) -> bool:
+    """Whether KV can move between engines of these roles."""
+    return "both" in (local, peer) or local != peer

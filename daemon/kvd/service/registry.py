@@ -82,6 +82,11 @@ class Engine:
         if self.scheduler is not None:
             yield self.scheduler
 
+    @property
+    def up(self) -> bool:
+        """Whether it serves: vLLM makes its scheduler once the workers have warmed up."""
+        return self.state == "ready" and self.scheduler is not None
+
     def card(self) -> EngineCard:
         """What peers are told of it. Only for an engine that is ready."""
         cards = (worker.card for worker in self.ordered)
@@ -103,6 +108,9 @@ class Watcher(Protocol):
 
     def engine_ready(self, engine: Engine) -> None:
         """All workers are here."""
+
+    def engine_up(self, engine: Engine) -> None:
+        """All workers and the scheduler are here."""
 
     def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
         """That generation will not come back."""
@@ -147,6 +155,8 @@ class Registry:
                 f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid
             )
         self._settle(engine, "")
+        if engine.up and (known is None or known.state == "gone"):
+            self._watcher.engine_up(engine)
         return engine
 
     def heard(self, incarnation: str, route: bytes) -> Client | None:

@@ -83,7 +83,11 @@ class _Wiring:
             registered = dispatch.registered_as(self.parts, engine)
             for client in engine.clients:
                 self.parts.local.send(client.route, registered)
-            self.parts.handshakes.local_engine_ready(engine)
+
+    def engine_up(self, engine: Engine) -> None:
+        """Those that it may have to do with learn of it, and it of them."""
+        if self.parts is not None:
+            self.parts.handshakes.local_engine_up(engine)
 
     def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
         """Local users, other kvds, and the engine's own clients are told."""

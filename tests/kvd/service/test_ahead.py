@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 
+import msgspec
+import pytest
+
 from kvd.client.session import Session
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineFacts
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
-from tests.support.daemons import Daemon, daemons, facts, process, scheduler, session, wait_for, worker
+from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
 
 
 class Pushed:
@@ -119,10 +122,10 @@ def test_a_replica_with_another_model_is_not_taken_for_the_same() -> None:
 def test_a_peer_that_restarted_is_handed_over_before_it_is_asked_for() -> None:
     pushed = [Pushed() for _ in range(2)]
     with daemons(2) as (near, far), engine(near, facts("d"), pushed) as (one, _):
-        with process(far, "p"):
+        with engine(far, facts("p")):
             old = one.call(ask_for(far), 20).result(20)
             assert isinstance(old, PeerReady)
-        with process(far, "p"):
+        with engine(far, facts("p")):
             new = wait_for(lambda: pushed[0].generations, 20)
             assert new[0] != old.peer.generation
             assert wait_for(lambda: pushed[1].generations[-1:]) == new[:1]
@@ -139,6 +142,51 @@ def test_an_engine_that_restarts_is_handed_the_peers_that_it_knew() -> None:
             assert isinstance(known, PeerReady)
         with engine(near, facts("d"), pushed):
             assert wait_for(lambda: pushed[0].generations, 20) == [known.peer.generation]
+
+
+def test_engines_of_one_kvd_are_handed_each_other_ahead() -> None:
+    pushed = [[Pushed() for _ in range(2)] for _ in range(3)]
+    here = {
+        "p": msgspec.structs.replace(facts("p"), role="prefill"),
+        "d": msgspec.structs.replace(facts("d"), role="decode"),
+        "e": msgspec.structs.replace(facts("e"), role="decode"),
+    }
+    with (
+        daemons(1) as (kvd,),
+        engine(kvd, here["p"], pushed[0]) as (p, _),
+        engine(kvd, here["d"], pushed[1]) as (d, _),
+        engine(kvd, here["e"], pushed[2]),
+    ):
+        for seen in pushed[1:]:
+            for client in seen:
+                assert wait_for(lambda client=client: client.generations) == [p.state.engine_generation]  # type: ignore[misc]
+        for client in pushed[0]:
+            wait_for(lambda client=client: len(client.generations) == 2)  # type: ignore[misc]
+        ask = GetPeer(local_engine="d", engine_id="p", endpoint=kvd.endpoint)
+        answer = d.call(ask, 20).result(20)
+        assert isinstance(answer, PeerReady)
+        assert (answer.cached, answer.seconds) == (True, 0.0)
+        assert len(pushed[1][0].generations) == 1  # and decoders have nothing to do with each other
+
+
+@pytest.mark.parametrize("missing", ["ours", "theirs"])
+def test_no_engine_is_handed_over_while_one_of_the_two_still_warms_up(missing: str) -> None:
+    """vLLM makes the scheduler when the workers have warmed up."""
+    pushed = Pushed()
+    ours, theirs = facts("d"), facts("p")
+    with (
+        daemons(1) as (kvd,),
+        session(kvd, worker(ours), pushed) as one,
+        session(kvd, worker(theirs)) as other,
+        session(kvd, scheduler(theirs if missing == "ours" else ours)) as chief,
+    ):
+        for client in (one, other):
+            client.wait(lambda s: bool(s.engine_generation), 10)
+        chief.wait(lambda s: s.connected, 10)
+        kvd.status()
+        assert not pushed.generations
+        with session(kvd, scheduler(ours if missing == "ours" else theirs)):
+            assert wait_for(lambda: pushed.generations) == [other.state.engine_generation]
 
 
 def test_sixty_four_workers_register_at_once_and_the_loop_stays_free() -> None:

@@ -233,10 +233,15 @@ def test_a_release_that_cannot_be_delivered_is_kept_until_it_can() -> None:
 
 def test_configured_peers_are_known_before_the_first_request() -> None:
     pushed: list[Message] = []
-    with daemons(1) as (far,), session(far, worker(facts("p"))), daemons(1) as (near,):
+    with (
+        daemons(1) as (far,),
+        session(far, worker(facts("p"))),
+        session(far, scheduler(facts("p"))),
+        daemons(1) as (near,),
+    ):
         near.kill()
         near.environment["KVD_PEER_CONNECT"] = f"127.0.0.1:{far.port}"
         near.start()
-        with session(near, worker(facts("d")), pushed.append):
+        with session(near, worker(facts("d")), pushed.append), session(near, scheduler(facts("d"))):
             ready = wait_for(lambda: next((m for m in pushed if isinstance(m, PeerReady)), None), 15)
             assert ready.peer.engine.engine_id == "p"

@@ -18,7 +18,7 @@ from kvd.vllm.worker import WorkerHalf
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.transfer import ListTransfers, Transfers
 from tests.kvd.vllm.bench import cache_config, facts, full, groups_of, order, place, prefill
-from tests.kvd.vllm.rig import BLOCKS, Buffer, gather, memory
+from tests.kvd.vllm.rig import BLOCKS, ELEMENTS, Buffer, gather, memory
 from tests.support.daemons import Daemon, daemons, scheduler, session, wait_for
 
 LONG = 30.0
@@ -51,7 +51,12 @@ def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, Session
 
 
 def test_the_first_request_of_configured_peers_pays_no_handshake() -> None:
-    with daemons(1) as (far,), daemons(1) as (near,), worker(far, "p") as (source, _, prefiller):
+    with (
+        daemons(1) as (far,),
+        daemons(1) as (near,),
+        worker(far, "p") as (source, _, prefiller),
+        session(far, scheduler(facts("p"))),
+    ):
         near.kill()
         near.environment["KVD_PEER_CONNECT"] = f"127.0.0.1:{far.port}"
         near.start()
@@ -65,13 +70,17 @@ def test_the_first_request_of_configured_peers_pays_no_handshake() -> None:
             assert isinstance(known, PeerReady)
             before = near.status().counters["received.get_peer"]
 
+            null = target.reshape(2, BLOCKS, ELEMENTS)[:, 0]
+            wait_for(null.all, LONG)  # it has connected too
+            assert not target.reshape(2, BLOCKS, ELEMENTS)[:, 1:].any()
             remote = prefill(((2, 3),), generation=generation)
             load = replace(order(remote, (5, 6), seconds=LONG), handshake_seconds=known.seconds)
             decoder.start(StepOrders(loads=[load]))
             assert not gather(decoder, 1).failed
 
             assert near.status().counters["received.get_peer"] == before  # the worker had nothing to ask
-            assert target.any()
+            there, here = (b.reshape(2, BLOCKS, ELEMENTS) for b in (source, target))
+            assert (here[:, [5, 6]] == there[:, [2, 3]]).all()
             (row,) = wait_for(lambda: _transfers(near), LONG)
             assert row.record.state == "done"
             assert row.record.stages["handshake"] == 0
