@@ -16,10 +16,7 @@ import numpy as np
 import pytest
 
 from kvd.geometry.model import Rank, WorkerGeometry
-from kvd.topology.blocks import BlockList
-from kvd.topology.compile import compile_plan
-from kvd.topology.plan import plan_worker
-from kvd.vllm.caches import by_layer, in_one_form
+from kvd.vllm.caches import in_one_form
 from kvd.vllm.groups import group_facts
 from kvd.vllm.tensors import Place, worker_geometry
 
@@ -159,62 +156,3 @@ def test_states_beside_attention(reshape: Callable[..., dict[str, Any]], layout:
     layer = worker.layers["m0"][1]
     assert (layer.page.content, layer.stride) == (content, full.page_size_bytes)
     assert list(layer.page.by_name) == ["conv.q", "conv.k", "conv.v", "ssm"]
-
-
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("backend", ["flash", "triton", "mla"])
-def test_blocks_of_all_layers(backend: str, layout: Any) -> None:
-    """Where vLLM puts all layers of a block side by side, a row of blocks is one run, whatever the layers."""
-    import torch
-    from vllm.v1.attention.backends.utils import set_kv_cache_layout
-    from vllm.v1.kv_cache_interface import (
-        FullAttentionSpec,
-        KVCacheConfig,
-        KVCacheGroupSpec,
-        KVCacheTensor,
-        MLAAttentionSpec,
-    )
-    from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
-
-    if not hasattr(KVConnectorModelRunnerMixin, "allocate_uniform_kv_caches"):
-        pytest.skip("this vLLM takes the order of dimensions by name")
-    set_kv_cache_layout(layout)
-    attended = attention(backend)
-    assert attended.indexes_kv_by_block_stride()
-    spec = (
-        MLAAttentionSpec(block_size=64, num_kv_heads=1, head_size=LATENT, dtype=torch.bfloat16)
-        if backend == "mla"
-        else FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-    )
-    names = ["l0", "l1", "l2"]
-    config = KVCacheConfig(
-        num_blocks=BLOCKS,
-        kv_cache_tensors=[KVCacheTensor(size=spec.page_size_bytes * BLOCKS, shared_by=[n]) for n in names],
-        kv_cache_groups=[KVCacheGroupSpec(names, spec)],
-    )
-    group = SimpleNamespace(kv_cache_spec=spec, backend=attended)
-    caches, whole, _ = KVConnectorModelRunnerMixin.allocate_uniform_kv_caches(
-        config, [[group]], "auto", torch.device("cpu"), [spec.block_size]
-    )
-    given = by_layer(whole, attended, config.kv_cache_tensors)
-    assert {n: (t.data_ptr(), t.shape, t.stride()) for n, t in given.items()} == {
-        n: (t.data_ptr(), t.shape, t.stride()) for n, t in caches.items()
-    }
-    where = Place(rank=Rank(0, 0, 0), tp=1, dcp=1, kv_heads=spec.num_kv_heads)
-    worker = worker_geometry(in_one_form(given, torch.int8), config, group_facts(config), where)
-    (plan,) = (plan_worker(worker, (worker,), (worker,)),)
-    ids = np.array([7, 2, 3, 4], np.int64)
-    blocks = {0: BlockList(0, ids)}
-    (rows,) = compile_plan(plan, blocks, blocks, tokens=4 * spec.block_size).values()
-    assert sorted(rows.length) == [len(names) * spec.page_size_bytes, 3 * len(names) * spec.page_size_bytes]
-    for name in names:
-        memory = np.ctypeslib.as_array(
-            (ctypes.c_uint8 * worker.regions[0].length).from_address(worker.regions[0].address)
-        )
-        memory[:] = 0
-        given[name][7].fill_(-1)
-        at = worker.page_address(worker.layers[name][1]) - worker.regions[0].address
-        stride = worker.layers[name][1].stride
-        written = np.flatnonzero(memory)
-        assert (written.min(), len(written) > 0) == (at + 7 * stride, True)
-        assert written.max() < 8 * stride
