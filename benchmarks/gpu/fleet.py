@@ -28,6 +28,8 @@ Way = Literal["nixl", "mooncake", "direct", "stock-nixl", "stock-mooncake", "non
 STOCK = ("stock-nixl", "stock-mooncake")
 JOINED = {"enable_cross_layers_blocks": "True"}
 """The option of stock NIXL that lays blocks out as our pulls do, all layers of a block side by side."""
+FIRST_RUNNER = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+"""The second model runner of vLLM 0.26, which it takes for dense models by itself, cannot join layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of the connector.
+    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM.
     """
 
     kind: str
@@ -71,6 +73,7 @@ class PairSpec:
     longest: int = 0
     room: float = 2.5
     options: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -248,7 +251,7 @@ def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dic
         if spec.way in STOCK:
             # Without these the stock connectors run over TCP: they are measured at their best.
             made |= {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on", "MC_INTRANODE_NVLINK": "1"}
-    return made
+    return made | spec.env
 
 
 def needs_scheduler() -> bool:

@@ -13,7 +13,7 @@ from benchmarks.gpu import steps
 from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.correctness import check, watch
 from benchmarks.gpu.faults import forced, killed, stopped
-from benchmarks.gpu.fleet import JOINED, Fleet, Pair, PairSpec, Way
+from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.pushing import overlap
 from benchmarks.gpu.timing import in_turns, warm
@@ -116,8 +116,8 @@ def _unequal(kind: str) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         longest = fleet.sizes.middle
         return [
-            PairSpec(kind=kind, way=way, tp=(1, 2), gpus=("0", "0,1"), longest=longest, mode=mode)
-            for mode in _modes(kind)
+            PairSpec(kind=kind, way=way, tp=(1, 2), gpus=("0", "0,1"), longest=longest, mode=mode, env=env)
+            for mode, env in _modes(kind)
             for way in ("direct", "nixl")
         ]
 
@@ -133,22 +133,27 @@ def _every_byte(fleet: Fleet, pair: Pair) -> list[str]:
 def _pairs_of(fleet: Fleet, kind: str) -> list[PairSpec]:
     longest = fleet.sizes.middle
     return [
-        PairSpec(kind=kind, way=way, longest=longest, gpus=fleet.apart, mode=mode)
-        for mode in _modes(kind)
+        PairSpec(kind=kind, way=way, longest=longest, gpus=fleet.apart, mode=mode, env=env)
+        for mode, env in _modes(kind)
         for way in OURS
     ]
 
 
-def _modes(kind: str) -> tuple[Mode, ...]:
+def _modes(kind: str) -> tuple[tuple[Mode, dict[str, str]], ...]:
     """Engines for pushes, which also pull; where there is one group the memory of engines for pulls is another."""
-    return ("push", "pull") if kind in ONE_GROUP else ("push",)
+    return (("push", {}), ("pull", FIRST_RUNNER)) if kind in ONE_GROUP else (("push", {}),)
 
 
 def _times(name: str, which: int) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         ways: tuple[Way, ...] = (*OURS, "stock-nixl", "stock-mooncake")
         spec = functools.partial(
-            PairSpec, kind="dense", mode="pull", block=fleet.sizes.blocks[which], gpus=fleet.apart
+            PairSpec,
+            kind="dense",
+            mode="pull",
+            block=fleet.sizes.blocks[which],
+            gpus=fleet.apart,
+            env=FIRST_RUNNER,
         )
         return [*(spec(way=way) for way in ways), spec(way="stock-nixl", options=JOINED)]
 
@@ -183,6 +188,7 @@ def _steps() -> Stage:
             gpus=fleet.apart,
             eager=fleet.device != "cuda",
             block=fleet.sizes.blocks[0],
+            env=FIRST_RUNNER,
         )
         ways = [spec(way="none")]
         # The stock connector shows what of an idle one's cost is vLLM's own.
