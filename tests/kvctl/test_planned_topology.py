@@ -73,7 +73,7 @@ def test_deepseek_latents_are_read_once_by_every_rank(planned: Any) -> None:
         8 * 100 * 61,
         8 * 61,
     )
-    assert codes(pair) == {"REPEATED_READS": "info"}
+    assert codes(pair) == {"REPEATED_READS": "info", "LAYERS_APART": "info"}
 
 
 def test_qwen3_next_states_are_split_and_its_heads_repeated(planned: Any) -> None:

@@ -23,6 +23,12 @@ MANY_SEGMENTS = 8
 MANY_COPIES = 100_000
 """Copies of one request from which their number alone is worth a word."""
 
+FULL_SPEED = 256 << 10
+"""Bytes of a copy below which GPUs' engines pay by the copy (docs/gpu.md)."""
+
+MANY_LAYERS = 8
+"""Copies of one block from which it is worth a word that its layers stand apart."""
+
 UNEVEN = 1.25
 """A rank that carries this many times the average decides alone how long a request takes."""
 
@@ -73,6 +79,7 @@ def find(
         *_failures(factors),
         *storms,
         *(() if storms else _many_copies(request)),
+        *_together(_layers_apart(local, plans)),
         *_uneven(request),
         *_layouts(factors, plans),
         *_together(_block_sizes(local, remote, plans)),
@@ -162,6 +169,37 @@ def _many_copies(request: RequestCost | None) -> Iterator[Finding]:
             "set larger blocks (--block-size), the same on both sides; with decode context parallelism also"
             " --cp-kv-cache-interleave-size",
         )
+
+
+def _layers_apart(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[OfGroup]:
+    """Groups whose pages fit one to one, so that only the layers' places keep a lone block from being one copy."""
+    if local.facts.get("transfer_mode") == "push" or _runs_on_cpus(local):
+        return
+    most: dict[int, tuple[int, int]] = {}
+    for plan in plans:
+        for read in plan.reads:
+            copies = len(read.rows)
+            if read.filling[1] == copies >= MANY_LAYERS and read.bytes_per_block < FULL_SPEED * copies:
+                size = read.bytes_per_block // copies
+                most[read.group] = max(most.get(read.group, (0, 0)), (copies, size))
+    for group, (copies, size) in sorted(most.items()):
+        yield (
+            group,
+            Finding(
+                "LAYERS_APART",
+                "info",
+                f"a block that stands alone is {copies} copies of {size} bytes, since each layer has memory of its own;"
+                " with all layers of a block together it is one",
+                'set "outermost" to "block" in kv_connector_extra_config of both sides (vLLM 0.29 and later); 0.26 to'
+                " 0.28 do it by themselves for pulls of one group, with VLLM_USE_V2_MODEL_RUNNER=0",
+            ),
+        )
+
+
+def _runs_on_cpus(engine: EngineGeometry) -> bool:
+    """Whether it is a live engine on CPUs, whose attention knows one layout only; a planned one has no devices."""
+    devices = {region.device for worker in engine.workers for region in worker.regions}
+    return "connector_version" in engine.facts and devices == {"cpu"}
 
 
 def _uneven(request: RequestCost | None) -> Iterator[Finding]:

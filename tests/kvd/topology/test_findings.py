@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.model import EngineGeometry
 from kvd.topology.compat import compare
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import PairDescription, describe
@@ -9,6 +13,20 @@ from kvd.topology.findings import Finding, find
 from tests.kvd.topology.samples import engine, gated_delta_net, latent, llama
 
 TWO = ("layers.0", "layers.1")
+
+
+def llama_8b(layout: str, tp: int = 1) -> EngineGeometry:
+    """32 layers of 8 heads: a page of 16 tokens is 64 KiB."""
+    document = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "torch_dtype": "bfloat16",
+    }
+    return engine_from_config(document, Parallel(tp=tp), CacheOptions(layout=layout), engine_id=layout)
 
 
 def found(pair: PairDescription, code: str) -> list[Finding]:
@@ -53,6 +71,24 @@ def test_more_ranks_than_heads_read_the_same_bytes_again() -> None:
     local = engine("d", ("mla", 64, None, latent(TWO)), tp=8)
     [again] = found(describe(local, engine("p", ("mla", 64, None, latent(TWO)))), "REPEATED_READS")
     assert "8 local ranks hold the same latents" in again.message
+
+
+def test_layers_that_stand_apart_are_told_where_nothing_else_keeps_a_block_from_being_one_copy() -> None:
+    apart, together = llama_8b("LBHNC"), llama_8b("BLHNC")
+    [layers] = found(describe(apart, apart), "LAYERS_APART")
+    assert "32 copies of 65536 bytes" in layers.message
+    assert (layers.severity, "outermost" in layers.hint) == ("info", True)
+    assert found(describe(together, together), "LAYERS_APART") == []
+    # The heads of a part of them are no run across layers either way.
+    assert found(describe(apart, llama_8b("LBHNC", tp=2)), "LAYERS_APART") == []
+
+
+def test_layers_may_stand_apart_for_pushes_and_on_cpus() -> None:
+    apart = llama_8b("LBHNC")
+    pushing = replace(apart, facts={**apart.facts, "transfer_mode": "push"})
+    live = replace(apart, facts={**apart.facts, "connector_version": "1"})
+    assert found(describe(pushing, pushing), "LAYERS_APART") == []
+    assert found(describe(live, live), "LAYERS_APART") == []
 
 
 def test_a_rank_that_carries_more_than_its_share_is_named() -> None:
