@@ -70,15 +70,12 @@ class Pair:
 )
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     cell: Cell = request.param
-    # bfloat16 is compared bit for bit: each prompt has to be cut into the pieces that the reference is cut into.
-    one_by_one = not MODELS[cell.model].batches or MODELS[cell.model].dtype == "bfloat16"
     with running(
         cell.model,
         tmp_path_factory.mktemp("cell"),
         tp=cell.tp,
         mode=cell.mode,
         extra={"backend": cell.backend},
-        prefill={"max_num_seqs": 1} if one_by_one else {},
         enable_prefix_caching=cell.caching,
         max_num_seqs=8 if MODELS[cell.model].batches else 1,
         max_num_batched_tokens=CHUNKS.get(cell.model),
