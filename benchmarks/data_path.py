@@ -3,7 +3,8 @@
     python benchmarks/data_path.py [--backend nixl,mooncake,direct] [--tp 1,8] [--tokens 1024] [--rounds 15] [--json]
 
 Two processes hold the KV of a Llama-3.1-8B worker (``--tp`` decides how large a page is: 64 KiB, 8 KiB with 8 ranks).
-In each round the ways take turns; ratios are the median of those within a round.
+In each round the ways take turns; ratios are the median of those within a round, with the interval that holds the true
+median with 95 % certainty whatever its distribution (the sign test's, for rounds that do not depend on each other).
 
 ours    compile the plan for the block ids, submit, poll until done: what the connector does for a request
 raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand
@@ -31,6 +32,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from math import comb
 from multiprocessing.connection import Connection
 from statistics import median
 from types import SimpleNamespace
@@ -40,21 +43,23 @@ import numpy as np
 
 from kvctl.bench.cases import FRAGMENTATIONS, Request, blocks_needed, requests
 from kvctl.bench.memory import Memory, anonymous, place, with_blocks
-from kvctl.bench.moving import Move, move, pause, uncoalesced
+from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.sources import planned
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Lane, State
+from kvd.backends.contract import Lane, State, Transfer, takes_picks, traits_of
 from kvd.backends.direct_memory import memfd
 from kvd.geometry.model import WorkerGeometry
+from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.plan import plan_worker
+from kvd.topology.plan import Plan, plan_worker
+from kvd.topology.request import Copies, compile_request
 
 PIECE = 16 << 20
 SERVE = 200e-6
-SECONDS = 60.0
+CERTAINTY = 0.95
 
-Way = Callable[[], None]
+Way = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,12 @@ def progress(agent: Any, ended: threading.Event) -> None:
 
 
 def stock_agent(name: str, memory: Memory) -> Any:
-    """An agent over the memory. Its own thread would take a whole core, so it has none."""
+    """An agent over the memory that times its transfers, as NixlConnector's. Its own thread would take a whole core."""
     from nixl._api import nixl_agent, nixl_agent_config
 
-    agent = nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
+    agent = nixl_agent(
+        name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"], capture_telemetry=True)
+    )
     agent.register_memory([(r.address, r.length, 0, "") for r in memory.geometry.regions], "DRAM")
     return agent
 
@@ -141,17 +148,17 @@ class Stock:
         ]
 
     def move(self, request: Request) -> None:
-        """Descriptor numbers of both sides, a transfer over the prepared lists, wait."""
+        """Descriptor numbers of both sides, a transfer over the prepared lists, wait, take NIXL's times of it."""
         here = self.compute(self.worker, (request.reader[0].ids.tolist(),), self.blocks[0], None, 1)
         there = self.compute(self.worker, (request.source[0].ids.tolist(),), self.blocks[1], None, 1)
         handle = self.agent.make_prepped_xfer("READ", self.lists[0], here, self.lists[1], there)
-        state = self.agent.transfer(handle)
+        self.agent.transfer(handle)
         posted = time.monotonic()
-        while state == "PROC":
+        while (state := self.agent.check_xfer_state(handle)) == "PROC":
             pause(posted)
-            state = self.agent.check_xfer_state(handle)
         if state != "DONE":
             raise SystemExit(f"NIXL's transfer ended as {state}")
+        self.agent.get_xfer_telemetry(handle)
         self.agent.release_xfer_handle(handle)
 
 
@@ -165,9 +172,26 @@ def pages(worker: WorkerGeometry) -> Any:
     return np.array(rows, np.int64)
 
 
+def by_plan(lane: Lane, plan: Plan, request: Request, *, picks: bool) -> int:
+    """Plan the request, submit it and poll until done; gives the number of descriptors."""
+    if picks:
+        copies = compile_request(plan, request.reader, request.source, tokens=request.tokens)[0]
+    else:
+        copies = Copies(compile_plan(plan, request.reader, request.source, tokens=request.tokens)[0])
+    if copies.picks is not None and takes_picks(lane):
+        finish(lane, lane.submit_picks("tp0", copies.picks))
+    if len(copies.descriptors):
+        wait(lane, copies.descriptors)
+    return copies.runs
+
+
 def wait(lane: Lane, rows: Descriptors) -> None:
     """Submit and poll until done."""
-    transfer = lane.submit("tp0", rows)
+    finish(lane, lane.submit("tp0", rows))
+
+
+def finish(lane: Lane, transfer: Transfer) -> None:
+    """Poll until done."""
     while lane.poll(transfer) is State.PENDING:
         pause(transfer.posted)
     if transfer.state is State.FAILED:
@@ -181,6 +205,7 @@ def source(kind: str, worker: WorkerGeometry) -> Iterator[tuple[Connection, Offe
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(kind, worker, theirs))
     process.start()
+    theirs.close()  # or its death would not be seen here
     try:
         yield ours, ours.recv()
         ours.send(None)
@@ -205,6 +230,7 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
         plan = plan_worker(memory.geometry, [memory.geometry], [offer.worker])
         lane = home.lane("reader")
         lane.add("tp0", offer.metadata)
+        picks = traits_of(home, lane).strided_lists  # as the connector decides
         stock = Stock(memory, offer) if KINDS[kind].stock else None
         offsets = np.arange(0, size, PIECE, dtype=np.int64)
         there = Descriptors(
@@ -214,7 +240,6 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
         )
         for kind_of_blocks in FRAGMENTATIONS:
             [request] = requests(memory.geometry, offer.worker, tokens, 1, kind_of_blocks)
-            way = Move(plan, {"read": lane}, "read", coalesce=True, seconds=SECONDS)
 
             def by_stock(request: Request = request) -> None:
                 if stock is not None:
@@ -222,11 +247,7 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                 else:
                     wait(lane, uncoalesced(plan, request)[0].descriptors)
 
-            found: dict[str, Any] = {}
-
-            def ours(request: Request = request, way: Move = way, found: dict[str, Any] = found) -> None:
-                found["descriptors"] = move(way, [request])["requests"][0]["descriptors"]
-
+            ours = partial(by_plan, lane, plan, request, picks=picks)
             ways: dict[str, Way] = {"ours": ours, "raw": lambda: wait(lane, there), "stock": by_stock}
             pipe.send(request)
             pipe.recv()
@@ -243,11 +264,11 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                     "page_bytes": worker.groups[0].layers[0].page.content,
                     "blocks": kind_of_blocks,
                     "bytes": size,
-                    "descriptors": found["descriptors"],
+                    "descriptors": ours(),
                     "stock_descriptors": tokens // 16 * len(worker.groups[0].layers),
                     "bytes_per_s": {name: size / median(values) for name, values in seconds.items()},
-                    "ours_over_raw": ratio(seconds, "raw", "ours"),
-                    "ours_over_stock": ratio(seconds, "stock", "ours"),
+                    "ours_over_raw": ratio(seconds["raw"], seconds["ours"]),
+                    "ours_over_stock": ratio(seconds["stock"], seconds["ours"]),
                 }
             )
         lane.close()
@@ -267,9 +288,21 @@ def timed(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
     return seconds
 
 
-def ratio(seconds: dict[str, list[float]], other: str, ours: str) -> float:
-    """How many times as fast ours is: the median over the rounds."""
-    return median(a / b for a, b in zip(seconds[other], seconds[ours], strict=True))
+def ratio(theirs: list[float], ours: list[float]) -> dict[str, float]:
+    """How many times as fast ours is: the median over the rounds, and the ends of its interval."""
+    found = sorted(a / b for a, b in zip(theirs, ours, strict=True))
+    out = outside(len(found))
+    return {"median": median(found), "low": found[out], "high": found[-1 - out]}
+
+
+def outside(rounds: int) -> int:
+    """How many of the least values, and of the greatest, the interval of the median leaves out.
+
+    Each round falls below the true median with chance 1/2, so the interval misses it only where at most this many do,
+    or at most this many do not: the binomial distribution says how likely that is. 0 where even all rounds are too few.
+    """
+    chances = accumulate(comb(rounds, below) / 2**rounds for below in range(rounds // 2))
+    return max(0, sum(chance <= (1 - CERTAINTY) / 2 for chance in chances) - 1)
 
 
 def main() -> None:
@@ -297,8 +330,13 @@ def main() -> None:
         sys.stdout.write(
             f"{line['backend']:9} page {line['page_bytes'] >> 10:3} KiB {line['blocks']:11}"
             f" {line['descriptors']:6} of {line['stock_descriptors']} descriptors; GB/s: {rates};"
-            f" ours is {line['ours_over_raw']:.2f} of raw, {line['ours_over_stock']:.2f} of stock\n"
+            f" ours is {told(line['ours_over_raw'])} of raw, {told(line['ours_over_stock'])} of stock\n"
         )
+
+
+def told(found: dict[str, float]) -> str:
+    """A ratio with its interval."""
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 if __name__ == "__main__":

@@ -34,13 +34,11 @@ PARKED_LIMIT = 32
 class Settings:
     """What `open_home` takes as options.
 
-    ``telemetry``: let NIXL time each transfer. ``drain_s``: seconds that a lane being closed waits for its transfers
-    to end. ``abandon``: what becomes of a lane whose transfers did not: ``destroy`` it; ``park`` it
-    (`kvd.backends.nixl_lane.Parked`), safe for our memory only where all transports are software; or ``auto``: park
-    where they surely are, as that spares the peer an abort.
+    ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
+    whose transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl_lane.Parked`), safe for our memory only
+    where all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
     """
 
-    telemetry: bool = True
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
 
@@ -93,7 +91,7 @@ class NixlHome:
         self.name = name
         self._settings = settings
         self._library = library
-        self._agent: Agent | None = Agent(library, name, telemetry=settings.telemetry, progress=True)
+        self._agent: Agent | None = Agent(library, name, progress=True)
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[NixlLane] = set()
         self._landings: set[NixlLanding] = set()
@@ -198,9 +196,7 @@ class NixlHome:
     def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
         """One more agent over the home's memory, which only calls into it advance."""
         device = cuda_driver.ordinal(self._regions)
-        agent = Agent(
-            self._library, name, telemetry=self._settings.telemetry, progress=False, ucx=ucx, device=device
-        )
+        agent = Agent(self._library, name, progress=False, ucx=ucx, device=device)
         try:
             agent.register(self._regions)
         except BackendError:

@@ -42,7 +42,6 @@ class Agent:
         library: Library,
         name: str,
         *,
-        telemetry: bool,
         progress: bool,
         ucx: Mapping[str, str] = MappingProxyType({}),
         device: int | None = None,
@@ -58,10 +57,8 @@ class Agent:
         config = library.config(
             backends=[],
             num_threads=0,
-            capture_telemetry=telemetry,
             enable_prog_thread=progress,
         )
-        self._telemetry = telemetry
         failure = None
         self._nixl: Any = None
         try:
@@ -135,16 +132,6 @@ class Agent:
                 )
             except BackendError as refused:
                 raise self._culprit(memory, members, refused) from None
-
-    def telemetry(self, handle: Any) -> dict[str, float]:
-        """NIXL's own timing of a finished transfer: ``post_us`` and ``transfer_us``; empty where it has none."""
-        if not self._telemetry:
-            return {}
-        try:
-            times = self.call("telemetry", "get_xfer_telemetry", handle)
-        except BackendError:
-            return {}
-        return {"post_us": float(times.postDuration), "transfer_us": float(times.xferDuration)}
 
     def release(self, handles: list[Any]) -> None:
         """Release NIXL's transfer handles and forget them, finished or not. Does not stop bytes on their way."""

@@ -169,7 +169,7 @@ class NixlLane:
                 if self._agent is None or not self._open or transfer.handle not in self._live:
                     self._end(transfer, State.FAILED, f"not a transfer of lane {self.name!r}")
                 else:
-                    self._look(self._agent, transfer)
+                    self._step(self._agent, transfer, "check_xfer_state")
             return transfer.state
 
     def close(self) -> None:
@@ -212,7 +212,7 @@ class NixlLane:
         until = time.monotonic() + self._drain_s
         while self._live and time.monotonic() < until:
             for transfer in list(self._live.values()):
-                self._look(agent, transfer)
+                self._step(agent, transfer, "check_xfer_state")
             time.sleep(_PAUSE_S)
 
     def _opened(self) -> Agent:
@@ -256,25 +256,18 @@ class NixlLane:
             raise
         transfer.posted = time.monotonic()
         self._live[transfer.handle] = transfer
-        for handle in handles:
-            self._advance(agent, transfer, "transfer", handle)
-            if transfer.state is State.FAILED:
-                break
-        else:
-            self._look(agent, transfer)
-        transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
+        self._step(agent, transfer, "transfer")
         return transfer
 
-    def _look(self, agent: Agent, transfer: Transfer) -> None:
-        """Advance all handles; DONE when all are."""
+    def _step(self, agent: Agent, transfer: Transfer, method: str) -> None:
+        """Call a method that gives a state for each handle: DONE when none is under way, FAILED as soon as one is."""
         pending = False
         for handle in transfer.handle.handles:
-            status = self._advance(agent, transfer, "check_xfer_state", handle)
+            status = self._advance(agent, transfer, method, handle)
             if transfer.state is State.FAILED:
                 return
             pending |= status == "PROC"
         if not pending:
-            self._measure(agent, transfer)
             self._release(agent, transfer)
             self._end(transfer, State.DONE, "")
 
@@ -289,12 +282,6 @@ class NixlLane:
             self._release(agent, transfer)
             self._end(transfer, State.FAILED, reason)
         return status
-
-    def _measure(self, agent: Agent, transfer: Transfer) -> None:
-        for handle in transfer.handle.handles:
-            times = agent.telemetry(handle)
-            for key, value in times.items():
-                transfer.detail[key] = transfer.detail.get(key, 0.0) + value
 
     def _release(self, agent: Agent, transfer: Transfer) -> None:
         self._live.pop(transfer.handle, None)

@@ -31,11 +31,13 @@ class Descriptors:
         return int(self.length.sum())
 
 
+NOTHING = Descriptors(*(np.zeros(0, np.int64) for _ in range(3)))
+
+
 def concatenate(parts: list[Descriptors]) -> Descriptors:
     """All rows of all parts, in order."""
     if not parts:
-        empty = np.zeros(0, np.int64)
-        return Descriptors(empty, empty, empty)
+        return NOTHING
     if len(parts) == 1:
         return parts[0]
     return Descriptors(

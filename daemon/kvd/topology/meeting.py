@@ -36,8 +36,7 @@ def meetings(
     plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
 ) -> Iterator[Met]:
     """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
-    for index, blocks in local.items():
-        _distinct(index, blocks)
+    ordered = {index: _distinct(index, blocks) for index, blocks in local.items()}
     for read in plan.reads:
         if read.group not in local:
             continue
@@ -48,16 +47,11 @@ def meetings(
         mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
-        if not _ascending(mine):
+        if not ordered[read.group]:
             order = mine.argsort()
             mine, theirs = mine[order], theirs[order]
-        _in_range(int(mine[0]), int(mine[-1]), plan.local_blocks, f"local group {read.group}")
-        _in_range(
-            int(theirs.min()),
-            int(theirs.max()),
-            plan.remote_blocks[read.remote],
-            f"remote group {read.remote_group}",
-        )
+        _in_range(mine, plan.local_blocks, "local", read.group)
+        _in_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
         yield Met(read, mine, theirs)
 
 
@@ -123,22 +117,23 @@ def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> N
         )
 
 
-def _distinct(index: int, blocks: BlockList) -> None:
-    """Raise `BlockMismatch` where a block would be written twice."""
-    if _ascending(blocks.ids):
-        return
+def _distinct(index: int, blocks: BlockList) -> bool:
+    """Whether the ids count up. Raises `BlockMismatch` where a block would be written twice."""
+    steps = blocks.ids[1:] > blocks.ids[:-1]
+    if np.count_nonzero(steps) == len(steps):
+        return True
     ids = np.sort(blocks.ids)
     same = ids[1:] == ids[:-1]
     if same.any():
         twice = ids[1:][same][0]
         times = int(np.count_nonzero(ids == twice))
         raise BlockMismatch(f"local group {index}: block id {int(twice)} is given {times} times")
+    return False
 
 
-def _ascending(ids: Int64) -> bool:
-    return bool((ids[1:] > ids[:-1]).all())
-
-
-def _in_range(least: int, most: int, blocks: int, what: str) -> None:
-    if least < 0 or most >= blocks:
-        raise BlockMismatch(f"{what}: block ids {least}..{most} and only {blocks} blocks")
+def _in_range(ids: Int64, blocks: int, side: str, group: int) -> None:
+    # As unsigned numbers negative ids are the largest of all: one pass finds both.
+    if int(np.maximum.reduce(ids.view(np.uint64))) >= blocks:
+        raise BlockMismatch(
+            f"{side} group {group}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks"
+        )

@@ -2,7 +2,8 @@
 
 Coalesced descriptors are fewest, but a backend must check each one's address and prepare it for the post. Cells of a
 grid were checked when the grid was prepared; a pick costs a fraction of a descriptor's time, but there is one for each
-block. `LEAST_RUN` is where the two meet (docs/geometry.md has the measurement).
+block. `LEAST_RUN` is where the two meet, and below `FEW` cells picks cost least whatever the runs, as nothing need be
+joined (docs/geometry.md has the measurements).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from kvd.topology.plan import Cells, Plan
 
 LEAST_RUN = 6
 """Blocks that a descriptor must join on average to be worth more than picks."""
-FEW = 256
-"""Descriptors that are too few for the choice to matter; a plan's first picks also prepare its grid."""
+FEW = 4096
+"""Cells so few that joining them takes longer than it saves. Backends that take picks join neighbours themselves."""
 
 
 @dataclass(slots=True)
@@ -61,14 +62,14 @@ def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: lis
     rows, picked, left = [], [], 0
     for met in straight:
         count = left_over(met)
-        if _scattered(grid[0], count, len(met.read.rows) * len(met.mine)):
+        if _by_number(grid[0], count, len(met.read.rows) * len(met.mine)):
             picked.append(met)
             left += count
         else:
             rows.append(coalesced(met))
     if split:
         joined = coalesce(concatenate([coalesced(met) for met in split]))
-        if _scattered(grid[0], len(joined), sum(len(met.read.rows) * len(met.mine) for met in split)):
+        if _by_number(grid[0], len(joined), sum(len(met.read.rows) * len(met.mine) for met in split)):
             picked += split
             left += len(joined)
         else:
@@ -76,8 +77,8 @@ def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: lis
     return Copies(concatenate(rows), _picks(grid, picked, left) if picked else None)
 
 
-def _scattered(grid: Grid, descriptors: int, cells: int) -> bool:
-    return grid.numbered and descriptors >= FEW and descriptors * LEAST_RUN > cells
+def _by_number(grid: Grid, descriptors: int, cells: int) -> bool:
+    return grid.numbered and (cells <= FEW or descriptors * LEAST_RUN > cells)
 
 
 def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met], left: int) -> Picks:

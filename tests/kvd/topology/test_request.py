@@ -95,9 +95,12 @@ def test_scattered_blocks_are_picked_and_runs_are_addressed(
     assert copies.runs == LAYERS * BLOCKS // (2 * length)
 
 
-def test_few_descriptors_are_not_worth_a_grid(dense: Plan) -> None:
-    assert compiled(dense, in_runs(1)[: request.FEW // LAYERS]).picks is not None
-    assert compiled(dense, in_runs(1)[: request.FEW // LAYERS - 1]).picks is None
+def test_few_cells_are_picked_whatever_their_runs(dense: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "FEW", LAYERS * 100)
+    few = compiled(dense, np.arange(100))
+    assert few.picks is not None
+    assert (len(few.picks), few.runs) == (LAYERS * 100, LAYERS)
+    assert compiled(dense, np.arange(101)).picks is None
 
 
 def test_descending_blocks_are_put_in_order_for_a_backend_that_joins(dense: Plan) -> None:
