@@ -55,6 +55,12 @@ class Measured:
         """Say that there is somebody."""
         return True
 
+    def kvb_connected(self, engine_id: str) -> bool:
+        """Whether this worker knows that engine, and its probe has ended."""
+        half = _connector()._worker  # noqa: SLF001
+        lane = half._lanes.get(engine_id)  # noqa: SLF001
+        return bool(lane and lane._lane and lane._probing.posted and not lane._probing.on)  # noqa: SLF001
+
     def kvb_joined(self) -> bool:
         """Whether all layers of a block stand side by side in this worker's memory."""
         runner = self.model_runner  # type: ignore[attr-defined] - of vLLM's worker, which this is mixed into

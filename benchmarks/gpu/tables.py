@@ -210,11 +210,17 @@ def first_requests(lines: Sequence[Line]) -> str:
                     ms(line["first_token"]),
                     ms(steady),
                     ratio(line["first_token"], steady),
+                    ms(_transfer_time([line])),
+                    ms(_transfer_time(later)),
                 )
             )
     return table(
-        ("where", "block", "way", "memory", "first request", "later ones", "ratio"), dict.fromkeys(rows)
-    )
+        (
+            "where", "block", "way", "memory", "first request", "later ones", "ratio", "first transfer",
+            "later ones",
+        ),
+        dict.fromkeys(rows),
+    )  # fmt: skip
 
 
 def overlaps(lines: Sequence[Line]) -> str:

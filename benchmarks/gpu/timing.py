@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,9 @@ from benchmarks.gpu.asking import Mode, alone, ask, fresh, records
 from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
+from kvd.wire.handshake import GetPeer
+
+CONNECT_SECONDS = 15.0
 
 
 def warm(fleet: Fleet, running: Sequence[Pair], lengths: Sequence[int]) -> None:
@@ -29,7 +33,12 @@ def _warm(fleet: Fleet, pair: Pair, lengths: Sequence[int]) -> None:
 
 
 def in_turns(fleet: Fleet, running: Sequence[Pair], modes: Sequence[Mode], rounds: int) -> None:
-    """A first request of each pair, then every length and mode, the pairs in turn within each round."""
+    """A first request of each pair, then every length and mode, the pairs in turn within each round.
+
+    The first is one between engines that are up, warm and, where they are ours, introduced to each other.
+    """
+    for pair in running:
+        tried(fleet, pair, "introduce", functools.partial(introduce, fleet, pair))
     for pair in running:
         once(fleet, pair, modes[0], fleet.sizes.short, note="first")
     for tokens in fleet.sizes.all:
@@ -38,6 +47,30 @@ def in_turns(fleet: Fleet, running: Sequence[Pair], modes: Sequence[Mode], round
                 for mode in modes if pair.spec.way not in STOCK else modes[:1]:
                     # The first of a length is not counted: pools of the libraries grow.
                     once(fleet, pair, mode, tokens, note="warm" if number == 0 else "steady")
+
+
+def introduce(fleet: Fleet, pair: Pair) -> None:
+    """Hand both engines each other, as kvd does by itself for the kvds of its ``peer.connect``, and let them connect.
+
+    vLLM's own connectors know no such thing: each meets its peer in the first request.
+    """
+    if pair.spec.way in (*STOCK, "none"):
+        return
+    for here, there in ((1, 0), (0, 1)):
+        pair.hosts[here].ask(
+            GetPeer(
+                local_engine=pair.ids[here],
+                engine_id=pair.ids[there],
+                endpoint=pair.hosts[there].endpoint(),
+            )
+        )
+    until = time.monotonic() + CONNECT_SECONDS
+    while not all(pair.decode.ask_workers("kvb_connected", pair.ids[0])):
+        if time.monotonic() > until:
+            fleet.report.say(f"{pair.spec.name}: introduced, but not connected within {CONNECT_SECONDS:g} s")
+            return
+        time.sleep(0.05)
+    fleet.report.say(f"{pair.spec.name}: introduced")
 
 
 def once(fleet: Fleet, pair: Pair, mode: Mode, tokens: int, *, note: str) -> None:

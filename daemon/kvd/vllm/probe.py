@@ -42,7 +42,7 @@ BARE = 64
 """Bytes of each row in the reads that show what all but the bytes takes."""
 
 Told = Callable[[Peer, str, list[Probed]], None]
-"""Told of a peer how its workers' memory was read, and by which backend (empty: the home's own)."""
+"""Told of a peer that was probed, by which backend (empty: the home's own), and what was measured, if anything."""
 
 
 @dataclass(slots=True)
@@ -173,7 +173,7 @@ class Probing:
         peer, transfers = self._peer, self._transfers
         results = [sample.result for sample in self._samples.values()]
         self.stop()
-        if peer is not None and self._told is not None and results:
+        if peer is not None and self._told is not None:
             self._told(peer, next((t.backend for t in transfers if t.backend), ""), results)
 
     def _failed(self, why: str) -> str:
