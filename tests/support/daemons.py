@@ -48,13 +48,17 @@ def measured(what: str, seconds: float) -> None:
 
 @dataclass
 class Daemon:
-    """One kvd process in a directory of its own; started and killed as often as a test likes."""
+    """One kvd process in a directory of its own; started and killed as often as a test likes.
+
+    It writes to ``stderr`` where that is given, a file descriptor, and else to a file (`log`).
+    """
 
     directory: Path
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
     port: int = 0
+    stderr: int | None = None
 
     def start(self, *, wait: bool = True) -> Daemon:
         """Start it; it serves when this returns. A peer port that was given out once is asked for again."""
@@ -76,7 +80,7 @@ class Daemon:
                     *self.arguments,
                 ],
                 env={**environment, "PYTHONPATH": paths, **self.environment},
-                stderr=log,
+                stderr=log if self.stderr is None else self.stderr,
                 stdout=log,
                 text=True,
             )

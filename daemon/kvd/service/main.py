@@ -15,6 +15,7 @@ from typing import NoReturn
 from kvd.service import curve
 from kvd.service.config import Config, load
 from kvd.service.errors import ServiceError
+from kvd.service.log import writing
 from kvd.service.notify import from_environment
 from kvd.service.queries import own_version
 from kvd.service.serve import serve
@@ -51,8 +52,12 @@ def _act(given: argparse.Namespace) -> int:
         where = f"runtime directory {config.directory}, state in {config.state_directory}"
         sys.stdout.write(f"kvd: settings are good; {where}\n")
         return 0
-    logging.basicConfig(stream=sys.stderr, format=_log_format(), level=logging.WARNING)
-    logging.getLogger("kvd").setLevel(config.log_level.upper())
+    with writing(sys.stderr.fileno(), _log_format()):
+        logging.getLogger("kvd").setLevel(config.log_level.upper())
+        return _serve(given, config)
+
+
+def _serve(given: argparse.Namespace, config: Config) -> int:
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:

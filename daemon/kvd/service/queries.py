@@ -7,6 +7,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 
 from kvd.service.handshake import HERE
+from kvd.service.log import dropped
 from kvd.service.parts import Parts
 from kvd.service.registry import place
 from kvd.wire.identity import RankId
@@ -99,7 +100,7 @@ def status(parts: Parts) -> Status:
         started=parts.myself.started_at,
         runtime_dir=str(parts.directory),
         endpoint=parts.myself.endpoint,
-        counters={**parts.counters, "loop.turns_long": parts.turns.long},
+        counters={**parts.counters, "loop.turns_long": parts.turns.long, "log.lines_dropped": dropped()},
         gauges=gauges(parts),
         peers=tuple(link.row() for link in parts.links.links.values()),
         draining=parts.draining,

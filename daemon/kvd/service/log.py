@@ -1,0 +1,83 @@
+"""The daemon's log, written by a thread of its own: a pipe that nobody reads, or a stalled disk, stops nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import select
+import threading
+from collections.abc import Iterator
+
+MOST_LINES = 8192
+"""Lines that wait to be written; what comes beyond them is dropped and counted."""
+LAST_SECONDS = 1.0
+"""How long the end of the daemon waits for the last lines."""
+
+
+class Writer(logging.Handler):
+    """Formats records where they are logged, and writes them on a thread that may block for as long as it must.
+
+    It writes to the file descriptor, past Python's buffered files: what they hold locked while they block, the end of
+    the interpreter would wait for.
+    """
+
+    def __init__(self, descriptor: int, text: str, most: int = MOST_LINES) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(text))
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes | None] = queue.Queue(most)
+        self._thread = threading.Thread(target=self._write, name="kvd-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Hand the line over; never waits."""
+        try:
+            self._lines.put_nowait(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+        except queue.Full:
+            self.dropped += 1
+        except Exception:  # noqa: BLE001 (arguments that do not fit their text: logging says which, and goes on)
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Write what waits, for `LAST_SECONDS` twice at most."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=LAST_SECONDS)
+        self._thread.join(LAST_SECONDS)
+        super().close()
+
+    def _write(self) -> None:
+        told = 0
+        while (line := self._lines.get()) is not None:
+            _write_all(self._descriptor, line)
+            if told != (dropped := self.dropped):
+                _write_all(self._descriptor, f"kvd: {dropped - told} lines of this log were lost\n".encode())
+                told = dropped
+
+
+@contextlib.contextmanager
+def writing(descriptor: int, text: str) -> Iterator[None]:
+    """All logging of the process goes to ``descriptor``, formatted as ``text`` says."""
+    writer = Writer(descriptor, text)
+    logging.basicConfig(handlers=[writer], level=logging.WARNING)
+    try:
+        yield
+    finally:
+        writer.close()
+
+
+def dropped() -> int:
+    """Lines of this process that could not be written in time."""
+    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, Writer))
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    # Where nobody will ever read there is nobody to tell either.
+    with contextlib.suppress(OSError):
+        while text:
+            try:
+                text = text[os.write(descriptor, text) :]
+            except BlockingIOError:
+                select.select([], [descriptor], [])

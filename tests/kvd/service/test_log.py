@@ -1,0 +1,117 @@
+"""The log never stops the daemon: where it cannot be written, lines wait, then are dropped and counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from kvd.service.log import Writer
+from tests.support.daemons import daemons, facts, session, wait_for, worker
+
+SECONDS = 20
+
+
+@contextmanager
+def full_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe that holds no byte more, its reading end first. Writing to it blocks."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with suppress(BlockingIOError):
+        while os.write(writer, b"." * 65536):
+            pass
+    with suppress(BlockingIOError):
+        while os.write(writer, b"."):
+            pass
+    os.set_blocking(writer, True)
+    try:
+        yield reader, writer
+    finally:
+        for descriptor in (reader, writer):
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+def emptied(reader: int) -> str:
+    """All that is in the pipe now."""
+    os.set_blocking(reader, False)
+    found = b""
+    with suppress(BlockingIOError):
+        while part := os.read(reader, 1 << 20):
+            found += part
+    return found.decode().lstrip(".")
+
+
+@contextmanager
+def log_of(writer: Writer) -> Iterator[logging.Logger]:
+    log = logging.getLogger("test of the log")
+    log.propagate = False
+    log.addHandler(writer)
+    yield log
+    log.removeHandler(writer)
+    writer.close()
+
+
+def test_a_kvd_whose_log_nobody_reads_serves_and_ends() -> None:
+    with full_pipe() as (_, writer), daemons(1, "--log-level", "debug") as (kvd,):
+        assert kvd.stop() == 0
+        kvd.stderr = writer
+        kvd.start()
+        with session(kvd, worker(facts("e"))):
+            assert kvd.engines()["e"].state == "ready"
+        assert kvd.status().counters["log.lines_dropped"] == 0
+        assert kvd.stop(SECONDS) == 0
+
+
+def test_lines_that_waited_are_written_once_somebody_reads() -> None:
+    with full_pipe() as (reader, descriptor):
+        writer = Writer(descriptor, "%(levelname)s %(message)s")
+        with log_of(writer) as log:
+            for number in range(3):
+                log.warning("line %d", number)
+            text = ""
+
+            def all_there() -> bool:
+                nonlocal text
+                text += emptied(reader)
+                return text.count("\n") == 3
+
+            wait_for(all_there, SECONDS)
+    assert text == "WARNING line 0\nWARNING line 1\nWARNING line 2\n"
+    assert writer.dropped == 0
+
+
+def test_what_the_queue_does_not_hold_is_counted_and_told() -> None:
+    with full_pipe() as (reader, descriptor):
+        writer = Writer(descriptor, "%(message)s", most=2)
+        with log_of(writer) as log:
+            for number in range(10):
+                log.warning("line %d", number)
+            # One line may be with the thread, two wait.
+            lost = writer.dropped
+            assert lost in (7, 8)
+            text = ""
+
+            def told() -> bool:
+                nonlocal text
+                text += emptied(reader)
+                return "lost" in text
+
+            wait_for(told, SECONDS)
+    assert f"kvd: {lost} lines of this log were lost\n" in text
+
+
+def test_a_pipe_that_never_blocks_is_waited_for() -> None:
+    with full_pipe() as (reader, descriptor):
+        os.set_blocking(descriptor, False)
+        with log_of(Writer(descriptor, "%(message)s")) as log:
+            log.warning("a line")
+            assert wait_for(lambda: emptied(reader), SECONDS) == "a line\n"
+
+
+def test_a_log_whose_reader_is_gone_is_no_error() -> None:
+    with full_pipe() as (reader, descriptor):
+        os.close(reader)
+        with log_of(Writer(descriptor, "%(message)s")) as log:
+            log.warning("a line")
