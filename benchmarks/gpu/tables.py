@@ -60,12 +60,11 @@ def machines(lines: Sequence[Line]) -> str:
             line["gpus"],
             line["cores"],
             ", ".join(f"{name} {version}" for name, version in line["versions"].items()),
-            line["commit"],
         )
         for line in lines
         if line["what"] == "machine"
     ]
-    return table(("device", "devices", "cores", "versions", "commit"), dict.fromkeys(rows))
+    return table(("device", "devices", "cores", "versions"), dict.fromkeys(rows))
 
 
 def ceilings(lines: Sequence[Line]) -> str:
@@ -128,9 +127,10 @@ def bytes_and_answers(lines: Sequence[Line]) -> str:
 def transfers(lines: Sequence[Line]) -> str:
     """Transfer times beside the stock connectors' of the same run."""
     rows = []
-    for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
+    for (block, where, tokens, _), some in _transfers(lines):
         ways = _by_way(some)
         times = {key: _transfer_time(one) for key, one in ways.items()}
+        moving = {key: _transfer_time(one, ("post", "wire")) for key, one in ways.items()}
         for key in _in_order(ways):
             (way, memory), one = key, ways[key]
             against = times.get((STOCK_OF.get(way, ""), BY_LAYER))
@@ -146,12 +146,13 @@ def transfers(lines: Sequence[Line]) -> str:
                     ms(times[key]),
                     _share(one, times[key]),
                     ratio(times[key], against),
+                    ratio(moving[key], against),
                 )
             )
     return table(
         (
             "where", "block", "tokens", "way", "memory", "bytes", "copies", "transfer", "of which posting",
-            "over stock",
+            "over stock", "without planning",
         ),
         rows,
     )  # fmt: skip
@@ -160,7 +161,7 @@ def transfers(lines: Sequence[Line]) -> str:
 def first_tokens(lines: Sequence[Line]) -> str:
     """The decoder's first token: loaded, by stock, computed here; the first request against later ones."""
     rows = []
-    for (block, where, tokens), some in _groups(lines, "transfer", ("block", _where, "tokens")).items():
+    for (block, where, tokens, _), some in _transfers(lines):
         ways = _by_way(some)
         times = {key: _median(one, "first_token") for key, one in ways.items()}
         for key in _in_order(ways):
@@ -187,16 +188,20 @@ def first_tokens(lines: Sequence[Line]) -> str:
 
 
 def first_requests(lines: Sequence[Line]) -> str:
-    """The first hand-over between two engines against later ones of its length."""
+    """The first hand-over between two engines against later ones of its length, of each way in its last run."""
     some = [line for line in lines if line["what"] == "transfer" and not line["error"]]
+    last = {(line["block"], _where(line), line["way"]): line["run"] for line in some}
     rows = []
     for line in (one for one in some if one["note"] == "first"):
+        if line["run"] != last[line["block"], _where(line), line["way"]]:
+            continue
         later = [
             one
             for one in some
             if one["note"] == "steady"
             and all(
-                one.get(key) == line.get(key) for key in ("way", "joined", "block", "tokens", "mode", "gpus")
+                one.get(key) == line.get(key)
+                for key in ("run", "way", "joined", "block", "tokens", "mode", "gpus")
             )
         ]
         if later:
@@ -342,6 +347,12 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
 }
 
 
+def _transfers(lines: Sequence[Line]) -> Iterable[tuple[tuple[Any, ...], list[Line]]]:
+    """Transfers by block, devices and tokens, apart for runs in which layers could be joined."""
+    joined = {line["run"] for line in lines if line.get("joined")}
+    return _groups(lines, "transfer", ("block", _where, "tokens", lambda line: line["run"] in joined)).items()
+
+
 def _groups(lines: Iterable[Line], what: str, keys: Sequence[Any]) -> dict[Any, list[Line]]:
     """Lines of a kind that count, by some of their fields; of each group those of the last run that has any."""
     found: dict[Any, list[Line]] = {}
@@ -367,13 +378,9 @@ def _memory(line: Line) -> str:
     return BY_BLOCK if line.get("joined") else BY_LAYER
 
 
-def _transfer_time(lines: Sequence[Line]) -> float | None:
-    """Median seconds: of ours planning, posting and waiting; of stock what it counts itself, which is less."""
-    ours = [
-        sum(line["stages"].get(s, 0.0) for s in ("plan", "post", "wire"))
-        for line in lines
-        if "stages" in line
-    ]
+def _transfer_time(lines: Sequence[Line], stages: Sequence[str] = ("plan", "post", "wire")) -> float | None:
+    """Median seconds: of ours planning, posting and waiting; of stock what it counts itself, the last two."""
+    ours = [sum(line["stages"].get(s, 0.0) for s in stages) for line in lines if "stages" in line]
     stock = [
         sum(line["stock"]["transfer_duration"])
         for line in lines
