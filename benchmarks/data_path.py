@@ -49,6 +49,7 @@ from kvctl.sources import planned
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, State, Transfer, takes_picks, traits_of
 from kvd.backends.direct_memory import memfd
+from kvd.backends.nixl_library import load
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
@@ -112,6 +113,7 @@ def progress(agent: Any, ended: threading.Event) -> None:
 
 def stock_agent(name: str, memory: Memory) -> Any:
     """An agent over the memory that times its transfers, as NixlConnector's. Its own thread would take a whole core."""
+    load()  # or NIXL's log goes to stdout
     from nixl._api import nixl_agent, nixl_agent_config
 
     agent = nixl_agent(
