@@ -1,6 +1,6 @@
 """What a connector costs an engine's steps, as ratios to no connector, all engines taking turns in one run.
 
-    python benchmarks/overhead.py [--rounds 20] [--tokens 150] [--prompt 1536] [--rest 10] [--backend nixl] [--json]
+    python benchmarks/overhead.py [--rounds 20] [--tokens 150] [--prompt 1536] [--layers 32 --width 512] [--json]
 
 Engines with a tiny model: one without a connector, one with vLLM's plumbing and a connector that does nothing, and a
 prefiller with KvdConnector in mode push beside a decoder. One is at work at a time. Decoding steps show what an idle
@@ -10,8 +10,8 @@ Seconds are the client's, a ratio is the median of those within a round, since t
 processor is that of the process that schedules and computes, from the kernel's books: waiting for a busy machine does
 not count there, but what others leave in the caches does. What the connector's own methods take of it is counted in
 them (benchmarks/timed_connector.py), which is the figure that a busy machine changes least. A tiny model has short
-steps, so what is added to each weighs more than on a real one. While a prompt is pushed the decoder works as well; on
-few cores that slows the prefill by itself. At rest nothing is asked of any engine: what its threads take of one core.
+steps, so what is added to each weighs more than on a real one; ``--layers`` and ``--width`` make them as long as those.
+While a prompt is pushed the decoder works as well; on few cores that slows the prefill by itself. At rest nothing is asked of any engine: what its threads take of one core.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -33,6 +33,7 @@ from statistics import median
 
 from kvctl.demo.deployment import Deployment, Kvd, engine_id, engines, transfer_config, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
+from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,9 +175,22 @@ def timed(spec: EngineSpec, counts: Path) -> EngineSpec:
     return dataclasses.replace(spec, kv_transfer_config=config, env=env)
 
 
+def sized(layers: int, width: int) -> str:
+    """The name of the tiny Llama with so many layers, so wide; each 0 for what it has."""
+    tiny = MODELS["llama"]
+    config = dict(tiny.config)
+    if layers:
+        config["num_hidden_layers"] = layers
+    if width:
+        config |= {"hidden_size": width, "intermediate_size": 2 * width}
+    name = f"llama-{layers}-{width}"
+    MODELS.setdefault(name, dataclasses.replace(tiny, name=name, config=config))
+    return name
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float | str]]]:
     """Start everything and let it take turns."""
-    model = write_model("llama", folder / "models")
+    model = write_model(sized(options.layers, options.width), folder / "models")
 
     def spec(name: str) -> EngineSpec:
         return EngineSpec(
@@ -238,6 +252,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=150, help="decoded in a round")
     parser.add_argument("--prompt", type=int, default=1536, help="tokens of a prompt that is prefilled")
     parser.add_argument("--chunk", type=int, default=256, help="tokens of a prefill step")
+    parser.add_argument("--layers", type=int, default=0, help="of the model; 0: few")
+    parser.add_argument("--width", type=int, default=0, help="of the model; 0: tiny")
     parser.add_argument("--rest", type=float, default=10.0, help="seconds of rest")
     parser.add_argument("--backend", default="nixl")
     parser.add_argument("--idle", action="store_true", help="only decoding steps, nothing is pushed")
