@@ -11,7 +11,8 @@ processor is that of the process that schedules and computes, from the kernel's 
 not count there, but what others leave in the caches does. What the connector's own methods take of it is counted in
 them (benchmarks/timed_connector.py), which is the figure that a busy machine changes least. A tiny model has short
 steps, so what is added to each weighs more than on a real one; ``--layers`` and ``--width`` make them as long as those.
-While a prompt is pushed the decoder works as well; on few cores that slows the prefill by itself. At rest nothing is asked of any engine: what its threads take of one core.
+While a prompt is pushed the decoder works as well; on few cores that slows the prefill by itself. At rest nothing is
+asked of any engine: what its threads take of one core.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
