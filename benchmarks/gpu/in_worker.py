@@ -32,9 +32,9 @@ class Measured:
         self._kvb_pushes: dict[str, Any] = {}
         results, begin = half.results, half.pushing.begin
 
-        def watched_results() -> Any:
+        def watched_results(*wait: float) -> Any:
             begun = dict(half._begun)  # noqa: SLF001
-            found = results()
+            found = results(*wait)
             at = time.monotonic()
             for request_id in found.received - found.failed:
                 if request_id in begun:

@@ -54,6 +54,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+IDLE_WAIT = 1e-3
+"""Seconds that a step which computes nothing gives a load to end.
+
+vLLM makes such steps one after the other while all of its requests wait for KV, and they would keep as many cores busy
+as there are workers, and one more. A new request may have to wait that long.
+"""
+
 _COMPLETED = frozenset({RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED})
 
 
@@ -106,6 +113,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._bad_blocks: set[int] = set()
+        self._idle = False
         self._pushing: Pushing | None = None
         # With microbatches the hook is called when half of the step's tokens are there.
         self._layerwise = not getattr(vllm_config.parallel_config, "use_ubatching", False)
@@ -174,7 +182,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         metadata = self._get_connector_metadata()
         if self._worker is not None and isinstance(metadata, _Metadata):
             self._worker.start(metadata.orders)
-            if metadata.orders.idle:
+            self._idle = metadata.orders.idle
+            if self._idle:
                 self.wait_for_save()  # builds before 0.30 do not call it in a step that computes nothing
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -282,7 +291,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if self._worker is None:
             return set(), set(), set()
-        results = self._worker.results()
+        results = self._worker.results(IDLE_WAIT if self._idle else 0.0)
         match self._safe.channel:
             case "blocks":
                 self._bad_blocks |= results.bad_blocks

@@ -6,6 +6,7 @@ moves things between queues.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -15,7 +16,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -119,7 +120,7 @@ class WorkerHalf:
         self._watch = Watch(self._watch_lanes)
         self._session = open_session(lambda: RegisterWorker(self._card), self._pushed)
 
-    # --- within a step: never waits ---
+    # --- within a step: never waits, but in one that computes nothing ---
 
     def bound(self, orders: StepOrders) -> None:
         """Before the step's forward is queued: loads must wait for what is queued already, and not for more."""
@@ -159,10 +160,12 @@ class WorkerHalf:
         else:
             self._ask_for_peer(load)
 
-    def results(self) -> Results:
-        """What ended since this was last asked. Clears it."""
-        while not self._ended.empty():
-            load = self._ended.get()
+    def results(self, wait: float = 0.0) -> Results:
+        """What ended since this was last asked. Clears it.
+
+        Where that is nothing and loads are under way, one of them is given ``wait`` seconds to end.
+        """
+        for load in self._ends(wait):
             request_id = load.order.request_id
             self._begun.pop(request_id, None)
             self._results.received.add(request_id)
@@ -176,6 +179,13 @@ class WorkerHalf:
         results, self._results = self._results, Results()
         results.sent |= self.pushing.sent()
         return results
+
+    def _ends(self, wait: float) -> Iterator[Load]:
+        with contextlib.suppress(queue.Empty):
+            if wait and self._begun and not self._results.sent:
+                yield self._ended.get(timeout=wait)
+            while True:
+                yield self._ended.get_nowait()
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported. Clears them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -71,6 +72,23 @@ def test_a_peer_is_asked_for_when_it_is_not_known() -> None:
     asked.answer(ready(rig.card))
     assert rig.results().failed == set()
     assert rig.same((2, 9), (5, 6))
+    rig.close()
+
+
+def test_a_step_with_nothing_else_to_do_gives_a_load_its_time() -> None:
+    rig = Rig()
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    (asked,) = rig.script.asked(GetPeer)
+    began = time.monotonic()
+    assert not rig.decoder.results(0.05).received
+    assert time.monotonic() - began >= 0.05
+    asked.answer(ready(rig.card))
+    assert rig.decoder.results(60.0).received == {"d-1"}
+    began = time.monotonic()
+    assert not rig.decoder.results(600.0).received  # nothing is under way, so nothing is waited for
+    rig.decoder.start(StepOrders(freed=["p-1"]))
+    assert rig.decoder.results(600.0).sent == {"p-1"}
+    assert time.monotonic() - began < 300
     rig.close()
 
 
