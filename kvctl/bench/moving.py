@@ -25,13 +25,15 @@ STAGES = ("plan", "prepare", "post", "wire", "complete")
 class Move:
     """How to move: ``lanes`` are ``read``, or ``write-N`` for each source worker N.
 
-    Without ``coalesce`` every block and run of bytes is a descriptor of its own. ``seconds`` is the time limit.
+    Without ``coalesce`` every block and run of bytes is a descriptor of its own. ``picks``: scattered blocks that are
+    read go by number, where the connector does so. ``seconds`` is the time limit.
     """
 
     plan: Plan
     lanes: Mapping[str, Lane]
     operation: Operation
     coalesce: bool
+    picks: bool
     seconds: float
 
 
@@ -104,10 +106,9 @@ def _due(number: int, at: Sequence[float] | None, began: float) -> bool:
 
 def _post(way: Move, number: int, request: Request) -> _Going:
     started = time.monotonic()
-    picking = any(map(takes_picks, way.lanes.values()))
     if not way.coalesce:
         copies = uncoalesced(way.plan, request)
-    elif picking and way.operation == "read":
+    elif way.picks:
         copies = compile_request(way.plan, request.reader, request.source, tokens=request.tokens)
     else:
         rows = compile_plan(way.plan, request.reader, request.source, tokens=request.tokens)

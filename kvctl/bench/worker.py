@@ -23,7 +23,7 @@ from kvctl.bench.cases import Request, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import Move, move
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation
+from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation, traits_of
 from kvd.backends.direct_memory import memfd
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import WorkerGeometry
@@ -191,6 +191,7 @@ def _move(bench: Bench, orders: Orders) -> Orders:
         bench.lanes,
         "read" if bench.reads else "write",
         coalesce=orders.get("coalesce", True),
+        picks=bench.reads and traits_of(bench.homes[0], bench.lanes["read"]).strided_lists,
         seconds=orders["seconds"],
     )
     return move(way, _requests(orders), orders.get("at"), orders.get("in_flight", 0))
