@@ -30,7 +30,7 @@ from kvd.topology.errors import TopologyError
 from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.fault import hold_back
 from kvd.vllm.load import Load, apply_plan, complain, look, post
-from kvd.vllm.peers import Peer, meet
+from kvd.vllm.peers import Peer, connect, destroy, meet
 from kvd.vllm.probe import Probing, Told
 from kvd.wire.identity import EngineCard
 
@@ -382,14 +382,8 @@ class PeerLane:
             self._end(load, why)
 
     def _destroy(self, lane: Lane) -> str:
-        """Why the lane still lives, or nothing."""
-        try:
-            with self._busy("destroying its lane"):
-                lane.close()
-        except Exception as error:
-            log.exception("lane to %s could not be destroyed; it will be tried again", self.engine_id)
-            return f"the lane to {self.engine_id} could not be destroyed: {error}"
-        return ""
+        with self._busy("destroying its lane"):
+            return destroy(lane, self.engine_id)
 
     def _bury(self, now: float) -> None:
         """Try again to destroy what could not be destroyed, and end the loads that wait for it."""
@@ -411,19 +405,10 @@ class PeerLane:
 
     def _open_lane(self) -> Lane:
         if self._lane is None:
-            peer = self._peer
-            if peer is None:
+            if self._peer is None:
                 raise BackendError(self._absent)
             with self._busy("connecting"):
-                lane = self._home.lane(self.engine_id)
-                self._lane = lane
-                try:
-                    for index in peer.plan.sources:
-                        lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
-                except Exception:  # whatever it is goes on to the caller
-                    self._lane = None  # half a lane is none, and nothing was posted on it
-                    self._destroy(lane)
-                    raise
+                self._lane = connect(self._home, self._peer)
         return self._lane
 
     @contextmanager

@@ -1,13 +1,17 @@
-"""A peer engine as a worker knows it: its card, and the plan that this worker reads from it by."""
+"""A peer engine as a worker knows it: its card, the plan that this worker reads from it by, and the lane to it."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
+from kvd.backends.contract import Home, Lane
 from kvd.client.cards import engine_geometry
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
 from kvd.wire.identity import EngineCard
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +34,26 @@ def meet(card: EngineCard, local: WorkerGeometry, siblings: tuple[WorkerGeometry
     sides = (local, *(remotes[position] for position in plan.sources))
     devices = tuple(region.device for worker in sides for region in worker.regions)
     return Peer(card, plan, tuple(w.metadata for w in card.workers), devices)
+
+
+def connect(home: Home, peer: Peer) -> Lane:
+    """A lane to all workers that the plan reads from. Raises `BackendError`; half a lane is none, and is destroyed."""
+    engine_id = peer.card.engine.engine_id
+    lane = home.lane(engine_id)
+    try:
+        for index in peer.plan.sources:
+            lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
+    except Exception:  # whatever it is goes on to the caller
+        destroy(lane, engine_id)
+        raise
+    return lane
+
+
+def destroy(lane: Lane, engine_id: str) -> str:
+    """Why the lane still lives, or nothing."""
+    try:
+        lane.close()
+    except Exception as error:
+        log.exception("lane to %s could not be destroyed; it will be tried again", engine_id)
+        return f"the lane to {engine_id} could not be destroyed: {error}"
+    return ""
