@@ -199,6 +199,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[st
             work_dir=folder / name,
             log_path=folder / f"{name}.log",
             max_model_len=4096,
+            kv_cache_memory_bytes=max(64, 8 * options.layers) << 20,
             max_num_batched_tokens=options.chunk,
             enable_prefix_caching=False,
             cache_dir=folder / "cache",
