@@ -19,7 +19,7 @@ from kvd.wire.query import Engines, ListEngines
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALWAYS = ("llama", "deepseek-v2", "qwen3.5-gdn")
+ALWAYS = ("deepseek-v2", "qwen3.5-gdn")
 """The families of every run; `make e2e-matrix` has them all."""
 
 

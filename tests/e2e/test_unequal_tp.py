@@ -13,8 +13,8 @@ from tests.support.matrix import UNEQUAL, Cell
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ANSWER = 12
-ALWAYS = (Cell("llama", True, "nixl", "pull", (1, 2)), Cell("qwen3.5-gdn", True, "nixl", "pull", (2, 1)))
-"""The pairs of every run; `make e2e-matrix` has them all."""
+ALWAYS = (Cell("llama", True, "nixl", "pull", (1, 2)),)
+"""The pair of every run, which must stay within half an hour; `make e2e-matrix` has them all."""
 
 
 @pytest.fixture(
