@@ -85,13 +85,8 @@ def slow_probe(probes: Iterable[Probed], devices: Sequence[str], backend: str) -
     worst = min(telling, key=lambda probe: probe.rate)
     if worst.rate >= PROBED_RATE:
         return None
-    return Finding(
-        "SLOW_PATH",
-        "warning",
-        f"between GPUs a probe of {worst.bytes >> 20} MiB in {worst.copies} copies came at {worst.rate / 1e9:.1f} GB/s:"
-        f" {backend} moves them through the host",
-        CURES.get(backend, _OTHER),
-    )
+    size = f"{worst.bytes >> 20} MiB in {worst.copies} copies"
+    return _through_the_host(f"a probe of {size} came at {worst.rate / 1e9:.1f} GB/s", backend)
 
 
 def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Finding | None:
@@ -105,10 +100,11 @@ def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Fi
     best = max(telling, key=lambda pace: pace.rate)
     if best.rate >= LEAST_RATE:
         return None
-    return Finding(
-        "SLOW_PATH",
-        "warning",
-        f"between GPUs the fastest of {len(telling)} transfers came at {best.rate / 1e9:.1f} GB/s"
-        f" ({best.bytes >> 20} MiB in {best.copies} copies): {backend} moves them through the host",
-        CURES.get(backend, _OTHER),
-    )
+    size = f"{best.bytes >> 20} MiB in {best.copies} copies"
+    seen = f"the fastest of {len(telling)} transfers came at {best.rate / 1e9:.1f} GB/s ({size})"
+    return _through_the_host(seen, backend)
+
+
+def _through_the_host(seen: str, backend: str) -> Finding:
+    message = f"between GPUs {seen}: {backend} moves them through the host"
+    return Finding("SLOW_PATH", "warning", message, CURES.get(backend, _OTHER))

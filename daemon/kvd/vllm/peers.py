@@ -54,6 +54,6 @@ def destroy(lane: Lane, engine_id: str) -> str:
     try:
         lane.close()
     except Exception as error:
-        log.exception("lane to %s could not be destroyed; it will be tried again", engine_id)
+        log.exception("lane to %s could not be destroyed", engine_id)
         return f"the lane to {engine_id} could not be destroyed: {error}"
     return ""

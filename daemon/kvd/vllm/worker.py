@@ -1,7 +1,7 @@
 """The worker's half: registers the KV memory, loads what the scheduler ordered, reports what became of it.
 
 Everything that takes time happens on the lanes' threads and the session's; what vLLM calls within a step only
-moves things between queues.
+moves things between queues. A step that computes nothing may give a load a moment to end.
 """
 
 from __future__ import annotations
