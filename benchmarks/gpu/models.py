@@ -58,25 +58,6 @@ def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = Non
     )
 
 
-_QWEN3_NEXT = {
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 128,
-    "shared_expert_intermediate_size": 128,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
-
 _GPU_MODELS = (
     _gpu(
         "gpu-dense",
@@ -101,12 +82,12 @@ _GPU_MODELS = (
         "granite-hybrid",
         {"shared_intermediate_size": 512, "mamba_d_head": 64, "mamba_d_state": 128},
     ),
-    dataclasses.replace(
-        _gpu("gpu-gdn", "qwen3.5-gdn", _QWEN3_NEXT),
-        architecture="Qwen3NextConfig",
-        config={**_QWEN3_NEXT, "max_position_embeddings": MOST_TOKENS, "hidden_size": 256, "intermediate_size": 512},
+    _gpu(
+        "gpu-gdn",
+        "qwen3-next",
+        {"head_dim": 128, "num_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
-)  # fmt: skip
+)
 
 _GPU = (
     Kind("dense", "gpu-dense", "bfloat16", 1 << 16),
