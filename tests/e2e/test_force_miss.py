@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import uuid
@@ -22,6 +21,7 @@ from kvctl.demo.engine import Answer
 from kvd.wire.query import Engines, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -164,10 +164,7 @@ def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deplo
     prompt = prompt_of(300, seed=15)
     expected = computed(pair, prompt)
     prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
-    stopped = pair.prefill.pids().executing
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with halted(pair.prefill.pids().executing):
         name = f"hangs-{uuid.uuid4().hex[:6]}"
         decoding: Future[Answer] = pair.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params, name)
         plan = wait_for(lambda: loading(pair), 60.0)
@@ -175,9 +172,6 @@ def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deplo
         assert transfers(pair.decode_host, 1)[0].request_id != plan["requests"][0]["request_id"]
         body = kvctl(pair, name, "--yes", "--wait", "--timeout", "120s")
         decoded = decoding.result(120)
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
     recovered(body["requests"][0], len(prompt))
     assert (decoded.error, decoded.token_ids) == ("", expected)
     # What was recomputed is cached now: late bytes would have spoilt it.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from kvctl.demo.engine import EngineSpec
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, leased, prompt_of, transfers_of
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -71,10 +70,7 @@ def given_up(pair: Pair, seed: int) -> tuple[list[int], tuple[int, ...]]:
     both.ask(prompt_of(100, seed=seed + 2), ANSWER)
     prefilled = both.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
     leased(both)
-    stopped = both.prefill.pids().executing
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with halted(both.prefill.pids().executing):
         decoded = both.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params).result(120)
         assert decoded.error == ""
         missed = transfers_of(both, prefilled)[0]
@@ -83,9 +79,6 @@ def given_up(pair: Pair, seed: int) -> tuple[list[int], tuple[int, ...]]:
         answer = both.decode.submit(other, ANSWER).result(120).token_ids
         again = both.decode.submit(other, ANSWER).result(120)
         assert (again.token_ids, (again.num_cached_tokens or 0) > 0) == (answer, True)
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
     return other, answer
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -20,6 +18,7 @@ from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLo
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, leased, loading, nothing_is_left, prompt_of, running
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -76,16 +75,10 @@ class Pair:
         """The request, waiting for its KV on the decoder while the prefiller stands still."""
         params = self.prefilled(prompt)
         leased(self.engines)
-        stopped = self.engines.prefill.pids().executing
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        try:
+        with halted(self.engines.prefill.pids().executing):
             decoding = self.engines.decode.submit(prompt, ANSWER, params, name)
             wait_for(lambda: loading(self.engines), 60.0)
             yield decoding
-        finally:
-            for pid in stopped:
-                os.kill(pid, signal.SIGCONT)
 
     def nothing_is_left(self) -> None:
         """No request runs or waits on the decoder, and every block is free."""

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -38,6 +38,7 @@ from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import handed_over, prompt_of
+from tests.support.halting import go_on, stands_still
 from tests.support.matrix import FAULTY, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -175,17 +176,10 @@ def standing(engine: EngineProcess) -> Iterator[None]:
     """The processes that compute have stopped; they go on afterwards."""
     pids = engine.pids().executing
     try:
-        wait_for(lambda: all(state(pid) == "T" for pid in pids), 60.0)
+        wait_for(lambda: all(stands_still(pid) for pid in pids), 60.0)
         yield
     finally:
-        for pid in pids:
-            with suppress(ProcessLookupError):  # killed meanwhile
-                os.kill(pid, signal.SIGCONT)
-
-
-def state(pid: int) -> str:
-    """The letter that stands for what a process does; T when it is stopped."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        go_on(*pids)
 
 
 def killed(engine: EngineProcess) -> None:

@@ -22,7 +22,8 @@ from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
 from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
-from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running
+from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
+from tests.support.halting import go_on, halt
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
 
@@ -71,31 +72,24 @@ class Stand:
         prefilled = engines.prefill.submit(prompt, 1, PREFILL_PARAMS).result(PATIENCE)
         return engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
 
-    def begin_without_prefiller(self, prompt: list[int], sent: int) -> Future[Answer]:
-        """The same, with the prefiller sent that signal before it can give or write a byte; returns under way."""
+    def begin_without_prefiller(self, prompt: list[int]) -> Future[Answer]:
+        """The same, with the prefiller stopped before it can give or write a byte; returns under way."""
         engines = self.engines
         if self.cell.mode == "push":
             there, here = engines.push_params(uuid.uuid4().hex)
             before = counter(engines.prefill_host, "push.announced")
             decoding = engines.decode.submit(prompt, ANSWER, here)
             wait_for(lambda: counter(engines.prefill_host, "push.announced") > before, 60.0)
-            self.signal(signal.SIGSTOP)
+            halt(*engines.prefill.pids().executing)
             engines.prefill.submit(prompt, 1, there)
         else:
             prefilled = engines.prefill.submit(prompt, 1, PREFILL_PARAMS).result(PATIENCE)
             leased(engines)
-            self.signal(signal.SIGSTOP)
+            halt(*engines.prefill.pids().executing)
             decoding = engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
             wait_for(lambda: loading(self.engines) or decoding.done(), 60.0)
-        assert not decoding.done()
-        if sent != signal.SIGSTOP:
-            self.signal(sent)
+        assert not decoding.done(), (decoding.result(), transfers(engines.decode_host, 3))
         return decoding
-
-    def signal(self, number: int) -> None:
-        """Send a signal to the prefiller's scheduler and workers."""
-        for pid in self.engines.prefill.pids().executing:
-            os.kill(pid, number)
 
     def nothing_is_left(self) -> None:
         """No request runs or waits on the decoder, and every block is free."""
@@ -123,10 +117,10 @@ def forced(stand: Stand, prompt: list[int], when: When) -> Answer:
 def stopped(stand: Stand, prompt: list[int]) -> Answer:
     """The prefiller stands still past the deadline. What it would have sent comes late, or never."""
     try:
-        decoding = stand.begin_without_prefiller(prompt, signal.SIGSTOP)
+        decoding = stand.begin_without_prefiller(prompt)
         answer = decoding.result(PATIENCE)
     finally:
-        stand.signal(signal.SIGCONT)
+        go_on(*stand.engines.prefill.pids().executing)
     if stand.cell.caching:  # what was recomputed is cached: late bytes would have spoilt it
         again = stand.engines.decode.submit(prompt, ANSWER).result(PATIENCE)
         assert again.token_ids == answer.token_ids
@@ -147,7 +141,10 @@ def kvd_killed(stand: Stand, prompt: list[int]) -> Answer:
 
 def killed(stand: Stand, prompt: list[int]) -> Answer:
     """The prefiller dies and does not come back."""
-    return stand.begin_without_prefiller(prompt, signal.SIGKILL).result(PATIENCE)
+    decoding = stand.begin_without_prefiller(prompt)
+    for pid in stand.engines.prefill.pids().executing:
+        os.kill(pid, signal.SIGKILL)
+    return decoding.result(PATIENCE)
 
 
 DEEDS: dict[str, Callable[[Stand, list[int]], Answer]] = {

@@ -15,6 +15,7 @@ from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorke
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -49,14 +50,8 @@ def test_a_load_from_a_stopped_prefiller_misses_and_the_answer_is_right(over_tcp
     assert over_tcp.decode.reset_prefix_cache()
     over_tcp.ask(prompt_of(200, seed=2), ANSWER)  # the pair knows each other
     prefilled = over_tcp.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
-    stopped = over_tcp.prefill.pids().executing
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with halted(over_tcp.prefill.pids().executing):
         decoded = over_tcp.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params).result(120)
-    finally:
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
 
     assert decoded.error == ""
     assert decoded.token_ids == _alone(over_tcp, prompt)

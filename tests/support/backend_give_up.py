@@ -20,6 +20,7 @@ from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
+from tests.support.halting import halt
 
 PEER = Path(__file__).with_name("backend_peer.py")
 BLOCK = 16 << 10
@@ -43,14 +44,6 @@ def post(lane: Lane, whole: Descriptors, posted: str) -> Transfer:
     return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes, blocks))
 
 
-def stop(pid: int) -> None:
-    """Stop a process, and wait until the last of its threads stands still: until then it may go on sending."""
-    os.kill(pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{pid}/task")
-    while any((t / "stat").read_text().rpartition(")")[2].split()[0] != "T" for t in tasks.iterdir()):
-        time.sleep(1e-3)
-
-
 def main() -> None:
     kind, how, size, posted = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     peer = subprocess.Popen(
@@ -71,7 +64,7 @@ def main() -> None:
         for lane in (stuck, other):
             lane.add("peer", bytes.fromhex(hello["metadata"]))
             assert wait(lane, post(lane, whole, posted), 20) is State.DONE
-        stop(peer.pid)
+        halt(peer.pid)
         transfer = post(stuck, whole, posted)
         before = wait(stuck, transfer, 0.2)
         started = time.monotonic()

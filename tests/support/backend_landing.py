@@ -5,8 +5,6 @@ Arguments: the backend; what happens (``close``: the writer is stopped, the land
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ import numpy as np
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Landing, LandingHome
 from kvd.geometry.model import Region
-from tests.support.backend_give_up import stop
+from tests.support.halting import go_on, halt
 
 WRITER = Path(__file__).with_name("backend_writer.py")
 TRIES = 10
@@ -57,7 +55,7 @@ def midway(writer: Writer, landing: Landing, size: int) -> None:
         writer.write(landing, size)
         while not samples.any():
             landing.serve()
-        stop(writer.process.pid)
+        halt(writer.process.pid)
         still, before = int(np.count_nonzero(samples)), -1
         while still != before:  # what the kernel had already sent
             landing.serve()
@@ -65,7 +63,7 @@ def midway(writer: Writer, landing: Landing, size: int) -> None:
             still, before = int(np.count_nonzero(samples)), still
         if still < 0.75 * len(samples):
             return
-        os.kill(writer.process.pid, signal.SIGCONT)
+        go_on(writer.process.pid)
         writer.answer()
     raise SystemExit(f"a write of {size} bytes was over before it could be stopped, {TRIES} times")
 
@@ -91,7 +89,7 @@ def main() -> None:
         result["close_s"] = time.monotonic() - started
         buffer[:] = 0
         if how != "kill":
-            os.kill(writer.process.pid, signal.SIGCONT)
+            go_on(writer.process.pid)
             result |= writer.answer()
             result["landed"] = int(np.count_nonzero(buffer))
             buffer[:] = 0

@@ -25,6 +25,7 @@ import numpy as np
 from kvd.backends import nixl
 from kvd.backends.nixl_landing import SHIELD, NixlLanding
 from kvd.geometry.model import Region
+from tests.support.halting import halt
 
 WRITER = Path(__file__).with_name("nixl_writer.py")
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -76,13 +77,6 @@ class Writer:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> None:
-        """Stop it, and wait until the last of its threads stands still: until then it may go on writing."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        while any((t / "stat").read_text().rpartition(")")[2].split()[0] != "T" for t in tasks.iterdir()):
-            time.sleep(1e-4)
-
 
 def order(memory: Bytes, pieces: int, by: str, peer: str = "w") -> dict[str, Any]:
     return {"do": "write", "peer": peer, "address": memory.ctypes.data, "pieces": pieces, "by": by}
@@ -105,7 +99,7 @@ def caught(writer: Writer, memory: Bytes, pieces: int) -> dict[str, int]:
     until = time.monotonic() + 20
     while not some.any() and waiting() < 64 << 10 and time.monotonic() < until:
         pass
-    writer.stop()
+    halt(writer.process.pid)
     landed = int(np.count_nonzero(memory))
     return {"before": landed, "missing": len(memory) - pieces - landed, "waiting": waiting()}
 

@@ -39,7 +39,8 @@ from kvd.backends.mooncake_settings import Settings, protocol_for
 from kvd.backends.mooncake_target import Target, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from tests.support.backend_give_up import stop, wait
+from tests.support.backend_give_up import wait
+from tests.support.halting import halt
 
 pytest.importorskip("mooncake", exc_type=ImportError)
 
@@ -176,7 +177,7 @@ def peer_process(size: int) -> Iterator[tuple[int, bytes, int]]:
 def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) -> None:
     lane = homes(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
     with peer_process(4096) as (pid, metadata, _):
-        stop(pid)
+        halt(pid)
         before = time.monotonic()
         with pytest.raises(PeerUnreachable, match=r"did not answer within 0\.3 s"):
             lane.add("p", metadata)
@@ -198,7 +199,7 @@ def test_mooncake_fails_what_makes_no_progress(
     lane = homes(memory, LOCAL | {"progress_timeout_s": 1}).lane("p")
     with peer_process(4096) as (pid, metadata, address):
         lane.add("p", metadata)
-        stop(pid)
+        halt(pid)
         transfer = lane.submit("p", rows((memory.ctypes.data, address, 4096)))
         assert lane.poll(transfer) is State.PENDING
         assert wait(lane, transfer, 25) is State.FAILED
