@@ -174,8 +174,8 @@ def pages(worker: WorkerGeometry) -> Any:
     return np.array(rows, np.int64)
 
 
-def by_plan(lane: Lane, plan: Plan, request: Request, *, picks: bool) -> int:
-    """Plan the request, submit it and poll until done; gives the number of descriptors."""
+def by_plan(lane: Lane, plan: Plan, request: Request, *, picks: bool) -> Copies:
+    """Plan the request, submit it and poll until done."""
     if picks:
         copies = compile_request(plan, request.reader, request.source, tokens=request.tokens)[0]
     else:
@@ -184,7 +184,7 @@ def by_plan(lane: Lane, plan: Plan, request: Request, *, picks: bool) -> int:
         finish(lane, lane.submit_picks("tp0", copies.picks))
     if len(copies.descriptors):
         wait(lane, copies.descriptors)
-    return copies.runs
+    return copies
 
 
 def wait(lane: Lane, rows: Descriptors) -> None:
@@ -266,7 +266,7 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                     "page_bytes": worker.groups[0].layers[0].page.content,
                     "blocks": kind_of_blocks,
                     "bytes": size,
-                    "descriptors": ours(),
+                    "descriptors": ours().runs,
                     "stock_descriptors": tokens // 16 * len(worker.groups[0].layers),
                     "bytes_per_s": {name: size / median(values) for name, values in seconds.items()},
                     "ours_over_raw": ratio(seconds["raw"], seconds["ours"]),

@@ -248,7 +248,6 @@ def picked(grid: Grid, blocks: int, seed: int = 0) -> Picks:
         (row * np.int32(grid.local_blocks) + mine).ravel(),
         (row * np.int32(grid.remote_blocks) + theirs).ravel(),
         int(grid.length.sum()) * blocks,
-        len(grid) * blocks,
     )
 
 

@@ -191,7 +191,7 @@ def read_picks(reader: Reader) -> None:
         (np.arange(LAYERS)[:, None] * blocks + order.permutation(blocks)[None, :]).ravel().astype(np.int32)
         for _ in range(2)
     ]
-    picks = Picks(grid, cells[0], cells[1], nbytes=len(cells[0]) * PAGE, runs=len(cells[0]))
+    picks = Picks(grid, cells[0], cells[1], nbytes=len(cells[0]) * PAGE)
     lane = reader.lane()
     reader.wipe()
     runs = [timed(lane, lambda: lane.submit_picks("owner", picks)) for _ in range(REPEATS)]  # type: ignore[attr-defined]

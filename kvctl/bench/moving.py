@@ -39,7 +39,7 @@ class Move:
 
 @dataclass(slots=True)
 class _Going:
-    """One request on its way; times are of the monotonic clock."""
+    """One request on its way; times are of the monotonic clock. ``parts`` are counted as ``copies`` once it is over."""
 
     number: int
     started: float
@@ -47,7 +47,8 @@ class _Going:
     transfers: list[tuple[Lane, Transfer]]
     posted: float
     bytes: int
-    copies: int
+    parts: tuple[Copies, ...]
+    copies: int = 0
     ended: float = 0.0
 
 
@@ -114,7 +115,7 @@ def _post(way: Move, number: int, request: Request) -> _Going:
         rows = compile_plan(way.plan, request.reader, request.source, tokens=request.tokens)
         copies = {position: Copies(part) for position, part in rows.items()}
     planned = time.monotonic()
-    going = _Going(number, started, {"plan": planned - started}, [], 0.0, 0, 0)
+    going = _Going(number, started, {"plan": planned - started}, [], 0.0, 0, tuple(copies.values()))
     preparing = posting = 0.0
     for position, part in copies.items():
         lane, peer = _way(way, position)
@@ -129,7 +130,6 @@ def _post(way: Move, number: int, request: Request) -> _Going:
             preparing, posting = preparing + prepared - begun, posting + ended - prepared
             going.transfers.append((lane, transfer))
         going.bytes += part.nbytes
-        going.copies += part.runs
     going.posted = time.monotonic()
     going.stages |= {"prepare": preparing, "post": posting}
     return going
@@ -168,6 +168,7 @@ def _look(going: list[_Going], done: list[_Going]) -> list[_Going]:
         over = max((t.ended for _, t in one.transfers if t.ended), default=begun)
         over = min(max(over, one.posted), one.ended)
         one.stages |= {"wire": over - one.posted, "complete": one.ended - over}
+        one.copies, one.parts = sum(part.runs for part in one.parts), ()
         done.append(one)
     return left
 

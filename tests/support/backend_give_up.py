@@ -41,7 +41,7 @@ def post(lane: Lane, whole: Descriptors, posted: str) -> Transfer:
     one = np.array([BLOCK], np.int64)
     grid = Grid(whole.local, whole.remote, one, one, one, blocks, blocks)
     cells = np.arange(blocks, dtype=np.int32)[::-1].copy()
-    return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes, blocks))
+    return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes))
 
 
 def main() -> None:

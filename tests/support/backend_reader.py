@@ -61,7 +61,7 @@ def picks(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[objec
         here, there = (
             (row * n + ids).ravel().astype(np.int32) for n, ids in ((pages, mine), (others, theirs))
         )
-        some = Picks(grid, here, there, int(grid.length.sum()) * blocks, rows * blocks)
+        some = Picks(grid, here, there, int(grid.length.sum()) * blocks)
         plain = some.descriptors()
         image = np.zeros(SIZE, np.uint8)
         for local, source, length in zip(plain.local, plain.remote, plain.length, strict=True):

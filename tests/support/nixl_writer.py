@@ -35,7 +35,7 @@ def post(lane: NixlLane, order: dict[str, Any], local: int, size: int) -> Transf
         steps = np.array([stride], np.int64)
         grid = Grid(np.array([local]), np.array([order["address"]]), one, steps, steps, pieces, pieces)
         cells = np.arange(pieces, dtype=np.int32)[::-1].copy()
-        return lane.submit_picks(peer, Picks(grid, cells, cells, pieces * (stride - 1), pieces), "write")
+        return lane.submit_picks(peer, Picks(grid, cells, cells, pieces * (stride - 1)), "write")
     at = (np.arange(pieces, dtype=np.int64) * stride)[::-1]
     return lane.submit(
         peer, Descriptors(at + local, at + int(order["address"]), np.repeat(one, pieces)), "write"

@@ -116,7 +116,7 @@ class CudaLane:
                 known.grids[picks.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
             kept = known.grids[picks.grid]
             return self._begin(
-                peer, known.source, kept, job_of_picks(kept[0], picks), (picks.nbytes, picks.runs)
+                peer, known.source, kept, job_of_picks(kept[0], picks), (picks.nbytes, len(picks))
             )
 
     def poll(self, transfer: Transfer) -> State:

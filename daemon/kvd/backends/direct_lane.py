@@ -105,9 +105,7 @@ class DirectLane:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
             PeerUnreachable: as `submit`.
         """
-        transfer = self.submit(peer, unpicked(picks), operation)
-        transfer.descriptors = picks.runs
-        return transfer
+        return self.submit(peer, unpicked(picks), operation)
 
     def poll(self, transfer: Transfer) -> State:
         """Copy for at most `SLICE_S` seconds, with the GIL released, and update ``transfer``."""

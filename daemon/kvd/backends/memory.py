@@ -261,9 +261,7 @@ class MemoryLane:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
         """
         _on_grid(picks)
-        transfer = self.submit(peer, picks.descriptors(), operation)
-        transfer.descriptors = picks.runs
-        return transfer
+        return self.submit(peer, picks.descriptors(), operation)
 
     def poll(self, transfer: Transfer) -> State:
         """Copy what is due and update ``transfer``."""

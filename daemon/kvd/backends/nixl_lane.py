@@ -152,7 +152,7 @@ class NixlLane:
         """
         with self._lock:
             agent, known = self._opened(), self._known(peer)
-            transfer = Transfer(peer, picks.nbytes, picks.runs, _Post())
+            transfer = Transfer(peer, picks.nbytes, len(picks), _Post())
             lists = known.lists.of(agent, known.agent, picks.grid, self._spans, known.spans)
             if lists is None:
                 making = self._by_address(

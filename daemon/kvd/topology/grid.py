@@ -43,15 +43,13 @@ class Grid:
 class Picks:
     """Cells of a grid to copy: cell ``remote[i]`` there to cell ``local[i]`` here (or back, for a write).
 
-    Two columns of one length that name the same row at each position. ``nbytes`` are the bytes in all, ``runs`` is how
-    many descriptors coalescing would have left.
+    Two columns of one length that name the same row at each position. ``nbytes`` are the bytes in all.
     """
 
     grid: Grid
     local: Int32
     remote: Int32
     nbytes: int
-    runs: int
 
     def __len__(self) -> int:
         """Number of cells picked."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def meetings(
     plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
 ) -> Iterator[Met]:
     """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
-    ordered = {index: _distinct(index, blocks) for index, blocks in local.items()}
+    counts = {index: _counts(index, blocks) for index, blocks in local.items()}
     for read in plan.reads:
         if read.group not in local:
             continue
@@ -47,11 +48,16 @@ def meetings(
         mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
-        if not ordered[read.group]:
+        if counts[read.group] == "down":
+            mine, theirs = mine[::-1], theirs[::-1]
+        elif counts[read.group] == "mixed":
             order = mine.argsort()
             mine, theirs = mine[order], theirs[order]
-        _in_range(mine, plan.local_blocks, "local", read.group)
-        _in_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
+        if mine[0] < 0 or mine[-1] >= plan.local_blocks:  # they count up now
+            raise _out_of_range(mine, plan.local_blocks, "local", read.group)
+        # As unsigned numbers negative ids are the largest of all: one pass finds both.
+        if np.maximum.reduce(theirs.view(np.uint64)) >= plan.remote_blocks[read.remote]:
+            raise _out_of_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
         yield Met(read, mine, theirs)
 
 
@@ -117,23 +123,22 @@ def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> N
         )
 
 
-def _distinct(index: int, blocks: BlockList) -> bool:
-    """Whether the ids count up. Raises `BlockMismatch` where a block would be written twice."""
+def _counts(index: int, blocks: BlockList) -> Literal["up", "down", "mixed"]:
+    """Which way the ids count: down where vLLM hands out what it freed. Raises `BlockMismatch` for one given twice."""
     steps = blocks.ids[1:] > blocks.ids[:-1]
-    if np.count_nonzero(steps) == len(steps):
-        return True
-    ids = np.sort(blocks.ids)
+    ups = np.count_nonzero(steps)
+    if ups == len(steps):
+        return "up"
+    ids = np.sort(blocks.ids) if ups else blocks.ids
     same = ids[1:] == ids[:-1]
     if same.any():
         twice = ids[1:][same][0]
         times = int(np.count_nonzero(ids == twice))
         raise BlockMismatch(f"local group {index}: block id {int(twice)} is given {times} times")
-    return False
+    return "mixed" if ups else "down"
 
 
-def _in_range(ids: Int64, blocks: int, side: str, group: int) -> None:
-    # As unsigned numbers negative ids are the largest of all: one pass finds both.
-    if int(np.maximum.reduce(ids.view(np.uint64))) >= blocks:
-        raise BlockMismatch(
-            f"{side} group {group}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks"
-        )
+def _out_of_range(ids: Int64, blocks: int, side: str, group: int) -> BlockMismatch:
+    return BlockMismatch(
+        f"{side} group {group}: block ids {int(ids.min())}..{int(ids.max())} and only {blocks} blocks"
+    )

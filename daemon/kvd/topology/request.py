@@ -8,7 +8,7 @@ joined (docs/geometry.md has the measurements).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,10 +28,11 @@ FEW = 4096
 
 @dataclass(slots=True)
 class Copies:
-    """What is to be copied from (or to) one remote worker."""
+    """What is to be copied from (or to) one remote worker; ``picked`` is what ``picks`` stands for."""
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
     picks: Picks | None = None
+    picked: Sequence[Met] = ()
 
     @property
     def nbytes(self) -> int:
@@ -40,8 +41,10 @@ class Copies:
 
     @property
     def runs(self) -> int:
-        """Descriptors after coalescing, whether they were made or not."""
-        return len(self.descriptors) + (self.picks.runs if self.picks else 0)
+        """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
+        split = [met for met in self.picked if phased(met.read)]
+        straight = sum(left_over(met) for met in self.picked if not phased(met.read))
+        return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
 
 
 def compile_request(
@@ -59,29 +62,33 @@ def compile_request(
 
 def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: list[Met]) -> Copies:
     """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
-    rows, picked, left = [], [], 0
+    numbered = grid[0].numbered
+    rows, picked = [], []
     for met in straight:
-        count = left_over(met)
-        if _by_number(grid[0], count, len(met.read.rows) * len(met.mine)):
+        cells = _cells(met)
+        if numbered and (cells <= FEW or left_over(met) * LEAST_RUN > cells):
             picked.append(met)
-            left += count
         else:
             rows.append(coalesced(met))
     if split:
-        joined = coalesce(concatenate([coalesced(met) for met in split]))
-        if _by_number(grid[0], len(joined), sum(len(met.read.rows) * len(met.mine) for met in split)):
+        cells = sum(_cells(met) for met in split)
+        joined = None if numbered and cells <= FEW else _joined(split)
+        if joined is None or (numbered and len(joined) * LEAST_RUN > cells):
             picked += split
-            left += len(joined)
         else:
             rows.append(joined)
-    return Copies(concatenate(rows), _picks(grid, picked, left) if picked else None)
+    return Copies(concatenate(rows), _picks(grid, picked) if picked else None, picked)
 
 
-def _by_number(grid: Grid, descriptors: int, cells: int) -> bool:
-    return grid.numbered and (cells <= FEW or descriptors * LEAST_RUN > cells)
+def _cells(met: Met) -> int:
+    return len(met.read.rows) * len(met.mine)
 
 
-def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met], left: int) -> Picks:
+def _joined(split: Sequence[Met]) -> Descriptors:
+    return coalesce(concatenate([coalesced(met) for met in split]))
+
+
+def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Picks:
     whole, cells = grid
     here: list[Int32] = []
     there: list[Int32] = []
@@ -94,5 +101,4 @@ def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met], left: int) ->
         here[0] if len(here) == 1 else np.concatenate(here),
         there[0] if len(there) == 1 else np.concatenate(there),
         sum(met.read.bytes_per_block * len(met.mine) for met in picked),
-        left,
     )

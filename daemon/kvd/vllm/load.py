@@ -52,7 +52,6 @@ class Load:
     ended: float = 0.0
     slices: list[Slice] = field(default_factory=list)
     whole: int = 0
-    raw_descriptors: int = 0
     failures: int = 0
     complain_at: float = 0.0
     plan: Plan | None = None
@@ -109,8 +108,11 @@ def apply_plan(load: Load, plan: Plan, *, picks: bool, piece_bytes: int) -> None
     began = time.monotonic()
     local, remote = order.block_lists(), order.prefill.block_lists()
     load.slices, begin = [], 0
-    for end in cut(plan, local, tokens=order.tokens, least=piece_bytes):
-        blocks = piece(plan, local, begin=begin, end=end, tokens=order.tokens)
+    ends = cut(plan, local, tokens=order.tokens, least=piece_bytes)
+    for end in ends:
+        blocks = local
+        if len(ends) > 1:
+            blocks = piece(plan, local, begin=begin, end=end, tokens=order.tokens)
         if picks:
             copies = compile_request(plan, blocks, remote, tokens=order.tokens)
         else:
@@ -119,7 +121,6 @@ def apply_plan(load: Load, plan: Plan, *, picks: bool, piece_bytes: int) -> None
         load.slices.append(Slice(end, copies))
         begin = end
     load.plan = plan
-    load.raw_descriptors = _uncoalesced(plan, local)
     load.planned_at = time.monotonic()
     load.planned = load.planned_at - began
 
@@ -189,6 +190,7 @@ def record(
 ) -> TransferRecord:
     """The load as the ledger keeps it."""
     order, plan, now = load.order, load.plan, load.ended
+    local, remote = order.block_lists(), order.prefill.block_lists()
     sources = sorted({index for slice_ in load.slices for index in slice_.copies}) if plan else []
     entry = TransferRecord(
         transfer_id=f"{order.request_id}@{rank}" + (f"#{order.again + 1}" if order.again else ""),
@@ -205,10 +207,10 @@ def record(
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens,
         bytes=sum(copies.nbytes for copies in load.copies),
-        descriptors=load.raw_descriptors,
+        descriptors=_uncoalesced(plan, local) if plan else 0,
         coalesced_descriptors=sum(copies.runs for copies in load.copies),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
-        groups=group_shares(order.block_lists(), plan, geometry),
+        groups=group_shares(local, plan, geometry),
         stages={
             "queued": max(0.0, load.received - order.claimed),
             "handshake": load.handshake + order.handshake_seconds,
@@ -217,8 +219,8 @@ def record(
             "wire": max(0.0, now - load.posted) if load.posted else 0.0,
         },
         attempts=load.failures + (not load.cause),
-        local_blocks=block_runs(order.block_lists()),
-        remote_blocks=block_runs(order.prefill.block_lists()),
+        local_blocks=block_runs(local),
+        remote_blocks=block_runs(remote),
         moments=_moments(load),
     )
     return bounded(entry)

@@ -200,9 +200,7 @@ def null_reads(plan: Plan, position: int, *, picks: bool) -> Iterator[Copies]:
         rows = np.arange(max(1, int(np.searchsorted(np.cumsum(grid.length), most))), dtype=np.int32)
         rows = rows[: len(grid)]
         nbytes = int(grid.length[: len(rows)].sum())
-        chosen = Picks(
-            grid, rows * np.int32(grid.local_blocks), rows * np.int32(grid.remote_blocks), nbytes, len(rows)
-        )
+        chosen = Picks(grid, rows * np.int32(grid.local_blocks), rows * np.int32(grid.remote_blocks), nbytes)
         yield Copies(picks=chosen)
 
 

@@ -238,7 +238,7 @@ def test_picks_go_by_number_where_the_engine_takes_them(worker: Make) -> None:
         lane = me.home.lane("engine")
         lane.add("tp0", metadata)
         me.memory[:] = 0
-        transfer = lane.submit_picks("tp0", Picks(grid, cells, cells[::-1].copy(), SIZE, 256))
+        transfer = lane.submit_picks("tp0", Picks(grid, cells, cells[::-1].copy(), SIZE))
         assert finish(lane, transfer) is State.DONE
         assert transfer.backend == uses
         assert (me.memory.reshape(256, -1) == peer.memory.reshape(256, -1)[::-1]).all()

@@ -90,7 +90,7 @@ def some_picks(grid: Grid, blocks: int, seed: int) -> Picks:
     mine, theirs = dice.permutation(40)[:blocks], dice.permutation(25)[:blocks]
     row = np.arange(3)[:, None]
     here, there = ((row * n + ids).ravel().astype(np.int32) for n, ids in ((40, mine), (25, theirs)))
-    return Picks(grid, here, there, 597 * blocks, 3 * blocks)
+    return Picks(grid, here, there, 597 * blocks)
 
 
 takes_picks = pytest.mark.parametrize("pair", ["memory", "nixl", "direct"], indirect=True)
@@ -142,16 +142,16 @@ def test_wrong_picks_are_refused_and_leave_the_lane_usable(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     one = np.array([0], np.int32)
     wrong = [
-        Picks(grid, np.array(cells, np.int32), np.array(others, np.int32), 400, 1)
+        Picks(grid, np.array(cells, np.int32), np.array(others, np.int32), 400)
         for cells, others in (([120], [0]), ([-1], [0]), ([0], [75]), ([0], [-1]), ([0, 1], [0]))
     ]
     for picks in wrong:
         with pytest.raises(TransferRefused):
             lane.submit_picks("p", picks)
     with pytest.raises(TransferRefused, match="'q'"):
-        lane.submit_picks("q", Picks(grid, one, one, 400, 1))
+        lane.submit_picks("q", Picks(grid, one, one, 400))
     assert not pair.target.any()
-    assert finish(lane, lane.submit_picks("p", Picks(grid, one, one, 400, 1))) is State.DONE
+    assert finish(lane, lane.submit_picks("p", Picks(grid, one, one, 400))) is State.DONE
     assert (pair.target[:400] == pair.source[2000:2400]).all()
 
 
@@ -161,8 +161,8 @@ def test_a_grid_that_reaches_beyond_registered_memory_still_serves_what_is_insid
     wide = replace(grid, remote_blocks=1 << 20)
     inside, outside = np.array([3], np.int32), np.array([1 << 19], np.int32)
     with pytest.raises(TransferRefused):
-        lane.submit_picks("p", Picks(wide, inside, outside, 400, 1))
-    assert finish(lane, lane.submit_picks("p", Picks(wide, inside, inside, 400, 1))) is State.DONE
+        lane.submit_picks("p", Picks(wide, inside, outside, 400))
+    assert finish(lane, lane.submit_picks("p", Picks(wide, inside, inside, 400))) is State.DONE
     assert (pair.target[3000:3400] == pair.source[11000:11400]).all()
 
 
@@ -186,7 +186,7 @@ def test_a_lane_that_prepared_grids_closes_though_its_errors_are_kept(pair: Pair
     lane, grid = picking(pair), a_grid(pair)
     assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
     with pytest.raises(TransferRefused) as kept:
-        lane.submit_picks("p", Picks(grid, np.array([999], np.int32), np.array([0], np.int32), 400, 1))
+        lane.submit_picks("p", Picks(grid, np.array([999], np.int32), np.array([0], np.int32), 400))
     lane.close()
     assert kept.value.__traceback__ is not None
     with pytest.raises(TransferRefused, match="closed"):

@@ -120,7 +120,6 @@ class Reader:
             (first + mine).ravel().astype(np.int32),
             (first + theirs).ravel().astype(np.int32),
             SIZE // 2,
-            32,
         )
 
 

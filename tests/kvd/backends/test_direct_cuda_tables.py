@@ -58,7 +58,6 @@ class Pair:
             (row * self.grid.local_blocks + mine).ravel().astype(np.int32),
             (row * self.grid.remote_blocks + theirs).ravel().astype(np.int32),
             int(self.grid.length.sum()) * len(mine),
-            0,
         )
 
     def expected(self, rows: Descriptors) -> Any:
@@ -128,7 +127,6 @@ def test_any_cells_of_any_grid(data: st.DataObject) -> None:
         (row * 7 + block).astype(np.int32),
         (row * 9 + dice.integers(0, 9, len(row))).astype(np.int32),
         int(np.array(lengths)[row].sum()),
-        0,
     )
     rows, expected = two.rows(), two.expected(picks.descriptors())
     copied(two, rows, job_of_picks(rows, picks), expected)
@@ -146,7 +144,7 @@ def test_what_alternates_is_put_in_few_segments() -> None:
     blocks = np.arange(7)
     picks = two.picks(blocks, blocks)
     order = np.argsort(picks.local % 7, kind="stable")  # block by block, so that lengths alternate
-    picks = Picks(two.grid, picks.local[order], picks.remote[order], picks.nbytes, 0)
+    picks = Picks(two.grid, picks.local[order], picks.remote[order], picks.nbytes)
     job = job_of_picks(two.rows(), picks)
     assert job.segments == 2
     copied(two, two.rows(), job, two.expected(picks.descriptors()))
@@ -176,9 +174,9 @@ def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
         rows_of(two.grid, there, there)
     rows = two.rows()
     with pytest.raises(TransferRefused, match=r"cells 0..14 picked of a grid of 14"):
-        job_of_picks(rows, Picks(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0, 0))
+        job_of_picks(rows, Picks(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0))
     with pytest.raises(TransferRefused, match="picks differ in length: 1 local, 2 remote"):
-        job_of_picks(rows, Picks(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0, 0))
+        job_of_picks(rows, Picks(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
 
 
 def test_remote_addresses_are_those_of_the_mapping() -> None:

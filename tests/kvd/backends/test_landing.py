@@ -79,7 +79,7 @@ def test_picks_write_the_cells_of_a_grid(sides: Sides) -> None:
     )
     grid = Grid(start, end, length, here, there, 40, 25)
     cells, others = np.array([39, 4], np.int32), np.array([0, 24], np.int32)
-    transfer = lane.submit_picks("p", Picks(grid, cells, others, 1200, 2), "write")
+    transfer = lane.submit_picks("p", Picks(grid, cells, others, 1200), "write")
     assert sides.finish(transfer, landing) is State.DONE
     image = np.zeros(SIZE, np.uint8)
     image[:600], image[72000:72600] = sides.source[39000:39600], sides.source[4000:4600]

@@ -110,8 +110,13 @@ def blocks(*ids: int, first: int = 0) -> BlockList:
         (blocks(1, 2, 3), blocks(1, 2), r"0\.\.2 .* 0\.\.1"),
         (blocks(1, 2, 3), blocks(1, 2, first=1), r"0\.\.2 .* 1\.\.2"),
         (blocks(1, 2, 1), blocks(1, 2, 3), "1 is given 2 times"),
+        (blocks(3, 2, 2), blocks(1, 2, 3), "2 is given 2 times"),
+        (blocks(5, 5, 5), blocks(1, 2, 3), "5 is given 3 times"),
         (blocks(1, 2, NUM_BLOCKS), blocks(1, 2, 3), f"local .* 1..{NUM_BLOCKS} and only {NUM_BLOCKS}"),
+        (blocks(NUM_BLOCKS, 2, 1), blocks(1, 2, 3), f"local .* 1..{NUM_BLOCKS} and only {NUM_BLOCKS}"),
+        (blocks(1, -1, 3), blocks(1, 2, 3), "local .* -1"),
         (blocks(1, 2, 3), blocks(1, 2, -1), "remote .* -1"),
+        (blocks(1, 2, 3), blocks(1, NUM_BLOCKS, 2), f"remote .* 1..{NUM_BLOCKS} and only {NUM_BLOCKS}"),
     ],
 )
 def test_blocks_that_do_not_fit(mine: BlockList, theirs: BlockList, words: str) -> None:
