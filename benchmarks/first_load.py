@@ -102,7 +102,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
         geometry=encoded,
         metadata=metadata,
     )
-    ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
+    ended: queue.Queue[Load] = queue.Queue()
 
     probed = threading.Event()
 

@@ -37,7 +37,7 @@ class _Job:
     done: asyncio.Future[Any]
 
 
-Jobs = queue.SimpleQueue[_Job | None]
+Jobs = queue.Queue[_Job | None]
 
 
 class Ledger:
@@ -54,8 +54,8 @@ class Ledger:
         self.known: set[store.EngineKey] = set()
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._writes: Jobs = queue.SimpleQueue()
-        self._questions: Jobs = queue.SimpleQueue()
+        self._writes: Jobs = queue.Queue()
+        self._questions: Jobs = queue.Queue()
         self._total = 0
         self._prune_at = 0.0
         self._seen: dict[store.EngineKey, float] = {}

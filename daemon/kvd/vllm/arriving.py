@@ -92,7 +92,7 @@ class PeerArrivals:
     def __init__(self, engine_id: str, here: Here) -> None:
         self.engine_id = engine_id
         self._here = here
-        self._inbox: queue.SimpleQueue[_Word | None] = queue.SimpleQueue()
+        self._inbox: queue.Queue[_Word | None] = queue.Queue()
         self._intake = Intake()
         self._peer: Peer | None = None
         self._fetching: Fetching | None = None

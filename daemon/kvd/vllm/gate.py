@@ -30,7 +30,7 @@ class Gate:
     def __init__(self, passed: Callable[[Load], None], refused: Callable[[Load, str], None]) -> None:
         self._passed = passed
         self._refused = refused
-        self._inbox: queue.SimpleQueue[tuple[Load, Ready] | None] = queue.SimpleQueue()
+        self._inbox: queue.Queue[tuple[Load, Ready] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 

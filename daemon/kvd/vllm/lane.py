@@ -93,7 +93,7 @@ class PeerLane:
         self._siblings = siblings
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.SimpleQueue[EngineCard | Load | _GiveUp | _Gone | None] = queue.SimpleQueue()
+        self._inbox: queue.Queue[EngineCard | Load | _GiveUp | _Gone | None] = queue.Queue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False

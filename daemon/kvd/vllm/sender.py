@@ -103,7 +103,7 @@ class Sender:
         self._source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
         self._outgoing = outgoing
         self._session = session
-        self._inbox: queue.SimpleQueue[_Inbox | None] = queue.SimpleQueue()
+        self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
         self._event = threading.Event()
         self._targets: dict[Name, Target] = {}
         self._live: list[Target] = []  # those for which there is something left to do

@@ -101,7 +101,7 @@ class WorkerHalf:
         self._lock = threading.Lock()
         self._paths = Paths(geometry.regions[0].device if geometry.regions else "cpu")
         self._probed = self._paths.probed if settings.probe and engine.role != "prefill" else None
-        self._ended: queue.SimpleQueue[Load] = queue.SimpleQueue()
+        self._ended: queue.Queue[Load] = queue.Queue()
         self._results = Results()
         self._outcomes = StepOutcomes()
         home.register(geometry.regions)
