@@ -37,7 +37,7 @@ def handed_over(deployment: Deployment, name: str, ranks: int = 1) -> list[Trans
         found = [one for one in transfers(deployment.decode_host) if one.remote_request_id == name]
         return found if len(found) >= ranks else None
 
-    return wait_for(look, 20.0)
+    return wait_for(look, 60.0)
 
 
 def transfers(host: Kvd, limit: int = 100) -> list[TransferRecord]:
@@ -57,11 +57,11 @@ def leased(deployment: Deployment, count: int = 1) -> None:
         rows = cast("Engines", deployment.prefill_host.ask(ListEngines())).rows
         return sum(row.leases for row in rows if row.local) == count
 
-    wait_for(look, 60.0)
+    wait_for(look, 180.0)
 
 
-PATIENT = {"handshake_timeout": 60.0, "lease_seconds": 120.0, "load_timeout": 60.0}
-"""Connector settings for machines on which everything takes its time; a test that is about one of them sets it."""
+PATIENT = {"handshake_timeout": 200.0, "lease_seconds": 500.0, "load_timeout": 200.0}
+"""Connector settings for machines that stand still for a minute or two; a test that is about one of them sets it."""
 
 
 def loading(deployment: Deployment) -> bool:
