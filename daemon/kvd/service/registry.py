@@ -160,14 +160,14 @@ class Registry:
         return engine
 
     def heard(self, incarnation: str, route: bytes) -> Client | None:
-        """A sign of life. None where the incarnation is not known (any more)."""
+        """A sign of life. None where the incarnation is not known (any more), or not on this connection.
+
+        What was sent on the other connection may be lost with it: the client is to register here and say what it holds.
+        """
         client = self.clients.get(incarnation)
-        if client is None or client.state == "gone":
+        if client is None or client.state == "gone" or client.route != route:
             return None
         client.heard = time.monotonic()
-        if client.route != route:
-            client.route = route
-            self._routes[route] = client
         if client.state == "silent":
             client.state, client.reason, client.since = "alive", "", time.time()
             self._events.emit(f"{client.kind}.alive", client.name, incarnation=incarnation)

@@ -8,8 +8,10 @@ import time
 from concurrent.futures import wait
 from contextlib import ExitStack
 
+import zmq
+
 from kvd.client.errors import RefusedByDaemon
-from kvd.wire.frame import Message
+from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint
 from kvd.wire.lease import (
@@ -21,7 +23,7 @@ from kvd.wire.lease import (
     LeaseOpened,
     LeaseRelease,
 )
-from kvd.wire.registration import OpenLease
+from kvd.wire.registration import Heartbeat, NotRegistered, OpenLease, Registered
 from kvd.wire.reply import Ok
 from tests.support.daemons import (
     Daemon,
@@ -211,6 +213,31 @@ def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:
     with daemons() as (kvd,), session(kvd, scheduler(facts("p"), (OpenLease("long", 60.0),))) as owner:
         owner.close()
         assert kvd.status().counters["leases.aborted"] == 1
+
+
+def test_what_was_told_on_a_lost_connection_is_told_again_on_the_next() -> None:
+    card = scheduler(facts("p"), (OpenLease("r", 60.0),))
+    release = LeaseRelease(key=LeaseKey(engine_id="p", request_id="r"))
+    with (
+        daemons() as (kvd,),
+        zmq.Context() as context,
+        context.socket(zmq.DEALER) as lost,
+        context.socket(zmq.DEALER) as later,
+        context.socket(zmq.DEALER) as decoder,
+    ):
+        for one in (lost, later, decoder):
+            one.linger, one.rcvtimeo = 0, 10_000
+            one.connect(f"ipc://{kvd.directory}/kvd.sock")
+
+        def ask(one: zmq.Socket[bytes], message: Message) -> Message:
+            one.send(encode(message, 1))
+            return decode(one.recv())[0]
+
+        assert isinstance(ask(later, card), Registered)
+        assert isinstance(ask(lost, card), Registered)  # sent before, and taken after: it lay in a queue
+        assert ask(decoder, release) == Ok()
+        assert isinstance(ask(later, Heartbeat(incarnation=card.incarnation)), NotRegistered)
+        assert {type(ask(later, card)), type(decode(later.recv())[0])} == {LeaseEnded, Registered}
 
 
 def test_a_release_that_cannot_be_delivered_is_kept_until_it_can() -> None:
