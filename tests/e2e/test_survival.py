@@ -106,7 +106,7 @@ def test_kvd_killed_while_requests_flow_loses_no_request_and_no_worker(over_tcp:
     assert over_tcp.ask(prompt_of(130, seed=6), ANSWER).decoded.error == ""
 
 
-def test_a_killed_worker_is_seen_at_once_and_its_leases_end(over_tcp: Deployment) -> None:
+def test_a_killed_worker_is_seen_and_its_leases_end(over_tcp: Deployment) -> None:
     """Last of this module: the prefiller does not come back."""
     prompt = prompt_of(220, seed=7)
     right = _alone(over_tcp, prompt)
