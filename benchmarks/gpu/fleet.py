@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 PATIENT = {"handshake_timeout": 20.0, "load_timeout": 20.0, "push_timeout": 60.0, "lease_seconds": 60.0}
 
-Way = Literal["nixl", "mooncake", "direct", "stock-nixl", "stock-mooncake", "none"]
+Way = Literal["nixl", "mooncake", "direct", "staged", "stock-nixl", "stock-mooncake", "none"]
 """What moves the bytes: our connector with one of its backends, one of vLLM's own connectors, or nothing."""
 STOCK = ("stock-nixl", "stock-mooncake")
 JOINED = {"enable_cross_layers_blocks": "True"}

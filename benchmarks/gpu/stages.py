@@ -144,6 +144,16 @@ def _modes(kind: str) -> tuple[tuple[Mode, dict[str, str]], ...]:
     return (("push", {}), ("pull", FIRST_RUNNER)) if kind in ONE_GROUP else (("push", {}),)
 
 
+def _staged() -> Stage:
+    """Engines whose GPU memory no transfer engine is shown."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        spec = functools.partial(PairSpec, way="staged", longest=fleet.sizes.middle, gpus=fleet.apart)
+        return [spec(kind=kind) for kind in ("dense", "gdn")]
+
+    return Stage("staged", pairs, _every_byte)
+
+
 def _times(name: str, which: int) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         ways: tuple[Way, ...] = (*OURS, "stock-nixl", "stock-mooncake")
@@ -207,7 +217,8 @@ STAGES = (
     *map(_kind, ("gdn", "mamba2", "gemma3", "mla")),
     _times("block-large", 1),
     _hidden("hidden-large", 1),
-    *map(_faults, ("dense", "gdn")),
+    _staged(),
+    *map(_faults, ("dense", "gdn", "mamba2")),
     *map(_unequal, ("dense", "gdn", "mamba2")),
     _steps(),
 )

@@ -15,6 +15,7 @@ _ADAPTERS: Mapping[str, str] = {
     "mooncake": "kvd.backends.mooncake",
     "direct": "kvd.backends.direct",
     "auto": "kvd.backends.auto",
+    "staged": "kvd.backends.staged",
     "memory": "kvd.backends.memory",
 }
 

@@ -204,3 +204,15 @@ class LandingHome(Home, Protocol):
         Raises `RegistrationError` where nothing is registered yet, `BackendUnavailable` where none can be made.
         """
         ...
+
+
+@runtime_checkable
+class StagingHome(Home, Protocol):
+    """A home whose peers read a copy of its memory, as it was when it was put out last."""
+
+    def put_out(self, rows: Descriptors) -> None:
+        """Copy memory to where peers read it; both addresses of a row are of registered memory, and the same.
+
+        Returns when it is there. May be called on any thread. Raises `BackendError` where it cannot be copied.
+        """
+        ...

@@ -80,7 +80,7 @@ class Probed:
 def slow_probe(probes: Iterable[Probed], devices: Sequence[str], backend: str) -> Finding | None:
     """What to know of the slowest of these paths, if it is slow beyond doubt; otherwise as `slow_path`."""
     telling = [probe for probe in probes if probe.tells]
-    if not telling or not all(device.startswith("cuda") for device in devices):
+    if not telling or not _between_gpus(devices, backend):
         return None
     worst = min(telling, key=lambda probe: probe.rate)
     if worst.rate >= PROBED_RATE:
@@ -95,7 +95,7 @@ def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Fi
     ``devices`` are those of both sides' memory (``cuda:0``). None where one is the host's, or too few transfers tell.
     """
     telling = [pace for pace in paces if pace.tells]
-    if len(telling) < SEVERAL or not all(device.startswith("cuda") for device in devices):
+    if len(telling) < SEVERAL or not _between_gpus(devices, backend):
         return None
     best = max(telling, key=lambda pace: pace.rate)
     if best.rate >= LEAST_RATE:
@@ -103,6 +103,11 @@ def slow_path(paces: Iterable[Pace], devices: Sequence[str], backend: str) -> Fi
     size = f"{best.bytes >> 20} MiB in {best.copies} copies"
     seen = f"the fastest of {len(telling)} transfers came at {best.rate / 1e9:.1f} GB/s ({size})"
     return _through_the_host(seen, backend)
+
+
+def _between_gpus(devices: Sequence[str], backend: str) -> bool:
+    """Whether bytes are meant to go from GPU to GPU; those of a staged engine go through the host by design."""
+    return backend != "staged" and all(device.startswith("cuda") for device in devices)
 
 
 def _through_the_host(seen: str, backend: str) -> Finding:

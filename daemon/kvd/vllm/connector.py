@@ -201,7 +201,12 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._pushing.saved(layer_name)
 
     def wait_for_save(self) -> None:
-        """The step is over, also for layers without a hook. Nothing is waited for: blocks stay until they are sent."""
+        """The step is over, also for layers without a hook.
+
+        Nothing is waited for, since blocks stay until they are sent; but for a staged engine's copy of a whole prompt.
+        """
+        if self._worker is not None:
+            self._worker.stepped()
         if self._pushing is not None:
             self._pushing.stepped()
             self._pushing = None

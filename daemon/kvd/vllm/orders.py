@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +14,18 @@ from kvd.wire.identity import RankId
 
 Blocks = tuple[int, tuple[int, ...]]
 """(first, ids) of a `BlockList`, in a form that crosses processes cheaply."""
+
+
+def plain(lists: Mapping[int, BlockList]) -> dict[int, Blocks]:
+    """Blocks by group index, to be sent to workers."""
+    return {index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in lists.items()}
+
+
+def block_lists(groups: Mapping[int, Blocks]) -> dict[int, BlockList]:
+    """What `plain` was given."""
+    return {
+        index: BlockList(first=first, ids=np.array(ids, np.int64)) for index, (first, ids) in groups.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +69,7 @@ class LoadOrder:
 
     def block_lists(self) -> dict[int, BlockList]:
         """The local blocks by group index."""
-        return {
-            g: BlockList(first=first, ids=np.array(ids, np.int64)) for g, (first, ids) in self.groups.items()
-        }
+        return block_lists(self.groups)
 
     @property
     def block_ids(self) -> set[int]:
@@ -85,9 +96,7 @@ class PushStep:
 
     def block_lists(self) -> dict[int, BlockList]:
         """The request's blocks by group index."""
-        return {
-            g: BlockList(first=first, ids=np.array(ids, np.int64)) for g, (first, ids) in self.groups.items()
-        }
+        return block_lists(self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +114,27 @@ class PushEnd:
     cause: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PutOut:
+    """When the step has run, copy these blocks, by group index, to where peers read them: a prompt of ``tokens``."""
+
+    request_id: str
+    groups: dict[int, Blocks]
+    tokens: int
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return block_lists(self.groups)
+
+
 @dataclass(slots=True)
 class StepOrders:
     """Everything for one step.
 
     Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
     transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
-    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended. ``idle``: the
-    step computes nothing.
+    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended; what of a
+    staged engine peers may read after the step. ``idle``: the step computes nothing.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
@@ -122,6 +144,7 @@ class StepOrders:
     freed: list[str] = field(default_factory=list)
     pushes: list[PushStep] = field(default_factory=list)
     push_ends: list[PushEnd] = field(default_factory=list)
+    put_outs: list[PutOut] = field(default_factory=list)
     idle: bool = False
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from kvd.topology.blocks import BlockList, offered, window_start
 from kvd.vllm.groups import GroupFacts
-from kvd.vllm.orders import PushEnd, PushStep
+from kvd.vllm.orders import PushEnd, PushStep, plain
 from kvd.vllm.params import LONGEST_NAME
 from kvd.vllm.settings import Settings
 
@@ -146,12 +146,7 @@ class Pushes:
 
     def _step(self, request_id: str, push: _Push, output: Scheduled) -> PushStep | None:
         count = output.num_scheduled_tokens.get(request_id, 0)
-        state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
-        table = None
-        if count:
-            table = (state.get_block_ids(request_id) if state is not None else None) or self._table(
-                request_id
-            )
+        table = table_in(output, request_id, self._table) if count else None
         again = push.again
         if table is None:
             if not again:
@@ -169,7 +164,7 @@ class Pushes:
         return PushStep(
             push.transfer_id,
             request_id,
-            _plain(lists),
+            plain(lists),
             push.reached,
             push.total,
             again=again,
@@ -187,7 +182,7 @@ class Pushes:
             request_id = push.request.request_id
             whole = push.total
             self._steps.append(
-                PushStep(push.transfer_id, request_id, _plain(lists), whole, whole, again=lost, held=whole)
+                PushStep(push.transfer_id, request_id, plain(lists), whole, whole, again=lost, held=whole)
             )
 
     def _needs(self, index: int, first: int, now: int, total: int) -> bool:
@@ -204,10 +199,12 @@ class Pushes:
         }
 
 
+def table_in(output: Scheduled, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
+    """The block table of a request that a step computes; from ``table`` where the step's output has none."""
+    state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
+    return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
+
+
 def wants_push_here(params: Mapping[str, Any] | None) -> bool:
     """Whether a request that is to be prefilled here is to be pushed."""
     return bool(params) and (params or {}).get("transfer_mode") == "push"
-
-
-def _plain(lists: Mapping[int, BlockList]) -> dict[int, tuple[int, tuple[int, ...]]]:
-    return {index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in lists.items()}

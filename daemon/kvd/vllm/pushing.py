@@ -12,6 +12,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.vllm.orders import StepOrders
 from kvd.vllm.outgoing import Outgoing, Ready
 from kvd.vllm.sender import Sender
+from kvd.vllm.staging import Stager
 from kvd.vllm.talk import Talk
 from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
@@ -37,8 +38,13 @@ class Pushing:
         siblings: tuple[WorkerGeometry, ...],
         session: Callable[[], Talk],
         mark: Callable[[], Ready | None],
+        stager: Stager | None = None,
     ) -> None:
-        """``mark`` gives what tells when the device has come as far as now, None where it is there already."""
+        """``mark`` gives what tells when the device has come as far as now, None where it is there already.
+
+        With a ``stager`` layers are copied to where decoders read them before these hear of them.
+        """
+        self._stager = stager
         self._engine_id = engine_id
         self._home = home
         self._geometry = geometry
@@ -160,5 +166,6 @@ class Pushing:
                     self._geometry.rank,
                     self._outgoing,
                     self._session,
+                    self._stager,
                 )
             return sender

@@ -24,7 +24,8 @@ from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
-from kvd.vllm.settings import Settings
+from kvd.vllm.settings import STAGED, Settings
+from kvd.vllm.staging import PutOuts
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
@@ -67,6 +68,7 @@ class SchedulerHalf:
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table)
+        self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -96,6 +98,8 @@ class SchedulerHalf:
                 _drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
+            elif self._put_outs is not None:
+                self._put_outs.begin(request)
         elif wants_remote_prefill(request.kv_transfer_params):
             self._forced.arrived(request)
             self._claims.begin(
@@ -111,6 +115,7 @@ class SchedulerHalf:
         orders = StepOrders(
             pushes=pushes,
             push_ends=push_ends,
+            put_outs=self._put_outs.take(output) if self._put_outs is not None else [],
             loads=self._orders,
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -222,7 +227,8 @@ class SchedulerHalf:
 
     def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
         """A request has blocks: ``table`` gives them by group as they are when it is called."""
-        if self._pushes.knows(request_id):
+        put_out = self._put_outs is not None and self._put_outs.knows(request_id)
+        if put_out or self._pushes.knows(request_id):
             self._tables[request_id] = table
 
     @property
@@ -239,6 +245,7 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
+        unread = self._put_outs is not None and not self._put_outs.finished(request.request_id, block_ids)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
             if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
@@ -251,6 +258,12 @@ class SchedulerHalf:
             return False, None
         if wants_push_here(request.kv_transfer_params):
             return False, None  # it could not be pushed, and nobody will ask for it
+        if unread:
+            log.warning(
+                "request %s is not offered to a decoder: its blocks are not those that were copied for it",
+                request.request_id,
+            )
+            return False, None
         state = self._session.state
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
         self._generation = state.engine_generation or self._generation

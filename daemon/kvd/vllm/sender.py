@@ -27,6 +27,7 @@ from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.vllm.outgoing import Outgoing
+from kvd.vllm.staging import Stager
 from kvd.vllm.talk import Talk
 from kvd.vllm.target import (
     Target,
@@ -94,6 +95,7 @@ class Sender:
         rank: Rank,
         outgoing: Outgoing,
         session: Callable[[], Talk],
+        stager: Stager | None = None,
     ) -> None:
         """``siblings`` are all workers of this engine, ``rank`` is this one's place among them."""
         self.decoder = decoder
@@ -103,6 +105,7 @@ class Sender:
         self._source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
         self._outgoing = outgoing
         self._session = session
+        self._stager = stager
         self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
         self._event = threading.Event()
         self._targets: dict[Name, Target] = {}
@@ -189,7 +192,7 @@ class Sender:
         poll(target, self._outgoing, self._lanes)
         if target.closing is None and target.settled is None:
             computed = self._outgoing.computed(target.key.transfer_id)
-            advance(target, computed, self._outgoing, self._lanes, now)
+            advance(target, computed, self._outgoing, self._lanes, self._stager, now)
             self._behind = self._behind or (computed is not None and computed.behind)
         if target.closing is not None and target.settled is None:
             quieten(target, self._lanes, now)

@@ -14,6 +14,8 @@ import msgspec
 from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.errors import BadSettings
 
+STAGED = "staged"
+"""The backend of engines whose peers read a copy of their memory."""
 _DAY = 86400.0
 _RANGES = {
     "lease_seconds": (0.1, _DAY),
@@ -43,7 +45,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str,
         _says(
             "What moves the bytes, the same on both engines: `nixl`, `mooncake`; `direct` between workers on one host;"
-            " `auto`, direct where it can be and else a transfer engine; `memory` within one process, for tests."
+            " `auto`, direct where it can be and else a transfer engine; `staged`, a transfer engine by way of host"
+            " memory; `memory` within one process, for tests."
         ),
     ] = "nixl"
     backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}

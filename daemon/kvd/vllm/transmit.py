@@ -9,6 +9,7 @@ from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
 from kvd.vllm.outgoing import Computed, Outgoing
+from kvd.vllm.staging import Stager
 from kvd.vllm.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
 from kvd.vllm.write_lane import WriteLanes
 from kvd.wire.names import rank_name
@@ -22,7 +23,12 @@ QUIET_AFTER = 1.0
 
 
 def advance(
-    target: Target, computed: Computed | None, outgoing: Outgoing, lanes: WriteLanes, now: float
+    target: Target,
+    computed: Computed | None,
+    outgoing: Outgoing,
+    lanes: WriteLanes,
+    stager: Stager | None,
+    now: float,
 ) -> None:
     """Send what is computed and not sent, as far as the transfer stands; None where it is not known yet."""
     if computed is None:
@@ -37,7 +43,7 @@ def advance(
     elif now > target.deadline:
         close(target, "the decoder's time for it is over")
     elif target.direct:
-        _offer(target, computed)
+        _offer(target, computed, outgoing, stager)
     else:
         _post(target, computed, outgoing, lanes)
 
@@ -80,7 +86,7 @@ def close(target: Target, cause: str) -> None:
         log.warning("push of %s to %s is given up: %s", key.transfer_id, where, cause)
 
 
-def _offer(target: Target, computed: Computed) -> None:
+def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stager | None) -> None:
     """Tell the decoder what it can read; it says itself when it has everything."""
     if target.pushes is None:
         return
@@ -93,6 +99,15 @@ def _offer(target: Target, computed: Computed) -> None:
     if not computed.kept:
         # The last tokens only once the blocks are certain to stay: a decoder that has all of them relies on them.
         ends = {name: end for name, end in ends.items() if end < target.announce.tokens}
+    if ends and stager is not None:
+        chunks = {name: (target.posted.get(name, 0), end) for name, end in ends.items()}
+        try:
+            stager.put_out_layers(computed.blocks, chunks, target.announce.tokens)
+        except (BackendError, TopologyError) as error:
+            close(target, f"its blocks cannot be copied for the decoder: {error}")
+            return
+        if outgoing.epoch(target.key.transfer_id) != computed.epoch:
+            return  # overwritten while they were copied: the next look closes it
     if ends:
         readable(target, computed, ends)
     elif not target.pushes:

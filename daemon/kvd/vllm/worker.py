@@ -32,12 +32,13 @@ from kvd.vllm.gate import Gate
 from kvd.vllm.lane import PeerLane
 from kvd.vllm.load import Load, record
 from kvd.vllm.marks import no_mark
-from kvd.vllm.orders import Fault, LoadOrder, StepOrders, StepOutcomes
+from kvd.vllm.orders import Fault, LoadOrder, PutOut, StepOrders, StepOutcomes
 from kvd.vllm.outgoing import Ready
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.paths import Paths
 from kvd.vllm.pushing import Pushing
 from kvd.vllm.settings import Settings
+from kvd.vllm.staging import stager
 from kvd.vllm.talk import Talk
 from kvd.vllm.watch import Watch
 from kvd.wire.frame import Message
@@ -105,7 +106,11 @@ class WorkerHalf:
         self._results = Results()
         self._outcomes = StepOutcomes()
         home.register(geometry.regions)
-        self.pushing = Pushing(engine.engine_id, home, geometry, siblings, lambda: self._session, mark)
+        self._stager = stager(home, geometry, mark)
+        self._put_outs: list[PutOut] = []
+        self.pushing = Pushing(
+            engine.engine_id, home, geometry, siblings, lambda: self._session, mark, self._stager
+        )
         rank = geometry.rank
         self._card = WorkerCard(
             engine=engine,
@@ -129,6 +134,7 @@ class WorkerHalf:
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
         self._results.sent.update(orders.freed)
+        self._put_outs = orders.put_outs
         now = time.monotonic()
         for order in orders.loads:
             self._begin(order, now)
@@ -159,6 +165,12 @@ class WorkerHalf:
             self._hand_over(load)
         else:
             self._ask_for_peer(load)
+
+    def stepped(self) -> None:
+        """After the step's forward is queued. Waits for it on staged engines, and only where a prefill ends with it."""
+        if self._stager is not None:
+            self._stager.put_out(self._put_outs)
+        self._put_outs = []
 
     def results(self, wait: float = 0.0) -> Results:
         """What ended since this was last asked. Clears it.

@@ -12,12 +12,12 @@ from kvd.backends.errors import BackendUnavailable
 def test_unknown_kind_names_them_all() -> None:
     with pytest.raises(BackendUnavailable) as refused:
         open_home("carrier-pigeon", "x", {})
-    for name in ("nixl", "memory", "mooncake", "direct", "auto", "carrier-pigeon"):
+    for name in ("nixl", "memory", "mooncake", "direct", "auto", "staged", "carrier-pigeon"):
         assert name in str(refused.value)
 
 
 def test_available_covers_all_and_imports_none() -> None:
-    assert set(available()) == {"nixl", "memory", "mooncake", "direct", "auto"}
+    assert set(available()) == {"nixl", "memory", "mooncake", "direct", "auto", "staged"}
     script = (
         "import sys; from kvd.backends.choose import available; available();"
         " assert not {'nixl', 'mooncake'} & set(sys.modules)"

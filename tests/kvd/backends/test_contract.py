@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Home, Lane, Operation, PickingLane, State, Transfer
+from kvd.backends.contract import Home, Lane, Operation, PickingLane, StagingHome, State, Transfer
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, PeerMetadataError, RegistrationError, TransferRefused
 from kvd.geometry.model import Region
@@ -15,7 +15,7 @@ from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
 
 SIZE = 1 << 20
-READERS = {"direct", "auto"}
+READERS = {"direct", "auto", "staged"}
 """Backends that only read, and say so."""
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
@@ -31,6 +31,9 @@ class Pair:
     def home(self, memory: Bytes) -> Home:
         home = open_home(self.kind, "worker", {})
         home.register([Region(memory.ctypes.data, SIZE)])
+        if isinstance(home, StagingHome):
+            whole = (np.array([value], np.int64) for value in (memory.ctypes.data, memory.ctypes.data, SIZE))
+            home.put_out(Descriptors(*whole))
         return home
 
     def lane(self) -> Lane:
@@ -50,7 +53,7 @@ def finish(lane: Lane, transfer: Transfer) -> State:
     return transfer.state
 
 
-@pytest.fixture(params=["memory", "nixl", "mooncake", "direct", "auto"])
+@pytest.fixture(params=["memory", "nixl", "mooncake", "direct", "auto", "staged"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     if request.param in {"nixl", "mooncake"}:
         pytest.importorskip(request.param, exc_type=ImportError)

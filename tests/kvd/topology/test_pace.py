@@ -42,6 +42,11 @@ def test_nothing_is_said(paces: list[Pace], devices: tuple[str, str]) -> None:
     assert slow_path(paces, devices, "nixl") is None
 
 
+def test_bytes_that_are_staged_go_through_the_host_by_design() -> None:
+    assert slow_path([SLOW, SLOW], GPUS, "staged") is None
+    assert slow_probe([probed(1.0, 0.001)], GPUS, "staged") is None
+
+
 def probed(full: float, bare: float, *, mib: int = 4, copies: int = 64, rounds: int = 3) -> Probed:
     return Probed(
         mib << 20, copies, (full + 0.01, full, full + 0.02)[:rounds], (bare + 0.01, bare, bare)[:rounds]
