@@ -361,6 +361,22 @@ def _quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
+def parts(full: Kvd, empty: Kvd, crashing: Kvd, options: argparse.Namespace) -> Iterator[tuple[str, object]]:
+    """Each figure as soon as it is known: a run takes minutes, and may be ended before it is over."""
+    yield "memory_at_start", full.megabytes()
+    yield "fill", fill(full, options.rows)
+    yield "ledger_bytes", full.ledger.stat().st_size
+    yield "transfers --last 50", asked(full, "transfers", "--last", "50")
+    yield "transfers --last 50, empty", asked(empty, "transfers", "--last", "50")
+    yield "replies", replies(full, empty, options)
+    yield "memory_at_end", full.megabytes()
+    yield "transfers --sort slowest", asked(full, "transfers", "--sort", "slowest", repeats=2)
+    yield "slow", asked(full, "slow", repeats=2)
+    yield "killed", killed(crashing, options.kills)
+    full.kill()
+    yield "restart_seconds_full", full.start()
+
+
 def main() -> None:
     """Run all parts, print their figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -376,20 +392,10 @@ def main() -> None:
         try:
             for kvd in (full, empty, crashing):
                 kvd.start()
-            result: dict[str, object] = {
-                "memory_at_start": full.megabytes(),
-                "fill": fill(full, options.rows),
-            }
-            result["ledger_bytes"] = full.ledger.stat().st_size
-            result["replies"] = replies(full, empty, options)
-            result["memory_at_end"] = full.megabytes()
-            result["transfers --last 50"] = asked(full, "transfers", "--last", "50")
-            result["transfers --last 50, empty"] = asked(empty, "transfers", "--last", "50")
-            result["transfers --sort slowest"] = asked(full, "transfers", "--sort", "slowest", repeats=2)
-            result["slow"] = asked(full, "slow", repeats=2)
-            result["killed"] = killed(crashing, options.kills)
-            full.kill()
-            result["restart_seconds_full"] = full.start()
+            result: dict[str, object] = {}
+            for name, value in parts(full, empty, crashing, options):
+                result[name] = value
+                sys.stderr.write(f"{name}: {json.dumps(value)}\n")
         finally:
             for kvd in (full, empty, crashing):
                 kvd.kill()
