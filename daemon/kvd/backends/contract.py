@@ -40,9 +40,10 @@ class Traits:
     ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
     must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `PickingLane`, and
     numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
-    limit (the adapter splits by itself; a caller may want to know). ``least_piece``: bytes below which a load is posted
-    whole, since a piece would be here before it is of use by itself. ``lands``: its homes are `LandingHome`, so a peer
-    may write here; where they are not, layer-wise push is a layer-wise read.
+    limit (the adapter splits by itself; a caller may want to know). ``least_piece``: a load is posted in a
+    piece for every so many bytes at most, as a smaller one would be here before the next is planned and posted.
+    ``lands``: its homes are `LandingHome`, so a peer may write here; where they are not, layer-wise push is a
+    layer-wise read.
     """
 
     synchronous: bool = False

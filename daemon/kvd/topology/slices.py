@@ -1,5 +1,6 @@
-"""A large load in a few pieces, one behind the other in the prompt, so that a miss need not lose what came before it.
+"""A large load in a few pieces, one behind the other in the prompt.
 
+The bytes of one move while the next is planned, and a miss need not lose what came before it.
 Pieces end where blocks of both sides end in every group. States belong to the last piece: a state is worth something
 only where the whole prompt is.
 """
@@ -13,8 +14,8 @@ from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.plan import Plan, Read
 
 LEAST_BYTES = 64 << 20
-"""What a piece has at least, where nothing else is said: it costs about 0.2 ms of planning, and 64 MiB take over 1 ms
-at 50 GB/s."""
+"""For so many there is a piece, where nothing else is said: it costs about 0.2 ms of planning, and 64 MiB take over
+1 ms at 50 GB/s."""
 MOST = 8
 """Pieces of a load at most."""
 
@@ -22,7 +23,8 @@ MOST = 8
 def cut(plan: Plan, local: Mapping[int, BlockList], *, tokens: int, least: int = LEAST_BYTES) -> list[int]:
     """Where the pieces of a load of ``local`` blocks end, in tokens of the prompt; the last one at ``tokens``.
 
-    A piece has ``least`` bytes or more.
+    There are as many as ``least`` bytes fit into the load. The first is half as long as the others, since nothing moves
+    until it is planned.
     """
     reads = [read for read in plan.reads if _filled(read, local)]
     count = min(MOST, sum(_bytes(read, local) for read in reads) // least)
@@ -32,7 +34,8 @@ def cut(plan: Plan, local: Mapping[int, BlockList], *, tokens: int, least: int =
     unit = _unit(plan, covering)
     first = min(local[read.group].first * plan.block_sizes[read.group] for read in covering) // unit
     units = -(-tokens // unit) - first
-    ends = {(first + units * piece // count) * unit for piece in range(1, count)}
+    halves = 2 * count - 1
+    ends = {(first + -(-units * half // halves)) * unit for half in range(1, halves, 2)}
     return [end for end in sorted(ends) if first * unit < end < tokens] + [tokens]
 
 

@@ -43,20 +43,24 @@ def hold_back(
     siblings: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
 ) -> None:
-    """Leave out of a planned load what is not to arrive: the named layers, else its second half.
+    """Leave out of a planned load what is not to arrive: the named layers, else the second half of its slices.
 
+    Of a single slice it is the second half of the copies: the first slice of a planned load is compiled.
     An empty slice at the end stands for what is missing, so that the load is never whole.
 
     Raises `TopologyError` where the blocks do not fit.
     """
     missing, order = withheld(fault, local), load.order
-    rest = Slice(order.tokens, {})
     if not missing and len(load.slices) > 1:
-        load.slices = [*load.slices[: len(load.slices) // 2], rest]
+        kept = load.slices[: len(load.slices) // 2]
+        load.slices = [*kept, Slice(kept[-1].end, order.tokens, {})]
         return
+    rest = Slice(order.computed, order.tokens, {})
     if not missing:
-        halves = {source: Copies(_first_half(copies)) for source, copies in load.slices[0].copies.items()}
-        load.slices = [Slice(order.computed, halves), rest]
+        halves = {
+            source: Copies(_first_half(copies)) for source, copies in (load.slices[0].copies or {}).items()
+        }
+        load.slices = [Slice(0, order.computed, halves), rest]
         return
     blocks, theirs = order.block_lists(), order.prefill.block_lists()
     parts: dict[int, list[Descriptors]] = {}
@@ -65,7 +69,7 @@ def hold_back(
             for source, rows in compile_plan(plan, blocks, theirs, tokens=order.tokens).items():
                 parts.setdefault(source, []).append(rows)
     load.slices = [
-        Slice(order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
+        Slice(0, order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
         rest,
     ]
 

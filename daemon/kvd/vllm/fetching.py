@@ -79,7 +79,7 @@ class Fetching:
             order=replace(order, groups={}, seconds=0.0),
             received=now,
             deadline=min(arrival.load.deadline, now + self._seconds),
-            slices=[Slice(total, {self._position(source): Copies(descriptors)})],
+            slices=[Slice(0, total, {self._position(source): Copies(descriptors)})],
             plan=arrival.plan,
             then=lambda load: ended(load, complete),
         )

@@ -29,7 +29,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.fault import hold_back
-from kvd.vllm.load import Load, apply_plan, complain, look, post
+from kvd.vllm.load import Load, apply_plan, complain, look, overdue, post
 from kvd.vllm.peers import Peer, connect, destroy, meet
 from kvd.vllm.probe import Probing, Told
 from kvd.wire.identity import EngineCard
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
 MAX_FAILURES = 3
-HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable)
-"""What a new lane meets again: the peer's metadata and our own memory stay what they are."""
+HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyError)
+"""What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
 DESTROY_AGAIN = 1.0
 """Seconds before a lane that could not be destroyed is tried again."""
 STUCK_AFTER = 2.0
@@ -274,8 +274,7 @@ class PeerLane:
             try:
                 if load.plan is None:
                     traits = traits_of(self._home, self._lane)
-                    least = max(self._piece_bytes, traits.least_piece)
-                    apply_plan(load, peer.plan, picks=traits.strided_lists, piece_bytes=least)
+                    apply_plan(load, peer.plan, traits, piece_bytes=self._piece_bytes)
                 if load.fault is not None and load.fault.when == "layers":
                     remotes = engine_geometry(peer.card).workers
                     hold_back(load, load.fault, self._local, self._siblings, remotes)
@@ -302,11 +301,8 @@ class PeerLane:
         if not self._due or self._peer is None:
             return
         load = self._due.pop(0)
-        if load.dropped:
-            self._refuse(load, load.dropped)
-            return
-        if time.monotonic() > load.deadline:
-            self._refuse(load, f"not posted within its {load.deadline - load.received:.1f} s")
+        if why := load.dropped or overdue(load, "posted"):
+            self._refuse(load, why)
             return
         if not self._claim(load, post=True):
             return
@@ -315,9 +311,9 @@ class PeerLane:
         try:
             lane = self._open_lane()
             with self._busy("posting"):
-                post(load, lane, self._peer.plan)
+                post(load, lane, self._peer.plan, traits_of(self._home, lane))
         except HOPELESS as error:
-            self._give_up(load, error.message)
+            self._give_up(load, str(error))
         except BackendError as error:
             self._failed(load, error.message)
         else:
@@ -330,17 +326,15 @@ class PeerLane:
                 continue  # ended, or to be posted again, together with another load of this turn
             with self._busy("polling"):
                 state, reason = look(load, self._lane)
-            late = time.monotonic() > load.deadline
-            cause = f"not complete within its {load.deadline - load.received:.1f} s" if late else ""
+            late = overdue(load, "complete")
             if state is State.DONE and load.fault is not None and not late:
                 self._give_up(load, load.fault.cause)
             elif state is State.DONE:
                 self._active.remove(load)
-                self._end(
-                    load, cause
-                )  # what was read too late is nothing to rely on: its lease may have ended
+                # What was read too late is nothing to rely on: its lease may have ended.
+                self._end(load, late)
             elif late:
-                self._give_up(load, cause)
+                self._give_up(load, late)
             elif state is State.FAILED:
                 self._failed(load, reason)
 

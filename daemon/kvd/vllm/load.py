@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Lane, State, Transfer, takes_picks
+from kvd.backends.contract import Lane, State, Traits, Transfer, takes_picks
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
@@ -23,10 +23,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """A piece of a load: the tokens before ``tokens`` that no earlier piece has; ``transfers`` are those of now."""
+    """A piece of a load, tokens ``begin`` to ``end`` of the prompt; ``transfers`` are those of now.
 
-    tokens: int
-    copies: dict[int, Copies]
+    ``copies``, by position of the remote worker, are None until it is compiled: the first piece when the load is
+    planned, any other right before it is first posted.
+    """
+
+    begin: int
+    end: int
+    copies: dict[int, Copies] | None = None
     transfers: list[Transfer] = field(default_factory=list)
 
 
@@ -34,11 +39,14 @@ class Slice:
 class Load:
     """A load order with what became of it. Times are time.monotonic() seconds.
 
-    ``slices`` are its pieces in the order of their tokens, of which the first ``whole`` came in time. ``failures``
-    counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is stuck. A load
-    that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end. ``lost``: the
-    peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault`` this worker's
-    part of it is to miss.
+    ``planned`` is how long nothing could be posted for planning, ``planned_at`` when the first slice was compiled.
+    ``local`` and ``remote`` are the order's blocks, once it is planned. ``slices`` are its pieces in the order of their
+    tokens, of which the first ``whole`` came in time.
+
+    ``failures`` counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is
+    stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
+    ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
+    this worker's part of it is to miss.
     """
 
     order: LoadOrder
@@ -50,6 +58,8 @@ class Load:
     posting: float = 0.0
     posted: float = 0.0
     ended: float = 0.0
+    local: Mapping[int, BlockList] = field(default_factory=dict)
+    remote: Mapping[int, BlockList] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
     whole: int = 0
     failures: int = 0
@@ -63,8 +73,8 @@ class Load:
 
     @property
     def copies(self) -> list[Copies]:
-        """All copies, of all slices and sources."""
-        return [copies for slice_ in self.slices for copies in slice_.copies.values()]
+        """All copies, of all sources and all slices that are compiled."""
+        return [copies for slice_ in self.slices for copies in (slice_.copies or {}).values()]
 
     @property
     def transfers(self) -> list[Transfer]:
@@ -75,7 +85,7 @@ class Load:
     def good(self) -> int:
         """Tokens of the prompt up to which a load that missed has come all the same; what was here before counts."""
         whole = min(self.whole, len(self.slices) - 1)
-        return self.slices[whole - 1].tokens if whole > 0 else self.order.computed
+        return self.slices[whole - 1].end if whole > 0 else self.order.computed
 
     @property
     def bad_blocks(self) -> set[int]:
@@ -98,44 +108,51 @@ class Load:
         return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
 
 
-def apply_plan(load: Load, plan: Plan, *, picks: bool, piece_bytes: int) -> None:
-    """Compile the plan for the load's blocks, with ``picks`` for lanes that take them (`takes_picks`).
+def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> None:
+    """Cut the load into slices and compile the first one; `post` compiles the others.
 
-    ``piece_bytes`` is the least that a slice has.
-    Raises `TopologyError` where the blocks do not fit.
+    There is a slice for every ``piece_bytes``, or for so many more as make a piece worth while to the backend (`cut`).
+    Raises `TopologyError` where the blocks of the first slice do not fit.
     """
-    order = load.order
     began = time.monotonic()
-    local, remote = order.block_lists(), order.prefill.block_lists()
-    load.slices, begin = [], 0
-    ends = cut(plan, local, tokens=order.tokens, least=piece_bytes)
-    for end in ends:
-        blocks = local
-        if len(ends) > 1:
-            blocks = piece(plan, local, begin=begin, end=end, tokens=order.tokens)
-        if picks:
-            copies = compile_request(plan, blocks, remote, tokens=order.tokens)
-        else:
-            found = compile_plan(plan, blocks, remote, tokens=order.tokens)
-            copies = {index: Copies(descriptors) for index, descriptors in found.items()}
-        load.slices.append(Slice(end, copies))
-        begin = end
+    order = load.order
+    load.local, load.remote = order.block_lists(), order.prefill.block_lists()
+    ends = cut(plan, load.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
+    load.slices = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+    _compiled(load, load.slices[0], plan, traits)
     load.plan = plan
     load.planned_at = time.monotonic()
     load.planned = load.planned_at - began
 
 
-def post(load: Load, lane: Lane, plan: Plan) -> None:
-    """Submit all transfers of the load on a lane, but for slices that have come already; the others have none.
+def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
+    """Submit all transfers of the load on a lane, slice after slice; slices that have come already have none.
 
-    Raises `BackendError`; what was posted before that stands in the slices' ``transfers``.
+    A slice that was not compiled before is now, while the bytes of those before it move.
+
+    Raises `BackendError`, and `TopologyError` where the blocks of a slice do not fit; what was posted before that
+    stands in the slices' ``transfers``.
     """
     load.posting = time.monotonic()
     for slice_ in load.slices[load.whole :]:
-        for index, copies in slice_.copies.items():
+        for index, copies in _compiled(load, slice_, plan, traits).items():
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
                 slice_.transfers.append(transfer)
     load.posted = time.monotonic()
+
+
+def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:
+    """What a slice copies, with picks where the backend is good at them; kept, so a new lane costs no new plan."""
+    if slice_.copies is None:
+        tokens, blocks = load.order.tokens, load.local
+        if len(load.slices) > 1:
+            blocks = piece(plan, blocks, begin=slice_.begin, end=slice_.end, tokens=tokens)
+        if traits.strided_lists:
+            slice_.copies = compile_request(plan, blocks, load.remote, tokens=tokens)
+        else:
+            found = compile_plan(plan, blocks, load.remote, tokens=tokens)
+            slice_.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
+    return slice_.copies
 
 
 def submitted(lane: Lane, peer: str, copies: Copies) -> Iterator[Transfer]:
@@ -169,6 +186,13 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     return (State.PENDING if waiting else State.DONE), ""
 
 
+def overdue(load: Load, what: str) -> str:
+    """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now."""
+    if time.monotonic() <= load.deadline:
+        return ""
+    return f"not {what} within its {load.deadline - load.received:.1f} s"
+
+
 def complain(load: Load, now: float, peer: str, doing: str) -> None:
     """Say that a posted load is past its deadline and cannot be ended; less and less often."""
     if now < load.complain_at:
@@ -188,10 +212,14 @@ def complain(load: Load, now: float, peer: str, doing: str) -> None:
 def record(
     load: Load, *, engine_id: str, rank: str, backend: str, geometry: WorkerGeometry
 ) -> TransferRecord:
-    """The load as the ledger keeps it."""
+    """The load as the ledger keeps it.
+
+    Bytes, coalesced descriptors and remote ranks are of the slices that were compiled, which are not all where a load
+    ended before; blocks, groups and descriptors are of all that it was to fill.
+    """
     order, plan, now = load.order, load.plan, load.ended
     local, remote = order.block_lists(), order.prefill.block_lists()
-    sources = sorted({index for slice_ in load.slices for index in slice_.copies}) if plan else []
+    sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
     entry = TransferRecord(
         transfer_id=f"{order.request_id}@{rank}" + (f"#{order.again + 1}" if order.again else ""),
         request_id=order.request_id,

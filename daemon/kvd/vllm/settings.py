@@ -81,8 +81,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     piece_bytes: Annotated[
         int,
         _says(
-            "Decoder: a pull is read in pieces of at least this much on each worker, at most eight; after a miss those"
-            " that came are kept, where the model allows it."
+            "Decoder: a pull is read in pieces, one for every so many bytes on each worker, at most eight; after a miss"
+            " those that came are kept, where the model allows it."
         ),
     ] = LEAST_BYTES
     probe: Annotated[

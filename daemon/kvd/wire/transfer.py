@@ -42,16 +42,17 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``started`` is Unix time in seconds; stages are durations in seconds measured on the worker's monotonic
     clock, in the order in which they happen: ``queued`` (scheduler's claim to the worker's start),
     ``handshake``, ``plan``, ``post``, ``wire`` (end of posting to last completion). They do not overlap; an
-    engine that copies while it posts shows that time as ``post``. Of a push they are ``queued``,
+    engine that copies while it posts shows that time as ``post``. Of a load in pieces ``plan`` is the first
+    one's; the others are planned between posts, and count as ``post``. Of a push they are ``queued``,
     ``handshake``, ``announce`` (until the prefiller has acknowledged), ``wait`` (until the first layer is
     there) and ``wire`` (until the last one is): most of it is the prefiller's computing. ``bytes`` counts every
     byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it
     knows.
 
     ``moments`` say when things happened, in seconds after ``started`` on the same clock: ``queued`` (the scheduler's
-    claim, so below zero), ``handshake`` (the peer was known), ``planned``, ``posting``, ``posted``, ``first`` and
-    ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen is not there.
-    ``attempts`` counts lanes that were tried, or announcements.
+    claim, so below zero), ``handshake`` (the peer was known), ``planned`` (the first piece), ``posting``, ``posted``,
+    ``first`` and ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen
+    is not there. ``attempts`` counts lanes that were tried, or announcements.
     The blocks are those of this worker and of the engine that it has the KV from; ``remote_blocks`` is empty where it
     never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty.
     """

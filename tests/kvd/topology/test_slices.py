@@ -76,6 +76,24 @@ def test_a_small_load_is_one_piece() -> None:
     assert cut(plan, blocks, tokens=16 * 16) == [16 * 16]
 
 
+def test_the_first_piece_is_half_as_long_as_the_others() -> None:
+    local, remote = (engine(name) for name in "dp")
+    plan = plan_worker(local.workers[0], local.workers, remote.workers)
+    blocks = {0: BlockList(0, np.arange(28, dtype=np.int64))}
+    (read,) = plan.reads
+    a_quarter = 28 * read.bytes_per_block // 4
+    assert cut(plan, blocks, tokens=28 * 16, least=a_quarter) == [4 * 16, 12 * 16, 20 * 16, 28 * 16]
+
+
+def test_where_there_are_as_many_pieces_as_blocks_each_has_one() -> None:
+    local, remote = (engine(name) for name in "dp")
+    plan = plan_worker(local.workers[0], local.workers, remote.workers)
+    for count in range(1, slices.MOST + 1):
+        blocks = {0: BlockList(0, np.arange(count, dtype=np.int64))}
+        ends = [16 * end for end in range(1, count + 1)]
+        assert cut(plan, blocks, tokens=count * 16, least=1) == ends
+
+
 def engine(name: str) -> EngineGeometry:
     config = {
         "model_type": "llama",

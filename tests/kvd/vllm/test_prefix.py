@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.memory import MemoryLane
+from kvd.topology.request import compile_request
 from kvd.vllm.groups import GroupFacts, keeps_prefix
-from kvd.vllm.orders import LoadOrder, StepOutcomes
+from kvd.vllm.orders import Fault, LoadOrder, StepOutcomes
 from kvd.vllm.settings import Settings
 from kvd.wire.handshake import PeerGone
 from kvd.wire.lease import LeaseRelease
@@ -92,6 +94,109 @@ def test_only_what_is_missing_is_read_again_on_a_new_lane(rig: Rig, monkeypatch:
     assert rig.results().failed == set()
     assert rig.same((1, 2, 3, 4), (5, 6, 7, 8))
     assert len(submitted) == 4 + 2
+
+
+# --- one slice is planned while those before it move ---
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is compiled and submitted, in that order."""
+    noted: list[str] = []
+    submit = MemoryLane.submit
+
+    def compiling(*arguments: Any, **more: Any) -> Any:
+        noted.append("compile")
+        return compile_request(*arguments, **more)
+
+    def submitting(*arguments: Any) -> Any:
+        noted.append("submit")
+        return submit(*arguments)
+
+    monkeypatch.setattr("kvd.vllm.load.compile_request", compiling)
+    monkeypatch.setattr(MemoryLane, "submit", submitting)
+    return noted
+
+
+def test_a_slice_is_submitted_before_the_next_is_compiled(rig: Rig, events: list[str]) -> None:
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    assert rig.results().failed == set()
+    assert rig.same((1, 2, 3, 4), (5, 6, 7, 8))
+    assert events == ["compile", "submit"] * 4
+
+
+def test_what_is_planned_between_the_posts_counts_as_posting(rig: Rig) -> None:
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    stages, moments = record.stages, record.moments
+    assert stages["plan"] <= moments["planned"] <= moments["posting"]
+    assert stages["post"] == pytest.approx(moments["posted"] - moments["posting"])
+    assert stages["plan"] + stages["post"] + stages["wire"] <= moments["reported"]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_compiled_is_not_compiled_again_on_a_new_lane(
+    rig: Rig, events: list[str], refused: bool
+) -> None:
+    """Neither where all was posted nor where only a part was."""
+    if refused:
+        rig.faults.refuse = {2}
+    else:
+        rig.faults.fail_after = {2: 0}
+    rig.start(order(REMOTE, (1, 2, 3, 4)))
+    assert rig.results().failed == set()
+    assert rig.same((1, 2, 3, 4), (5, 6, 7, 8))
+    assert events.count("compile") == 4
+    assert events.count("submit") == (3 + 4 if refused else 4 + 2)
+
+
+ONE_TOO_FAR = prefill(((5, 6, 7, BLOCKS),), tokens=15)
+
+
+def test_blocks_of_a_later_slice_that_do_not_fit_are_a_miss_once_nothing_can_land(
+    rig: Rig, events: list[str]
+) -> None:
+    rig.faults.late = {0}
+    rig.start(order(ONE_TOO_FAR, (1, 2, 3, 4)))
+    results = rig.results()
+    assert (results.failed, results.bad_blocks) == ({"d-1"}, {1, 2, 3, 4})
+    assert f"only {BLOCKS} blocks" in rig.causes()["d-1"]
+    assert rig.gates.closed == 1
+    rig.faults.release(0)
+    assert rig.untouched(1, 2, 3, 4), "the lane was gone before the report"
+    assert events.count("submit") == 3, "it is not tried again"
+
+
+def test_such_a_load_is_recorded_as_far_as_it_was_planned(rig: Rig) -> None:
+    rig.start(order(ONE_TOO_FAR, (1, 2, 3, 4)))
+    rig.results()
+    rig.start(order(REMOTE, (1, 2, 3, 4), request_id="d-2"))
+    rig.results()
+    missed, whole = eventually(lambda: (found := rig.records())[1:] and found)
+    assert (missed.state, missed.bytes, missed.groups) == ("miss", whole.bytes * 3 // 4, whole.groups)
+    assert (missed.stages["post"], missed.stages["wire"]) == (0.0, 0.0)
+    assert "posting" in missed.moments
+    assert "posted" not in missed.moments
+
+
+def test_others_on_the_lane_of_such_a_load_start_over(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((9,),), tokens=4), (9,), request_id="other"), order(ONE_TOO_FAR, (1, 2, 3, 4)))
+    assert rig.results(2).failed == {"d-1"}
+    assert rig.same((9,), (9,))
+
+
+def test_of_a_forced_miss_after_a_part_the_second_half_is_never_compiled(rig: Rig, events: list[str]) -> None:
+    fault = Fault("forced", "layers")
+    rig.start(replace(order(REMOTE, (1, 2, 3, 4)), fault=fault))
+    assert rig.results().bad_blocks == {3, 4}
+    assert rig.same((1, 2), (5, 6))
+    assert rig.untouched(3, 4)
+    assert events == ["compile", "submit"] * 2
+
+
+# --- what is too late or hopeless ---
 
 
 def test_what_comes_after_the_deadline_is_nothing_to_rely_on(rig: Rig) -> None:
