@@ -55,6 +55,7 @@ def about(pair: Pair, mode: str, tokens: int) -> dict[str, Any]:
         "gpus": spec.gpus,
         "tp": spec.tp,
         "eager": spec.eager,
+        "options": spec.options,
         "joined": pair.joined,
     }
 

@@ -170,6 +170,20 @@ def _times(name: str, which: int) -> Stage:
     return Stage(name, pairs, together=transfers, seconds=200.0)
 
 
+def _pieces() -> Stage:
+    """Direct loads in one piece and in several."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        spec = functools.partial(PairSpec, kind="dense", way="direct", mode="pull", gpus=fleet.apart)
+        block = fleet.sizes.blocks[0]
+        return [
+            spec(block=block, env=FIRST_RUNNER, options={"piece_bytes": size << 20})
+            for size in (1024, 512, 256, 128)
+        ]
+
+    return Stage("pieces", pairs, together=transfers, seconds=100.0, usual=False)
+
+
 def _hidden(name: str, which: int) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         block = fleet.sizes.blocks[which]
@@ -210,6 +224,7 @@ def _steps() -> Stage:
 
 STAGES = (
     _smoke(),
+    _pieces(),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     _kind("dense"),
     _times("block-small", 0),
