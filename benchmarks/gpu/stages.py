@@ -154,6 +154,16 @@ def _staged() -> Stage:
     return Stage("staged", pairs, _every_byte)
 
 
+def _staged_times() -> Stage:
+    """Pulls by way of the hosts, beside those that are not."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        spec = functools.partial(PairSpec, kind="dense", mode="pull", gpus=fleet.apart, env=FIRST_RUNNER)
+        return [spec(way=way, block=fleet.sizes.blocks[0]) for way in ("staged", "nixl")]
+
+    return Stage("staged-times", pairs, together=transfers, seconds=100.0, usual=False)
+
+
 def _times(name: str, which: int) -> Stage:
     def pairs(fleet: Fleet) -> list[PairSpec]:
         ways: tuple[Way, ...] = (*OURS, "stock-nixl", "stock-mooncake")
@@ -225,6 +235,7 @@ def _steps() -> Stage:
 STAGES = (
     _smoke(),
     _pieces(),
+    _staged_times(),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     _kind("dense"),
     _times("block-small", 0),

@@ -80,8 +80,9 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
 
 
 HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
-CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_piece=256 << 20)
-"""256 MiB take 0.75 ms over NVLink. To plan and launch as much takes 0.15 to 0.3 ms of the worker's processor."""
+CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_piece=1 << 30)
+"""1 GiB takes about 3 ms over NVLink. In two, four or eight pieces it was here as soon as in one, and each launch takes
+some 0.3 ms of the worker's processor (docs/backends/direct.md)."""
 
 
 class DirectHome:

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from kvd.backends.direct_cuda_launch import Arguments, Kernel, Launcher
 from kvd.backends.direct_cuda_tables import SHAPES, Job, Rows, Shape, job_of_descriptors
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.slices import MOST
 
 WARPS = 8
 """Of a program."""
 _STAGED = 256 << 10
 """Bytes that a slot has room for at first: the cells of 2 GiB in pieces of 64 KiB."""
-_SLOTS = MOST
-"""All pieces of a load may be under way at once, and making a slot takes longer than launching one."""
+_SLOTS = 2
 _ALIGNED = 256
 _PROBE = 4096
 
