@@ -132,6 +132,8 @@ class StagedLane:
         inner = self._inner.submit(peer, Descriptors(mirror, rows.remote, rows.length))
         work = _Work(inner, Descriptors(rows.local, mirror, rows.length))
         transfer = Transfer(peer, inner.bytes, inner.descriptors, work, posted=inner.posted, backend=NAME)
+        for earlier in list(self._live.values()):
+            self.poll(earlier)  # an engine that copies while it posts would keep what is here from the GPU until then
         self._live[work] = transfer
         return transfer
 

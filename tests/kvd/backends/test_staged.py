@@ -139,6 +139,16 @@ def test_a_lane_that_is_closed_takes_nothing_out_of_the_mirror(
     assert (here.memory == before).all()
 
 
+def test_what_is_here_goes_on_while_more_is_posted(here: Worker, peer: Worker, lane: Lane) -> None:
+    peer.put_out((0, SIZE))
+    lane.submit("p", rows(here, peer, (0, 0, 100)))
+    assert not (here.memory[:100] == peer.memory[:100]).all()
+
+    lane.submit("p", rows(here, peer, (1000, 1000, 100)))
+
+    assert (here.memory[:100] == peer.memory[:100]).all()
+
+
 def test_only_registered_memory_is_put_out(here: Worker) -> None:
     with pytest.raises(TransferRefused, match=r"local descriptor 1, 4097 bytes .* is not registered"):
         here.put_out((0, 1), (SIZE - 1, 4097))
