@@ -50,10 +50,15 @@ def fresh(tokens: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt and what the decoder answers alone: ``in_pieces`` when it computes the last token as its own step."""
+    """A prompt and what each engine answers alone that computes the last token as its own step.
+
+    ``in_pieces`` is the decoder's answer, ``there`` the prefiller's, None where its last token is another one. Engines
+    tune some of vLLM's kernels for themselves, which then may round otherwise.
+    """
 
     prompt: list[int]
     in_pieces: tuple[int, ...]
+    there: tuple[int, ...] | None = None
 
 
 def question(pair: Pair, tokens: int, answer: int) -> Question:
@@ -66,7 +71,13 @@ def question(pair: Pair, tokens: int, answer: int) -> Question:
     said = alone(pair, most, answer + 1)
     if said.error or len(said.token_ids) != answer + 1:
         raise RuntimeError(f"the decoder alone gave {len(said.token_ids)} tokens: {said.error}")
-    return Question([*most, said.token_ids[0]], tuple(said.token_ids[1:]))
+    there = pair.prefill.submit(most, answer + 1).result(ANSWER_SECONDS)
+    same = not there.error and there.token_ids[:1] == said.token_ids[:1]
+    return Question(
+        [*most, said.token_ids[0]],
+        tuple(said.token_ids[1:]),
+        tuple(there.token_ids[1:]) if same else None,
+    )
 
 
 def ask(pair: Pair, mode: Mode, tokens: Sequence[int], answer: int) -> Asked:

@@ -99,12 +99,16 @@ def _standing_still(pair: Pair) -> Iterator[None]:
 def _judge(
     fleet: Fleet, pair: Pair, what: str, asks: Question, decoded: Answer, handed_over: str, **more: Any
 ) -> bool:
-    """Note what became of it; whether the answer is what the decoder says alone, all at once or in pieces."""
+    """Note what became of it; whether the answer is what an engine says alone.
+
+    The decoder, at once or in pieces; where the load was done also the prefiller, whose KV it is.
+    """
     own = alone(pair, asks.prompt, fleet.sizes.answer)
     whole = first_difference(decoded.token_ids, own.token_ids)
     pieces = first_difference(decoded.token_ids, asks.in_pieces)
-    right = not decoded.error and (whole is None or pieces is None)
     found = record_fields(records(pair, handed_over)) if handed_over else {}
+    there = found.get("state") == "done" and decoded.token_ids == asks.there
+    right = not decoded.error and (whole is None or pieces is None or there)
     fleet.report.note(
         "fault",
         **about(pair, "pull", len(asks.prompt)),
@@ -113,6 +117,7 @@ def _judge(
         alive=pair.decode.alive() and not own.error,
         first_difference=whole,
         first_difference_in_pieces=pieces,
+        equals_prefiller_in_pieces=there,
         error=decoded.error,
         took=decoded.total_seconds,
         **more,

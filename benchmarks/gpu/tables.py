@@ -435,6 +435,8 @@ def _answer_verdict(line: Line) -> str:
         return "equal"
     if "first_difference_in_pieces" in answers and answers["first_difference_in_pieces"] is None:
         return "equal, computed in the same pieces"
+    if answers.get("equals_prefiller_in_pieces"):
+        return "equal to the prefiller's, computed in the same pieces"
     return f"differs at {answers['first_difference']} of {answers['tokens']}"
 
 
