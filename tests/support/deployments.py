@@ -37,7 +37,17 @@ def handed_over(deployment: Deployment, name: str, ranks: int = 1) -> list[Trans
         found = [one for one in transfers(deployment.decode_host) if one.remote_request_id == name]
         return found if len(found) >= ranks else None
 
-    return wait_for(look, 60.0)
+    try:
+        return wait_for(look, 60.0)
+    except AssertionError as error:
+        # What was computed instead of loaded has no record; the engines say why.
+        said = [
+            line
+            for engine in (deployment.prefill, deployment.decode)
+            for line in engine.spec.log_path.read_text(errors="replace").splitlines()
+            if "WARNING" in line or "ERROR" in line
+        ]
+        raise AssertionError(f"{name} has no {ranks} records: {error}\n" + "\n".join(said[-20:])) from None
 
 
 def transfers(host: Kvd, limit: int = 100) -> list[TransferRecord]:
