@@ -36,13 +36,7 @@ def read_both(metadata: bytes) -> Both:
     Raises:
         PeerMetadataError: of another backend or version, or damaged.
     """
-    envelope = unpack(metadata, backend=NAME)
-    if envelope.version != VERSION:
-        raise PeerMetadataError(
-            f"metadata is of version {envelope.version} at the peer and {VERSION} here",
-            backend=NAME,
-            hint="run the same release of kvd on both sides",
-        )
+    envelope = unpack(metadata, backend=NAME, version=VERSION)
     try:
         return msgspec.msgpack.decode(envelope.blob, type=Both)
     except msgspec.DecodeError as error:

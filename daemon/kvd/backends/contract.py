@@ -11,6 +11,7 @@ waiting for the copy) is its own affair.
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
@@ -73,6 +74,11 @@ class Transfer:
     ended: float = 0.0
     backend: str = ""
     detail: dict[str, float] = field(default_factory=dict)
+
+    def end(self, reason: str = "") -> None:
+        """Note that it is over: FAILED for a reason, DONE without one."""
+        self.state = State.FAILED if reason else State.DONE
+        self.reason, self.ended = reason, time.monotonic()
 
 
 class Lane(Protocol):

@@ -25,6 +25,7 @@ from kvd.backends.direct_process import NAME, this_process
 from kvd.backends.direct_source import VERSION, Card
 from kvd.backends.envelope import Envelope, joined, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.spans import only_device
 from kvd.geometry.model import Region
 
 MOST_CTAS = 4096
@@ -124,16 +125,9 @@ class DirectHome:
         self._opened()
         if self._regions:
             raise RegistrationError("memory of this home is registered already", backend=NAME)
-        if not regions:
-            raise RegistrationError("no regions to register", backend=NAME)
-        for region in regions:
-            if region.length <= 0 or region.address <= 0:
-                raise RegistrationError(f"{region} cannot be registered: it is empty", backend=NAME)
-        devices = sorted({region.device for region in regions})
-        if len(devices) > 1:
-            raise RegistrationError(f"memory of {' and '.join(devices)}: one device only", backend=NAME)
-        if devices != ["cpu"]:
-            self._cuda = open_device(devices[0], regions, self._settings.ctas)
+        device = only_device(regions, backend=NAME)
+        if device != "cpu":
+            self._cuda = open_device(device, regions, self._settings.ctas)
             self.traits, self._regions = CUDA_TRAITS, tuple(regions)
             return
         self._regions = tuple(regions)

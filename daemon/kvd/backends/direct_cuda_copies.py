@@ -39,6 +39,14 @@ class Flight(Protocol):
         ...
 
 
+def over(flight: Flight) -> bool:
+    """Whether nothing of it can land any more, well or not."""
+    try:
+        return flight.done()
+    except RuntimeError:
+        return True  # a device that failed runs nothing any more
+
+
 class Copier(Protocol):
     """What a lane needs of a device."""
 

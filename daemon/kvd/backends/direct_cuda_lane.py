@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.backends.contract import Operation, State, Transfer
-from kvd.backends.direct_cuda_copies import Copier, Flight
+from kvd.backends.direct_cuda_copies import Copier, Flight, over
 from kvd.backends.direct_cuda_driver import CudaError, Driver
 from kvd.backends.direct_cuda_memory import Mappings
 from kvd.backends.direct_cuda_source import CudaSource
@@ -191,7 +191,7 @@ class CudaLane:
         for work, transfer in list(self._live.items()):
             if of is not None and work.source is not of:
                 continue
-            while not _ended(work.flight):
+            while not over(work.flight):
                 if time.monotonic() > until:
                     raise BackendError(
                         f"a kernel of lane {self.name!r} still runs after {CLOSE_S} s", backend=NAME
@@ -201,19 +201,11 @@ class CudaLane:
 
     def _end(self, transfer: Transfer, reason: str) -> None:
         self._live.pop(transfer.handle, None)
-        transfer.state = State.FAILED if reason else State.DONE
-        transfer.reason, transfer.ended = reason, time.monotonic()
+        transfer.end(reason)
 
     def _opened(self) -> None:
         if not self._open:
             raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
-
-
-def _ended(flight: Flight) -> bool:
-    try:
-        return flight.done()
-    except RuntimeError:
-        return True  # a device that failed runs nothing any more
 
 
 def _on_device(call: Callable[[], Any]) -> Any:

@@ -153,8 +153,7 @@ class DirectLane:
 
     def _end(self, transfer: Transfer, reason: str) -> None:
         self._live.pop(transfer.handle, None)
-        transfer.state = State.FAILED if reason else State.DONE
-        transfer.reason, transfer.ended = reason, time.monotonic()
+        transfer.end(reason)
 
     def _opened(self) -> None:
         if not self._open:

@@ -48,13 +48,7 @@ def read_card(metadata: bytes) -> tuple[Envelope, Card]:
     Raises:
         PeerMetadataError: not of this backend, or of another version of it, or no card.
     """
-    envelope = unpack(metadata, backend=NAME)
-    if envelope.version != VERSION:
-        raise PeerMetadataError(
-            f"metadata is of version {envelope.version} at the peer and {VERSION} here",
-            backend=NAME,
-            hint="run the same release of kvd on both sides",
-        )
+    envelope = unpack(metadata, backend=NAME, version=VERSION)
     try:
         card = msgspec.json.decode(envelope.blob, type=Card)
     except msgspec.DecodeError as error:

@@ -51,11 +51,11 @@ def pack(envelope: Envelope) -> bytes:
     return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + envelope.blob
 
 
-def unpack(metadata: bytes, *, backend: str) -> Envelope:
-    """Read what `pack` wrote, and refuse what is not for ``backend``.
+def unpack(metadata: bytes, *, backend: str, version: str = "") -> Envelope:
+    """Read what `pack` wrote, and refuse what is not for ``backend``, or not of its ``version`` where one is given.
 
     Raises:
-        PeerMetadataError: not an envelope, cut short, of another envelope version, or of another backend.
+        PeerMetadataError: not an envelope, cut short, of another envelope version, of another backend or version.
     """
     if len(metadata) < _PREFIX.size or metadata[:4] != MAGIC:
         raise PeerMetadataError(
@@ -63,10 +63,10 @@ def unpack(metadata: bytes, *, backend: str) -> Envelope:
             backend=backend,
             hint="the peer is not a kvd worker, or its metadata was altered on the way",
         )
-    _, version, size = _PREFIX.unpack_from(metadata)
-    if version != VERSION:
+    _, envelopes, size = _PREFIX.unpack_from(metadata)
+    if envelopes != VERSION:
         raise PeerMetadataError(
-            f"metadata envelope is version {version} at the peer and {VERSION} here",
+            f"metadata envelope is version {envelopes} at the peer and {VERSION} here",
             backend=backend,
             hint="run the same release of kvd on both hosts",
         )
@@ -91,6 +91,12 @@ def unpack(metadata: bytes, *, backend: str) -> Envelope:
             f"metadata is of backend {found.backend!r} at the peer and {backend!r} here",
             backend=backend,
             hint="configure the same backend on both engines",
+        )
+    if version and found.version != version:
+        raise PeerMetadataError(
+            f"metadata is of version {found.version} at the peer and {version} here",
+            backend=backend,
+            hint="run the same release of kvd on both sides",
         )
     return found
 

@@ -22,7 +22,6 @@ from kvd.backends.contract import Operation, State, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import (
     BackendError,
-    PeerMetadataError,
     PeerUnreachable,
     RegistrationError,
     TransferRefused,
@@ -222,11 +221,7 @@ class MemoryLane:
             PeerUnreachable: its home was closed.
         """
         self._opened()
-        envelope = unpack(metadata, backend=NAME)
-        if envelope.version != VERSION:
-            raise PeerMetadataError(
-                f"metadata is of version {envelope.version} at the peer and {VERSION} here", backend=NAME
-            )
+        envelope = unpack(metadata, backend=NAME, version=VERSION)
         self._reach(envelope.agent)
         self._peers[peer] = (metadata, envelope.agent)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvd.backends.envelope import joined
-from kvd.backends.errors import BackendError
+from kvd.backends.errors import BackendError, RegistrationError
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Int64
 
@@ -22,6 +22,23 @@ def parse_device(device: str) -> tuple[str, int]:
     if not kind.isalpha() or not (ordinal or "0").isdecimal():
         raise BackendError(f"device {device!r} is not of the form 'cpu' or 'cuda:N'")
     return kind, int(ordinal or "0")
+
+
+def only_device(regions: Sequence[Region], *, backend: str) -> str:
+    """The device that all of these regions are on.
+
+    Raises:
+        RegistrationError: nothing given, a region that is empty, or several devices; in the name of ``backend``.
+    """
+    if not regions:
+        raise RegistrationError("no regions to register", backend=backend)
+    for region in regions:
+        if region.length <= 0 or region.address <= 0:
+            raise RegistrationError(f"{region} cannot be registered: it is empty", backend=backend)
+    devices = sorted({region.device for region in regions})
+    if len(devices) > 1:
+        raise RegistrationError(f"memory of {' and '.join(devices)}: one device only", backend=backend)
+    return devices[0]
 
 
 class Spans:

@@ -16,6 +16,7 @@ from kvd.backends.contract import Home, Traits
 from kvd.backends.direct_rows import Spans, checked
 from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, RegistrationError
+from kvd.backends.spans import only_device
 from kvd.backends.staged_lane import Mirrored, StagedLane, write_metadata
 from kvd.backends.staged_memory import NAME, Carrier, Mirrors
 from kvd.geometry.model import Region
@@ -102,14 +103,7 @@ class StagedHome:
         self._opened()
         if self._mirrors is not None:
             raise RegistrationError("memory of this home is registered already", backend=NAME)
-        if not regions:
-            raise RegistrationError("no regions to register", backend=NAME)
-        for region in regions:
-            if region.length <= 0 or region.address <= 0:
-                raise RegistrationError(f"{region} cannot be registered: it is empty", backend=NAME)
-        devices = sorted({region.device for region in regions})
-        if len(devices) > 1:
-            raise RegistrationError(f"memory of {' and '.join(devices)}: one device only", backend=NAME)
+        device = only_device(regions, backend=NAME)
         spans = tuple(joined(regions))
         mirrors = Mirrors(spans)
         try:
@@ -121,7 +115,7 @@ class StagedHome:
             if isinstance(error, BackendError):
                 raise
             raise RegistrationError(
-                f"memory of {devices[0]} cannot be copied to the host: {type(error).__name__}: {error}",
+                f"memory of {device} cannot be copied to the host: {type(error).__name__}: {error}",
                 backend=NAME,
                 hint="it needs torch with CUDA, and Triton with a C compiler",
             ) from error

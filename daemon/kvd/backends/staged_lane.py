@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvd.backends.contract import Lane, Operation, State, Transfer
-from kvd.backends.direct_cuda_copies import Flight
+from kvd.backends.direct_cuda_copies import Flight, over
 from kvd.backends.direct_rows import Spans, checked
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused
@@ -42,13 +42,7 @@ def read_metadata(metadata: bytes, engine: str) -> tuple[Spans, bytes]:
     Raises:
         PeerMetadataError: of another backend, version or engine, or damaged.
     """
-    envelope = unpack(metadata, backend=NAME)
-    if envelope.version != VERSION:
-        raise PeerMetadataError(
-            f"metadata is of version {envelope.version} at the peer and {VERSION} here",
-            backend=NAME,
-            hint="run the same release of kvd on both sides",
-        )
+    envelope = unpack(metadata, backend=NAME, version=VERSION)
     try:
         found = msgspec.msgpack.decode(envelope.blob, type=Mirrored)
     except msgspec.DecodeError as error:
@@ -133,7 +127,9 @@ class StagedLane:
         work = _Work(inner, Descriptors(rows.local, mirror, rows.length))
         transfer = Transfer(peer, inner.bytes, inner.descriptors, work, posted=inner.posted, backend=NAME)
         for earlier in list(self._live.values()):
-            self.poll(earlier)  # an engine that copies while it posts would keep what is here from the GPU until then
+            self.poll(
+                earlier
+            )  # an engine that copies while it posts would keep what is here from the GPU until then
         self._live[work] = transfer
         return transfer
 
@@ -167,7 +163,7 @@ class StagedLane:
         self._inner.close()
         until = time.monotonic() + CLOSE_S
         for work, transfer in list(self._live.items()):
-            while work.flight is not None and not _ended(work.flight):
+            while work.flight is not None and not over(work.flight):
                 if time.monotonic() > until:
                     raise BackendError(
                         f"a copy of lane {self.name!r} still runs after {CLOSE_S} s", backend=NAME
@@ -178,16 +174,8 @@ class StagedLane:
 
     def _end(self, transfer: Transfer, reason: str) -> None:
         self._live.pop(transfer.handle, None)
-        transfer.state = State.FAILED if reason else State.DONE
-        transfer.reason, transfer.ended = reason, time.monotonic()
+        transfer.end(reason)
 
     def _opened(self) -> None:
         if not self._open:
             raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
-
-
-def _ended(flight: Flight) -> bool:
-    try:
-        return flight.done()
-    except RuntimeError:
-        return True  # a device that failed runs nothing any more
