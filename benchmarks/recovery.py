@@ -40,6 +40,7 @@ from typing import Any
 
 from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
+from kvctl.demo.halting import halt, halted
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 
@@ -75,10 +76,10 @@ class Pair:
             raise SystemExit("the prefiller handed nothing on")
         return {name: value for name, value in params.items() if name != "remote_prefill_cached_tokens"}
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the prefiller's scheduler and worker."""
-        for pid in self.prefill.pids().executing:
-            os.kill(pid, number)
+    @property
+    def prefilling(self) -> tuple[int, ...]:
+        """The prefiller's scheduler and worker."""
+        return tuple(self.prefill.pids().executing)
 
 
 @dataclass(frozen=True)
@@ -126,22 +127,21 @@ def lease(pair: Pair, prompt: Sequence[int]) -> Met:
 def stopped(pair: Pair, prompt: Sequence[int]) -> Iterator[Met]:
     """The prefiller stands still until the request is over, or was waited for."""
     params = pair.prefilled(prompt)
-    pair.signal(signal.SIGSTOP)
-    try:
+    with halted(pair.prefilling):
         yield begun(pair, prompt, params)
-    finally:
-        pair.signal(signal.SIGCONT)
 
 
 def killed(pair: Pair, prompt: Sequence[int]) -> Met:
     """The prefiller dies while it is read from: it stands still before, so that nothing is over too early."""
     params = pair.prefilled(prompt)
-    pair.signal(signal.SIGSTOP)
+    pids = pair.prefilling
+    halt(*pids)
     met = begun(pair, prompt, params)
     time.sleep(UNDER_WAY)
     if met.decoding.done():
         raise SystemExit("the request was over before its prefiller could be killed")
-    pair.signal(signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     return replace(met, fault=time.monotonic())
 
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.gpu.asking import Question, alone, ask, fresh, question, records
@@ -14,6 +13,7 @@ from benchmarks.gpu.correctness import about, first_difference, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
+from kvctl.demo.halting import halted
 from kvd.wire.order import Forced, ForceMiss, GetForced, NextLoads, When
 
 MISS_SECONDS = 10.0
@@ -47,7 +47,7 @@ def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
     asks = question(pair, tokens, fleet.sizes.answer)
     prefilled = pair.prefill.submit(asks.prompt, 1, PREFILL_PARAMS).result(30.0)
     others = [fresh(tokens) for _ in range(2)]
-    with _standing_still(pair):
+    with halted(pair.prefill.pids().executing):
         began = time.monotonic()
         decoded = pair.decode.submit(asks.prompt, fleet.sizes.answer, _here(prefilled)).result(30.0)
         took = time.monotonic() - began
@@ -82,18 +82,6 @@ def _here(prefilled: Answer) -> dict[str, Any]:
     params = dict(prefilled.kv_transfer_params or {})
     params.pop("remote_prefill_cached_tokens", None)
     return params
-
-
-@contextlib.contextmanager
-def _standing_still(pair: Pair) -> Iterator[None]:
-    pids = pair.prefill.pids().executing
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def _judge(

@@ -18,10 +18,10 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, engines, transfer_config
 from kvctl.demo.engine import Answer
+from kvctl.demo.halting import halted
 from kvd.wire.query import Engines, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
-from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

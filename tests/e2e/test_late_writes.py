@@ -10,10 +10,10 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config, two_hosts
 from kvctl.demo.engine import EngineSpec
+from kvctl.demo.halting import halted
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, leased, prompt_of, transfers_of
-from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 

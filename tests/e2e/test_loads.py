@@ -13,12 +13,12 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
+from kvctl.demo.halting import halted
 from kvctl.demo.kinds import MODELS
 from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, leased, loading, nothing_is_left, prompt_of, running
-from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 

@@ -30,6 +30,7 @@ from kvctl.demo.deployment import (
 )
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineGone
+from kvctl.demo.halting import go_on, stands_still
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvd.client.operator import connect
@@ -38,7 +39,6 @@ from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import handed_over, prompt_of
-from tests.support.halting import go_on, stands_still
 from tests.support.matrix import FAULTY, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, start_kvd
+from kvctl.demo.halting import halted
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import prompt_of, running, transfers_of
-from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
+from kvctl.demo.halting import halt
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
-from tests.support.halting import halt
 
 PEER = Path(__file__).with_name("backend_peer.py")
 BLOCK = 16 << 10

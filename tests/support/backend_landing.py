@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from kvctl.demo.halting import go_on, halt
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Landing, LandingHome
 from kvd.geometry.model import Region
-from tests.support.halting import go_on, halt
 
 WRITER = Path(__file__).with_name("backend_writer.py")
 TRIES = 10

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvctl.demo.halting import halt
 from kvd.backends.contract import LandingHome, State
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import (
@@ -40,7 +41,6 @@ from kvd.backends.mooncake_target import Target, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_give_up import wait
-from tests.support.halting import halt
 
 pytest.importorskip("mooncake", exc_type=ImportError)
 
