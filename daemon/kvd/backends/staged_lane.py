@@ -126,10 +126,9 @@ class StagedLane:
         inner = self._inner.submit(peer, Descriptors(mirror, rows.remote, rows.length))
         work = _Work(inner, Descriptors(rows.local, mirror, rows.length))
         transfer = Transfer(peer, inner.bytes, inner.descriptors, work, posted=inner.posted, backend=NAME)
+        # An engine that copies while it posts would keep what is in the mirror from the GPU until all is posted.
         for earlier in list(self._live.values()):
-            self.poll(
-                earlier
-            )  # an engine that copies while it posts would keep what is here from the GPU until then
+            self.poll(earlier)
         self._live[work] = transfer
         return transfer
 
