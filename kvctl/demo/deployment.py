@@ -156,7 +156,7 @@ def start_kvd(name: str, directory: Path, *, listen: str = "127.0.0.1:0", timeou
 
     It ends with the thread that started it. Raises `DaemonStartFailed`.
     """
-    kvd = _launch(name, directory, listen)
+    kvd = _launch(name, directory, listen, {})
     try:
         kvd.wait_ready(timeout)
     except BaseException:
@@ -166,14 +166,17 @@ def start_kvd(name: str, directory: Path, *, listen: str = "127.0.0.1:0", timeou
 
 
 @contextlib.contextmanager
-def two_hosts(work_dir: Path) -> Iterator[tuple[Kvd, Kvd]]:
-    """The prefilling and the decoding host's kvds, both ready; ended on the way out. Raises `DaemonStartFailed`."""
+def two_hosts(work_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[tuple[Kvd, Kvd]]:
+    """The prefilling and the decoding host's kvds, both ready; ended on the way out.
+
+    ``settings`` are ``KVD_SECTION_KEY`` variables for both. Raises `DaemonStartFailed`.
+    """
     with unwinding() as stack:
         runtime = _runtime_folder(work_dir, stack)
         hosts = []
         for name in ("prefill", "decode"):
             with held():
-                hosts.append(_launch(name, runtime / name, "127.0.0.1:0"))
+                hosts.append(_launch(name, runtime / name, "127.0.0.1:0", settings or {}))
                 stack.callback(hosts[-1].stop)
         for host in hosts:
             host.wait_ready()
@@ -252,13 +255,14 @@ def deploy(
     *,
     mode: Mode = "pull",
     extra: Mapping[str, Any] | None = None,
+    settings: Mapping[str, str] | None = None,
     ready_timeout: float = 300.0,
 ) -> Iterator[Deployment]:
     """Start two kvds and two engines and wait until all are ready; end them all on the way out.
 
-    Arguments as for `launch`; ``ready_timeout`` is in seconds for each engine.
+    Arguments as for `launch` and `two_hosts`; ``ready_timeout`` is in seconds for each engine.
     """
-    with two_hosts(work_dir) as hosts, engines() as start:
+    with two_hosts(work_dir, settings) as hosts, engines() as start:
         deployment = launch(start, hosts, prefill, decode, mode=mode, extra=extra)
         for engine in (deployment.prefill, deployment.decode):
             engine.wait_ready(ready_timeout)
@@ -276,7 +280,7 @@ def _runtime_folder(work_dir: Path, stack: contextlib.ExitStack) -> Path:
     return folder
 
 
-def _launch(name: str, directory: Path, listen: str) -> Kvd:
+def _launch(name: str, directory: Path, listen: str, settings: Mapping[str, str]) -> Kvd:
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     path = directory / "kvd.log"
     places = ("--runtime-dir", str(directory), "--state-dir", str(directory / "state"))
@@ -286,7 +290,7 @@ def _launch(name: str, directory: Path, listen: str) -> Kvd:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={k: v for k, v in os.environ.items() if not k.startswith("KVD_")},
+            env={k: v for k, v in os.environ.items() if not k.startswith("KVD_")} | dict(settings),
             # Ctrl-C at a terminal reaches the parent alone, which ends this one last.
             start_new_session=True,
         )

@@ -14,6 +14,7 @@ from kvctl.demo.engine import EngineProcess, EngineSpec
 from kvctl.demo.errors import EngineStartFailed
 from kvctl.demo.models import prompt, write_model
 from kvctl.demo.processes import shared_memory
+from tests.support.deployments import found_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
 
@@ -46,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+    return found_out(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")

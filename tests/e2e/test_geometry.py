@@ -16,6 +16,7 @@ from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import Engines, ListEngines
+from tests.support.deployments import found_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,6 +35,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
             dtype=MODELS[model].dtype,
             max_model_len=2048,
             enable_prefix_caching=MODELS[model].prefix_caching,
+            cache_dir=found_out(folder),
             kv_transfer_config=transfer_config(kvd, "the-engine", "kv_both"),
         )
         with EngineProcess.start(spec) as engine:

@@ -13,7 +13,7 @@ from kvctl.demo.engine import EngineSpec
 from kvctl.demo.halting import halted
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
-from tests.support.deployments import PATIENT, leased, prompt_of, transfers_of
+from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -50,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 max_model_len=10 * 128,
                 kv_cache_memory_bytes=BLOCKS * BLOCK_BYTES,
                 kv_transfer_config=config,
-                cache_dir=folder / "cache",
+                cache_dir=found_out(folder),
                 env={"UCX_TLS": "tcp,self", "TEST_UNGUARDED": str(file), "PYTHONPATH": str(ROOT)},
             )
             begun.append(start(spec))

@@ -38,7 +38,7 @@ from kvd.wire.query import GetStatus, Status
 from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
-from tests.support.deployments import handed_over, prompt_of
+from tests.support.deployments import found_out, handed_over, prompt_of
 from tests.support.matrix import FAULTY, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -211,7 +211,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 dtype=MODELS[model].dtype,
                 max_model_len=LONG + 64,
                 max_num_batched_tokens=CHUNKS[model],
-                cache_dir=folder / "cache",
+                cache_dir=found_out(folder),
                 work_dir=folder / host.name,
                 log_path=folder / f"{host.name}.log",
                 forced_first_tokens=role == "kv_consumer",

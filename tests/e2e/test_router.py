@@ -23,7 +23,7 @@ from kvctl.demo.deployment import Kvd, engine_id, transfer_config, two_hosts
 from kvctl.demo.engine import EngineSpec, environment
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
-from tests.support.deployments import PATIENT, counter, prompt_of, transfers
+from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -72,7 +72,12 @@ def serve(
     port = free_port()
     template = folder / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    spec = EngineSpec(model=model, work_dir=folder / host.name, log_path=folder / f"{host.name}.log")
+    spec = EngineSpec(
+        model=model,
+        work_dir=folder / host.name,
+        log_path=folder / f"{host.name}.log",
+        cache_dir=found_out(folder),
+    )
     config = transfer_config(host, engine_id(host), role, extra={**PATIENT, "mode": "push"})
     words = [
         sys.executable,
@@ -96,8 +101,7 @@ def serve(
     words += ["--kv-transfer-config", json.dumps(config)]
     sockets = folder / f"{host.name}-tmp"
     sockets.mkdir()
-    env = environment(spec, sockets) | {"VLLM_CACHE_ROOT": str(folder / "vllm-cache")}
-    return port, program(words, spec.log_path, env)
+    return port, program(words, spec.log_path, environment(spec, sockets))
 
 
 @pytest.fixture(scope="module")

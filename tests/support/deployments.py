@@ -74,6 +74,18 @@ PATIENT = {"handshake_timeout": 200.0, "lease_seconds": 500.0, "load_timeout": 2
 """Connector settings for machines that stand still for a minute or two; a test that is about one of them sets it."""
 
 
+PATIENT_KVD = {"KVD_PEER_HANDSHAKE_SECONDS": "30"}
+"""The same for kvds: one that gives a peer up after five seconds has the decoder compute the prompt itself."""
+
+
+def found_out(folder: Path) -> Path:
+    """vLLM's cache of what it found out about model classes: one for all modules of a run, beside their folders.
+
+    Finding out takes a process that imports vLLM, a third of what it takes to start a pair of engines.
+    """
+    return folder.parent / "vllm-cache"
+
+
 def loading(deployment: Deployment) -> bool:
     """Whether a load is under way on the decoder."""
     order = ForceMiss(engine_id=engine_id(deployment.decode_host), target=AllWaiting())
@@ -111,7 +123,7 @@ def running(
         "dtype": MODELS[model].dtype,
         "max_model_len": 2048,
         "enable_prefix_caching": MODELS[model].prefix_caching,
-        "cache_dir": folder / "cache",
+        "cache_dir": found_out(folder),
         **both,
     }
     specs = [
@@ -124,5 +136,6 @@ def running(
         )
         for name, ranks in zip(("prefill", "decode"), tp, strict=True)
     ]
-    with deploy(folder, specs[0], specs[1], mode=mode, extra={**PATIENT, **(extra or {})}) as deployment:
+    settings = {**PATIENT, **(extra or {})}
+    with deploy(folder, specs[0], specs[1], mode=mode, extra=settings, settings=PATIENT_KVD) as deployment:
         yield deployment
