@@ -5,7 +5,8 @@
 A prefilling and a decoding engine on this host. Each prompt is first computed by the decoding engine alone, in one
 piece and in those of a hand-over, as the two may differ legitimately; then all go through both engines, some in flight
 at a time, while an order has a part of their loads miss. Exit code 1 where an answer is none of its two references, a
-miss did not recover, or a request or a block is left over.
+miss did not recover, or a request or a block is left over. Recovery takes as long as the machine stands still, where
+it does: `stood_still` says how long in the storm, at once at most, and `slowest` what that miss waited for.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -27,6 +28,7 @@ from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.demo.standstill import watching
 from kvd.wire.order import MISS_ENDS, Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 
 START_SECONDS, ANSWER_SECONDS, FOLLOW_SECONDS = 600.0, 300.0, 300.0
@@ -67,7 +69,10 @@ def storm(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         referred = time.monotonic()
         blocks = engines.decode.metrics().free_blocks
         plan = cast("ForcePlan", engines.decode_host.ask(_order(options, engines)))
-        answers = _together(options, prompts, lambda prompt: engines.ask(prompt, NEW_TOKENS, ANSWER_SECONDS))
+        with watching(0.5) as stood_still:
+            answers = _together(
+                options, prompts, lambda prompt: engines.ask(prompt, NEW_TOKENS, ANSWER_SECONDS)
+            )
         answered = time.monotonic()
         forced = _followed(engines, plan.order_id)
         free_again = _forget(engines)
@@ -75,11 +80,8 @@ def storm(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         last = engines.decode.metrics()
     decoded = [answer.decoded for answer in answers]
     right = [one.token_ids in both for one, both in zip(decoded, references, strict=True)]
-    seconds = sorted(
-        miss.steps["first_token"] - miss.steps["forced"]
-        for miss in forced.misses
-        if miss.state == "recovered"
-    )
+    recovered = sorted((m for m in forced.misses if m.state == "recovered"), key=_seconds)
+    seconds = [_seconds(miss) for miss in recovered]
     return {
         "model": options.model,
         "mode": options.mode,
@@ -103,6 +105,10 @@ def storm(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "recovery_p50": _percentile(seconds, 0.50),
         "recovery_p99": _percentile(seconds, 0.99),
         "quiesce_p99": _percentile(sorted(_between(forced.misses, "forced", "quiesced")), 0.99),
+        "stood_still": max((one.seconds for one in stood_still), default=0.0),
+        "slowest": {name: at - recovered[-1].steps["forced"] for name, at in recovered[-1].steps.items()}
+        if recovered
+        else {},
         "reference_seconds": referred - began,
         "storm_seconds": answered - referred,
     }
@@ -148,6 +154,10 @@ def _forget(engines: Deployment) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def _seconds(miss: Miss) -> float:
+    return miss.steps["first_token"] - miss.steps["forced"]
 
 
 def _between(misses: Sequence[Miss], first: str, last: str) -> list[float]:

@@ -1,0 +1,43 @@
+"""A machine that stood still, which for a process is the same as being stopped itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from kvctl.demo.halting import halted
+from kvctl.demo.standstill import watching
+
+WATCHES = """
+import os, time
+from kvctl.demo.standstill import watching
+with watching(0.5) as found:
+    print("up", flush=True)
+    while len(found) < len(os.sched_getaffinity(0)):
+        time.sleep(0.01)
+    for one in found:
+        print(one.core, one.seconds)
+"""
+
+
+def test_every_core_tells_how_long_it_stood_still() -> None:
+    with subprocess.Popen([sys.executable, "-c", WATCHES], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        with halted([process.pid]):
+            began = time.monotonic()
+            time.sleep(1.0)  # how long this takes is what is to be found
+            stood = time.monotonic() - began
+        said, _ = process.communicate(timeout=30)
+    found = [line.split() for line in said.splitlines()]
+    assert {int(core) for core, _ in found} == os.sched_getaffinity(0)
+    longest = max(float(seconds) for _, seconds in found)
+    assert stood - 0.2 <= longest
+
+
+def test_work_on_every_core_is_no_standstill() -> None:
+    with watching(least=60.0) as found:
+        sum(range(10**6))
+    assert found == []
