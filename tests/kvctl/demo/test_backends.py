@@ -42,12 +42,10 @@ def test_an_engine_that_was_asked_for_and_is_missing_is_an_error(
     assert "--backend direct" in refused.value.hint
 
 
-def test_a_demo_without_any_engine(tmp_path: Path) -> None:
+def test_a_demo_without_any_engine(tmp_path: Path, temporary: Path) -> None:
     """The engines' modules cannot even be found, here or in the workers."""
     for name in ("nixl", "mooncake"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not for this test')\n")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
     environ = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}
     done = subprocess.run(
         [sys.executable, "-m", "kvctl", "demo", "--simulate", "--backend", "direct", "-o", "json"],

@@ -24,10 +24,8 @@ def broken(package: str, folder: Path) -> Path:
     return path.parent
 
 
-def demo(tmp_path: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
-    place = tmp_path / "tmp"
-    place.mkdir()
-    environment = {"TMPDIR": str(place), "PYTHONPATH": str(broken(package, tmp_path))}
+def demo(tmp_path: Path, temporary: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(broken(package, tmp_path))}
     done = subprocess.run(
         [sys.executable, "-m", "kvctl", "demo", *options],
         env=os.environ | environment,
@@ -36,12 +34,12 @@ def demo(tmp_path: Path, package: str, *options: str) -> subprocess.CompletedPro
         check=False,
         timeout=100,
     )
-    assert list(place.iterdir()) == []
+    assert list(temporary.iterdir()) == []
     return done
 
 
-def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
-    done = demo(tmp_path, "nixl", "--simulate")
+def test_a_worker_that_does_not_start(tmp_path: Path, temporary: Path) -> None:
+    done = demo(tmp_path, temporary, "nixl", "--simulate")
     assert (done.returncode, done.stdout) == (1, "")
     assert "ImportError: nixl is broken here" in done.stderr or "NIXL does not load" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(
@@ -49,12 +47,12 @@ def test_a_worker_that_does_not_start(tmp_path: Path) -> None:
     )
 
 
-def test_an_engine_that_does_not_start(tmp_path: Path) -> None:
+def test_an_engine_that_does_not_start(tmp_path: Path, temporary: Path) -> None:
     models = tmp_path / "lasting" / "models"
     model = models / "qwen3.5-gdn"
     model.mkdir(parents=True)
     (model / MARK).write_text(json.dumps({"model": "qwen3.5-gdn", "edition": EDITION}))
-    done = demo(tmp_path, "vllm", "--dir", str(models.parent))
+    done = demo(tmp_path, temporary, "vllm", "--dir", str(models.parent))
     assert (done.returncode, done.stdout) == (1, "")
     assert "ImportError: vllm is broken here" in done.stderr
     last = done.stderr.splitlines()[-1]

@@ -19,6 +19,7 @@ import pytest
 from kvctl.demo.running import waves
 from kvctl.demo.simulate import PROMPTS
 from kvctl.documents.document import json_schema
+from tests.support.daemons import wait_for
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import Run
@@ -31,20 +32,26 @@ ATTENTION_BLOCK = 640 * 2 * 2 * 64 * 2
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(temporary: Path) -> Iterator[Path]:
     """The folder for temporary files of a demo; afterwards it is empty and no process names it."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    before = shared_memory()
-    yield folder
-    assert processes(folder) == []
-    assert list(folder.iterdir()) == []
-    assert shared_memory() <= before
+    before = left_behind()
+    yield temporary
+    assert processes(temporary) == []
+    assert list(temporary.iterdir()) == []
+    # Tests that run at the same time have a segment for a moment before they map it, and after.
+    wait_for(lambda: left_behind() <= before)
 
 
-def shared_memory() -> set[str]:
-    """Names of shared memory as UCX makes it; other tests that run at the same time make other kinds."""
-    return {path.name for path in Path("/dev/shm").glob("ucx*")}  # noqa: S108
+def left_behind() -> set[Path]:
+    """Shared memory as UCX makes it that no process has mapped."""
+    segments = set(Path("/dev/shm").glob("ucx*"))  # noqa: S108
+    for entry in Path("/proc").iterdir():
+        try:
+            maps = (entry / "maps").read_text() if segments and entry.name.isdigit() else ""
+        except OSError:
+            continue
+        segments = {path for path in segments if str(path) not in maps}
+    return {path for path in segments if path.exists()}
 
 
 def processes(folder: Path) -> list[str]:
