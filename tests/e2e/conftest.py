@@ -51,6 +51,16 @@ def _stood_still(item: pytest.Item, _: object = None) -> list[Standstill]:
     return [one for one in item.config.stash.get(STANDSTILLS, []) if one.ended > item.stash[BEGAN]]
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what made the first try of a test fail, as its second did not."""
+    for report in terminalreporter.getreports("rerun"):
+        terminalreporter.section(f"tried again: {report.nodeid}")
+        terminalreporter.line(report.longreprtext)
+        for title, content in report.sections:
+            terminalreporter.section(title, "-")
+            terminalreporter.line(content)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[BEGAN] = time.monotonic()
