@@ -80,20 +80,17 @@ class Worker:
 
 @dataclass
 class Pair:
-    """A prefilling engine of two workers and a decoding one of two, at one kvd or two."""
+    """A prefilling engine of two workers and a decoding one of two, at one kvd or two.
+
+    ``generations`` are the prefiller's and the decoder's, from when they were complete: kvd's replies name none while a
+    kvd that was just started still misses workers.
+    """
 
     near: Daemon
     far: Daemon
     prefillers: list[Worker]
     decoders: list[Worker]
-
-    @property
-    def generations(self) -> tuple[str, str]:
-        """The prefiller's and the decoder's."""
-        return (
-            self.prefillers[0].session.state.engine_generation,
-            self.decoders[0].session.state.engine_generation,
-        )
+    generations: tuple[str, str]
 
     def key(self, transfer: str = "x", rank: int = 0) -> PushKey:
         """A decoding worker's name for its part of a transfer."""
@@ -138,7 +135,10 @@ def pair(settings: str = "", *, kvds: int = 2) -> Iterator[Pair]:
                 one.session = stack.enter_context(session(kvd, one.card, one.heard))
             for one in made:
                 one.session.wait(lambda s: bool(s.engine_generation), 20)
-        yield Pair(near, far, prefillers, decoders)
+        of_prefiller, of_decoder = (
+            made[0].session.state.engine_generation for made in (prefillers, decoders)
+        )
+        yield Pair(near, far, prefillers, decoders, (of_prefiller, of_decoder))
 
 
 @pytest.fixture(scope="module")
