@@ -81,9 +81,12 @@ class Rows:
         return {width: (-(-self.lengths // width)).astype(np.int32) for width in WIDTHS}
 
     @cached_property
-    def alike(self) -> bool:
-        """Whether all rows are of one length."""
-        return bool((self.lengths == self.lengths[:1]).all())
+    def alike(self) -> tuple[int, int] | None:
+        """Where all rows are of one length: the width of their pieces, and how many cover a row."""
+        if not len(self) or not (self.lengths == self.lengths[:1]).all():
+            return None
+        width = _width(self, np.ones(len(self), np.int64))
+        return width, int(self.counts[width][0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +140,8 @@ def job_of_picks(rows: Rows, picks: Picks) -> Job:
             f"picks differ in length: {len(picks.local)} local, {len(picks.remote)} remote", backend=NAME
         )
     for cells, blocks in ((picks.local, rows.blocks), (picks.remote, rows.remote_blocks)):
-        if len(cells) and not 0 <= int(cells.min()) <= int(cells.max()) < len(rows) * blocks:
+        # As unsigned numbers negative ones are the largest of all: one pass finds both.
+        if len(cells) and int(np.maximum.reduce(cells.view(np.uint32))) >= len(rows) * blocks:
             raise TransferRefused(
                 f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(rows) * blocks}",
                 backend=NAME,
@@ -157,30 +161,41 @@ def _job(rows: Rows, local: Int32, remote: Int32) -> Job:
     """Cells of as many pieces side by side, in segments that begin with a tile each."""
     if not len(local):
         return Job(np.zeros(0, np.int32), 0, 0, 0, Shape(rows.item, rows.lanes, WIDTHS[0]))
-    if rows.alike:
-        width = _width(rows, np.full(len(rows), 1))
-        first, per = np.zeros(1, np.int64), rows.counts[width][:1].astype(np.int64)
-    else:
-        row = local // np.int32(rows.blocks)
-        width = _width(rows, np.bincount(row, minlength=len(rows)))
-        each = rows.counts[width][row]
+    if rows.alike is not None:
+        return _job_of_one(rows, local, remote, *rows.alike)
+    row = local // np.int32(rows.blocks)
+    width = _width(rows, np.bincount(row, minlength=len(rows)))
+    each = rows.counts[width][row]
+    starts = _starts(each)
+    if len(starts) > 2 * len(np.unique(each[starts])):
+        order = np.argsort(each, kind="stable")
+        local, remote, each = local[order], remote[order], each[order]
         starts = _starts(each)
-        if len(starts) > 2 * len(np.unique(each[starts])):
-            order = np.argsort(each, kind="stable")
-            local, remote, each = local[order], remote[order], each[order]
-            starts = _starts(each)
-        first, per = starts, each[starts].astype(np.int64)
+    per = each[starts].astype(np.int64)
     shape = Shape(rows.item, rows.lanes, width)
-    count = np.diff(np.append(first, len(local)))
+    count = np.diff(np.append(starts, len(local)))
+    _countable(int((count * per).max()))
     tiles = -(-count * per // shape.pieces)
-    # The kernel counts pieces in 32 bits.
-    if int((count * per).max()) >= _MOST - TILE:
-        raise TransferRefused(
-            f"{int((count * per).max())} pieces are more than one launch takes", backend=NAME
-        )
-    header = np.stack((np.cumsum(tiles) - tiles, first, count, per), axis=1)
+    header = np.stack((np.cumsum(tiles) - tiles, starts, count, per), axis=1)
     words = np.concatenate((local, remote, header.ravel().astype(np.int32))).astype(np.int32, copy=False)
     return Job(words, len(local), len(header), int(tiles.sum()), shape)
+
+
+def _job_of_one(rows: Rows, local: Int32, remote: Int32, width: int, per: int) -> Job:
+    """The usual one, all rows of one length: a single segment, put together while the request waits."""
+    count = len(local)
+    shape = Shape(rows.item, rows.lanes, width)
+    _countable(count * per)
+    words = np.empty(2 * count + SEGMENT_WORDS, np.int32)
+    words[:count], words[count:-SEGMENT_WORDS] = local, remote
+    words[-SEGMENT_WORDS:] = (0, 0, count, per)
+    return Job(words, count, 1, -(-count * per // shape.pieces), shape)
+
+
+def _countable(pieces: int) -> None:
+    """Raise `TransferRefused` for more pieces than the kernel counts in 32 bits."""
+    if pieces >= _MOST - TILE:
+        raise TransferRefused(f"{pieces} pieces are more than one launch takes", backend=NAME)
 
 
 def _starts(values: Int32) -> Int64:

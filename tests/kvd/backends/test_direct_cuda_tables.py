@@ -175,6 +175,8 @@ def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
     rows = two.rows()
     with pytest.raises(TransferRefused, match=r"cells 0..14 picked of a grid of 14"):
         job_of_picks(rows, Picks(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0))
+    with pytest.raises(TransferRefused, match=r"cells -1..3 picked of a grid of"):
+        job_of_picks(rows, Picks(two.grid, np.array([0, 3], np.int32), np.array([3, -1], np.int32), 0))
     with pytest.raises(TransferRefused, match="picks differ in length: 1 local, 2 remote"):
         job_of_picks(rows, Picks(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
 
