@@ -1,0 +1,1 @@
+"""Direct reads between GPUs, without vLLM."""
