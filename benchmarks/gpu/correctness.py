@@ -133,12 +133,15 @@ def _answers(pair: Pair, asks: Question, asked: Asked, answer: int) -> dict[str,
     """How the answer compares with the decoder's own, computed at once and computed in the same pieces."""
     got = asked.decoded.token_ids
     own = alone(pair, asks.prompt, answer).token_ids
+    again = alone(pair, asks.prompt[:-1], answer + 1).token_ids[1:]
     return {
         "tokens": len(got),
         "first_difference": first_difference(got, own),
         "first_difference_in_pieces": first_difference(got, asks.in_pieces),
         "equals_prefiller_in_pieces": asks.there is not None and tuple(got) == asks.there,
         "alone_at_once_and_in_pieces": first_difference(own, asks.in_pieces),
+        "alone_again": first_difference(again, asks.in_pieces),
+        "both_alone": "unknown" if asks.there is None else first_difference(asks.there, asks.in_pieces),
         "cached_tokens": asked.decoded.num_cached_tokens,
         "distinct": len(set(got)),
     }

@@ -60,7 +60,8 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM.
+    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM. ``label`` tells
+    apart what would be named alike: verdicts are by name.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class PairSpec:
     room: float = 2.5
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    label: str = ""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,9 @@ class PairSpec:
         size = "" if self.tp == (1, 1) else f"-tp{self.tp[0]}to{self.tp[1]}"
         mode = "-pull" if self.mode == "pull" else ""
         mode += "-joined" if self.options == JOINED else ""
-        return f"{self.kind}-{self.way}{mode}{block}{size}" + ("" if self.eager else "-graphs")
+        return f"{self.kind}-{self.way}{mode}{block}{size}{self.label and '-' + self.label}" + (
+            "" if self.eager else "-graphs"
+        )
 
 
 @dataclass(slots=True)

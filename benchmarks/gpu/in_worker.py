@@ -63,7 +63,7 @@ class Measured:
 
     def kvb_joined(self) -> bool:
         """Whether all layers of a block stand side by side in this worker's memory."""
-        runner = self.model_runner  # type: ignore[attr-defined] - of vLLM's worker, which this is mixed into
+        runner = self.model_runner  # type: ignore[attr-defined]  # of vLLM's worker, which this is mixed into
         return getattr(runner, "cross_layers_kv_cache", None) is not None
 
     def kvb_loads(self) -> list[dict[str, Any]]:

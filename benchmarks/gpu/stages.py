@@ -16,12 +16,14 @@ from benchmarks.gpu.faults import forced, killed, stopped
 from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.pushing import overlap
-from benchmarks.gpu.timing import in_turns, warm
+from benchmarks.gpu.timing import firsts, in_turns, warm
 from benchmarks.gpu.waves import Stage
 
 OURS: tuple[Way, ...] = ("direct", "nixl", "mooncake")
 BOTH: tuple[Mode, ...] = ("pull", "push")
 ONE_GROUP = ("dense", "mla")
+PAIRS = 4
+"""Of each way whose first requests are measured."""
 
 
 def same_bytes(fleet: Fleet, pair: Pair, modes: Sequence[Mode], lengths: Sequence[int]) -> list[str]:
@@ -40,6 +42,12 @@ def transfers(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
     """The dense model at one block size, pulled: ours beside vLLM's connectors."""
     warm(fleet, running, fleet.sizes.all)
     in_turns(fleet, running, ("pull",), 3 if fleet.quick else 6)
+    return {}
+
+
+def first_requests(fleet: Fleet, running: Sequence[Pair]) -> dict[str, list[str]]:
+    """What the first hand-over of each pair takes, and later ones of its length."""
+    firsts(fleet, running, "pull", fleet.sizes.short, 3 if fleet.quick else 6)
     return {}
 
 
@@ -181,17 +189,37 @@ def _times(name: str, which: int) -> Stage:
 
 
 def _pieces() -> Stage:
-    """Direct loads in one piece and in several."""
+    """Loads through transfer engines in one piece and in several; direct ones below 2 GiB are one launch anyway."""
 
     def pairs(fleet: Fleet) -> list[PairSpec]:
-        spec = functools.partial(PairSpec, kind="dense", way="direct", mode="pull", gpus=fleet.apart)
-        block = fleet.sizes.blocks[0]
+        spec = functools.partial(PairSpec, kind="dense", mode="pull", gpus=fleet.apart, env=FIRST_RUNNER)
+        block = fleet.sizes.blocks[1]
         return [
-            spec(block=block, env=FIRST_RUNNER, options={"piece_bytes": size << 20})
-            for size in (1024, 512, 256, 128)
+            spec(way=way, block=block, options={"piece_bytes": size << 20}, label=f"{size}m")
+            for way in ("mooncake", "nixl")
+            for size in (1024, 256, 64)
         ]
 
     return Stage("pieces", pairs, together=transfers, seconds=100.0, usual=False)
+
+
+def _firsts() -> Stage:
+    """Several pairs of each way: a pair has one first request, and one figure says little."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        spec = functools.partial(
+            PairSpec,
+            kind="dense",
+            mode="pull",
+            block=fleet.sizes.blocks[0],
+            gpus=fleet.apart,
+            env=FIRST_RUNNER,
+            longest=fleet.sizes.middle,
+        )
+        ways: tuple[Way, ...] = (*OURS, "stock-nixl")
+        return [spec(way=way, label=str(number)) for number in range(PAIRS) for way in ways]
+
+    return Stage("first", pairs, together=first_requests, seconds=100.0, usual=False)
 
 
 def _hidden(name: str, which: int) -> Stage:
@@ -236,6 +264,7 @@ STAGES = (
     _smoke(),
     _pieces(),
     _staged_times(),
+    _firsts(),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     _kind("dense"),
     _times("block-small", 0),

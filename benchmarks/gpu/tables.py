@@ -188,43 +188,33 @@ def first_tokens(lines: Sequence[Line]) -> str:
 
 
 def first_requests(lines: Sequence[Line]) -> str:
-    """The first hand-over between two engines against later ones of its length, of each way in its last run."""
+    """The first hand-over between two engines against later ones of its length, where most pairs had one; medians."""
     some = [line for line in lines if line["what"] == "transfer" and not line["error"]]
-    last = {(line["block"], _where(line), line["way"]): line["run"] for line in some}
+    same = ("run", "stage", "way", "joined", "block", "tokens", "mode", "gpus")
+    by: dict[tuple[str, ...], tuple[list[Line], list[Line]]] = {}
+    for line in some:
+        if line["note"] in ("first", "steady", "later"):
+            key = tuple(str(line.get(name)) for name in same)
+            by.setdefault(key, ([], []))[line["note"] != "first"].append(line)
+    best: dict[tuple[Any, ...], tuple[list[Line], list[Line]]] = {}
+    for first, later in by.values():
+        if first and later:
+            which = (_where(first[0]), first[0]["block"], first[0]["way"], _memory(first[0]))
+            if len(first) >= len(best.get(which, ([], []))[0]):
+                best[which] = (first, later)
     rows = []
-    for line in (one for one in some if one["note"] == "first"):
-        if line["run"] != last[line["block"], _where(line), line["way"]]:
-            continue
-        later = [
-            one
-            for one in some
-            if one["note"] == "steady"
-            and all(
-                one.get(key) == line.get(key)
-                for key in ("run", "way", "joined", "block", "tokens", "mode", "gpus")
-            )
-        ]
-        if later:
-            steady = _median(later, "first_token")
-            rows.append(
-                (
-                    _where(line),
-                    line["block"],
-                    line["way"],
-                    _memory(line),
-                    ms(line["first_token"]),
-                    ms(steady),
-                    ratio(line["first_token"], steady),
-                    ms(_transfer_time([line])),
-                    ms(_transfer_time(later)),
-                )
-            )
+    for which, (first, later) in best.items():
+        one, steady = _median(first, "first_token"), _median(later, "first_token")
+        rows.append(
+            (*which, len(first), ms(one), ms(steady), ratio(one, steady), ms(_beyond(first)), ms(_beyond(later)),
+             ms(_transfer_time(first)), ms(_transfer_time(later)))
+        )  # fmt: skip
     return table(
         (
-            "where", "block", "way", "memory", "first request", "later ones", "ratio", "first transfer",
-            "later ones",
+            "where", "block", "way", "memory", "pairs", "first request", "later ones", "ratio",
+            "beyond computing it", "later ones", "first transfer", "later ones",
         ),
-        dict.fromkeys(rows),
+        rows,
     )  # fmt: skip
 
 
@@ -326,10 +316,16 @@ def prefills(lines: Sequence[Line]) -> str:
 def failed(lines: Sequence[Line]) -> str:
     """Stages of which something did not go through, in the last run that began them; smoke is a part of dense."""
     last = {line["stage"]: line for line in lines if line["what"] == "stage" and line["stage"] != "smoke"}
-    rows = [(stage, line["error"][:300].replace("|", "/").replace("\n", " ")) for stage, line in last.items()]
-    return table(
-        ("stage", "what"), (row for row in rows if row[1]), "Everything that was begun went through.\n"
-    )
+    rows = []
+    for stage, line in last.items():
+        lacking = [
+            f"{one['pair']} did not start"
+            for one in lines
+            if one["what"] == "not started" and (one["stage"], one["run"]) == (stage, line["run"])
+        ]
+        if what := line["error"] or "; ".join(lacking):
+            rows.append((stage, what[:300].replace("|", "/").replace("\n", " ")))
+    return table(("stage", "what"), rows, "Everything that was begun went through.\n")
 
 
 TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
@@ -387,6 +383,11 @@ def _transfer_time(lines: Sequence[Line], stages: Sequence[str] = ("plan", "post
         if line.get("stock", {}).get("transfer_duration")
     ]
     return median(ours or stock) if ours or stock else None
+
+
+def _beyond(lines: Sequence[Line]) -> float:
+    """Median seconds to the first token beyond what the decoder took for such a prompt right after."""
+    return float(median(line["first_token"] - line["local_first_token"] for line in lines))
 
 
 def _share(lines: Sequence[Line], whole: float | None) -> str:

@@ -14,6 +14,7 @@ from benchmarks.gpu.losing import tried
 from kvd.wire.handshake import GetPeer
 
 CONNECT_SECONDS = 15.0
+WARM_PROMPTS = 10
 
 
 def warm(fleet: Fleet, running: Sequence[Pair], lengths: Sequence[int]) -> None:
@@ -47,6 +48,19 @@ def in_turns(fleet: Fleet, running: Sequence[Pair], modes: Sequence[Mode], round
                 for mode in modes if pair.spec.way not in STOCK else modes[:1]:
                     # The first of a length is not counted: pools of the libraries grow.
                     once(fleet, pair, mode, tokens, note="warm" if number == 0 else "steady")
+
+
+def firsts(fleet: Fleet, running: Sequence[Pair], mode: Mode, tokens: int, rounds: int) -> None:
+    """A first request of each pair and later ones right after it, one pair after the other.
+
+    An engine that has just started, or that rested, is slower at anything; so both compute prompts of this length until
+    the first request comes.
+    """
+    for pair in running:
+        tried(fleet, pair, "introduce", functools.partial(introduce, fleet, pair))
+        tried(fleet, pair, "warm", functools.partial(_warm, fleet, pair, [tokens] * WARM_PROMPTS))
+        for number in range(rounds + 1):
+            once(fleet, pair, mode, tokens, note="later" if number else "first")
 
 
 def introduce(fleet: Fleet, pair: Pair) -> None:

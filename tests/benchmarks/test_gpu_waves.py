@@ -14,6 +14,7 @@ from benchmarks.gpu import waves
 from benchmarks.gpu.fleet import SIZES, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from benchmarks.gpu.report import Report, read
+from benchmarks.gpu.stages import STAGES
 from benchmarks.gpu.waves import Stage, StageTimeout, run_wave
 from kvctl.demo.errors import EngineGone, EngineStartFailed, EngineTimeout
 
@@ -148,3 +149,9 @@ def test_when_time_is_over_what_was_done_is_said(fleet: Fleet) -> None:
     assert said["bytes"]["verdict"] == {"dense-direct": "right", "dense-nixl": "StageTimeout: 3 s are over"}
     assert "late" not in said
     assert [line["stage"] for line in read([fleet.report.folder]) if line["what"] == "skipped"] == ["late"]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_no_two_pairs_of_a_stage_are_named_alike(fleet: Fleet, stage: Stage) -> None:
+    names = [spec.name for spec in stage.pairs(fleet)]
+    assert len(set(names)) == len(names)
