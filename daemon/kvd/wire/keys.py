@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,7 +53,10 @@ def read_lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not plain text"
-        raise KeyFileError(f"cannot read the keys in {path}: {why}") from None
+        hint = ""
+        if isinstance(error, PermissionError):
+            hint = f"give the file to the user of this process: chown {os.geteuid()} {path}"
+        raise KeyFileError(f"cannot read the keys in {path}: {why}", hint) from None
 
 
 def checked_key(text: str, path: Path, what: str) -> bytes:
