@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import pytest
 
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.memory import MemoryLane
+from kvd.topology.blocks import BlockList
+from kvd.topology.plan import Plan
 from kvd.topology.request import compile_request
 from kvd.vllm.groups import GroupFacts, keeps_prefix
 from kvd.vllm.orders import Fault, LoadOrder, StepOutcomes
@@ -184,6 +186,23 @@ def test_others_on_the_lane_of_such_a_load_start_over(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((9,),), tokens=4), (9,), request_id="other"), order(ONE_TOO_FAR, (1, 2, 3, 4)))
     assert rig.results(2).failed == {"d-1"}
+    assert rig.same((9,), (9,))
+
+
+def test_an_error_that_nobody_foresaw_in_a_later_slice_costs_that_load_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiling(plan: Plan, local: Mapping[int, BlockList], *rest: Any, **more: Any) -> Any:
+        if local[0].first == 2:
+            raise ValueError("a fault of planning")
+        return compile_request(plan, local, *rest, **more)
+
+    monkeypatch.setattr("kvd.vllm.load.compile_request", compiling)
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((9,),), tokens=4), (9,), request_id="other"), order(REMOTE, (1, 2, 3, 4)))
+    results = rig.results(2)
+    assert (results.failed, results.bad_blocks) == ({"d-1"}, {1, 2, 3, 4})
+    assert rig.causes()["d-1"] == "ValueError: a fault of planning"
     assert rig.same((9,), (9,))
 
 
