@@ -114,7 +114,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version' ;;
+            words='status engines workers transfers transfer slow trace events doctor describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -138,6 +138,9 @@ _kvctl() {
             words='export import show' ;;
         events)
             options='--count --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        doctor)
+            options='--quick --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         describe-topology)
             options='--model --local --remote --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
@@ -168,7 +171,7 @@ _kvctl() {
             words='' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error' ;;
+            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Doctor Check Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;

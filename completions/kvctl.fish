@@ -1,6 +1,6 @@
 # fish completion for kvctl; made by `make completions`, not by hand.
 complete -c kvctl -f
-set -l kvctl_commands status engines workers transfers transfer slow trace events describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version
+set -l kvctl_commands status engines workers transfers transfer slow trace events doctor describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a status -d 'How this host'\''s kvd is: peers, counters, gauges.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a engines -d 'The engines that kvd knows, local ones and peers'\''.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a workers -d 'The local workers and schedulers registered with kvd.'
@@ -9,6 +9,7 @@ complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a transf
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a slow -d 'What transfers spend their time on, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a trace -d 'Recorded transfers as a file, enough to replay them elsewhere.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a events -d 'Follow what happens, one event a line.'
+complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a doctor -d 'What is wrong on this host, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a describe-topology -d 'Who reads which bytes of KV cache from whom.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a diff -d 'Two engines compared factor by factor.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a export-geometry -d 'An engine'\''s geometry as a file for describe-topology and diff.'
@@ -124,6 +125,14 @@ complete -c kvctl -n "__fish_seen_subcommand_from events" -l runtime-dir -r -F -
 complete -c kvctl -n "__fish_seen_subcommand_from events" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
 complete -c kvctl -n "__fish_seen_subcommand_from events" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from events" -s h -l help -d 'Show this message and exit.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l quick -d 'Have no transfer engine move bytes, which takes seconds.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l timeout -x -d 'How long to wait for an answer.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l runtime-dir -r -F -d 'Directory of kvd'\''s sockets.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l config -r -F -d 'Defaults in YAML.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from describe-topology" -l model -s m -x -d 'A preset'\''s name, or a path of a config.json.'
 complete -c kvctl -n "__fish_seen_subcommand_from describe-topology" -l local -x -d 'The reading engine of --model: tp=4,block_size=64.'
 complete -c kvctl -n "__fish_seen_subcommand_from describe-topology" -l remote -x -d 'The engine of --model that is read from: tp=8.'
@@ -256,7 +265,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from demo" -l runtime-dir -r -F -d 
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from demo" -s h -l help -d 'Show this message and exit.'
-complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error'
+complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Doctor Check Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l timeout -x -d 'How long to wait for an answer.'

@@ -51,6 +51,7 @@ COMMANDS = (
         ),
     ),
     Row("events", "kvctl.commands.events:events", "Follow what happens, one event a line."),
+    Row("doctor", "kvctl.commands.doctor:doctor", "What is wrong on this host, and what to do about it."),
     Row(
         "describe-topology",
         "kvctl.commands.describe_topology:describe_topology",

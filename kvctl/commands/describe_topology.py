@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvctl.documents.topology import Pair, Topology, pair_document
 from kvctl.errors import UsageError
+from kvctl.live_pairs import suggested
 from kvctl.options import DrawnSettings, Watch
 from kvctl.pair_options import Local, Model, Remote, planned_pair
 from kvctl.parsing import bandwidth, count
@@ -104,29 +105,10 @@ def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     from kvd.wire import query
 
     rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
-    pairs = list(_suggested(rows, engine_id))
+    pairs = list(suggested(rows, ready_row(rows, engine_id) if engine_id else None))
     if not pairs:
         sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")
     return [(engine_geometry(a), engine_geometry(b)) for a, b in pairs]
-
-
-def _suggested(rows: Sequence[EngineRow], engine_id: str | None) -> Iterator[tuple[EngineRow, EngineRow]]:
-    named = ready_row(rows, engine_id) if engine_id else None
-    for reader in rows:
-        for other in rows:
-            if _makes_sense(reader, other) and (named is None or named in (reader, other)):
-                yield reader, other
-
-
-def _makes_sense(reader: EngineRow, other: EngineRow) -> bool:
-    return (
-        reader is not other
-        and reader.card is not None
-        and other.card is not None
-        and reader.engine.role in ("decode", "both")
-        and other.engine.role in ("prefill", "both")
-        and reader.engine.model == other.engine.model
-    )
 
 
 def _why_none(rows: Sequence[EngineRow]) -> str:

@@ -47,6 +47,8 @@ KINDS = (
     Kind("KeptTrace", "trace:KeptTrace"),
     Kind("Status", "status:Status"),
     Kind("Event", "event:Event"),
+    Kind("Doctor", "doctor:Doctor", "checks", "Check"),
+    Kind("Check", "doctor:Check"),
     Kind("Topology", "topology:Topology", "pairs", "Pair"),
     Kind("Pair", "topology:Pair"),
     Kind("Diff", "diff:Diff"),

@@ -30,6 +30,7 @@ SCREENS = {
     "Traces": "kvctl.render.trace:traces_screen",
     "Status": "kvctl.render.status:status_screen",
     "Event": "kvctl.render.event:event_screen",
+    "Doctor": "kvctl.render.doctor:doctor_screen",
     "Topology": "kvctl.render.topology:topology_screen",
     "Diff": "kvctl.render.diff:diff_screen",
     "ForcedMiss": "kvctl.render.forced_miss:forced_miss_screen",

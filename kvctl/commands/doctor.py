@@ -1,0 +1,47 @@
+"""`kvctl doctor`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl.documents.doctor import Check, doctor_document
+from kvctl.render.output import show
+from kvctl.settings import Settings
+
+
+def doctor(
+    settings: Settings,
+    *,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Have no transfer engine move bytes, which takes seconds.")
+    ] = False,
+) -> None:
+    """What is wrong on this host, and what to do about it.
+
+    Looks at kvd and the engines that it knows, at their transfers of late, at the host, and has each transfer engine
+    that is installed move some bytes between two processes. A warning is something worth doing. Exit code 1 where a
+    check failed: transfers do not work then.
+    """
+    from kvctl.doctor.of_host import host_checks
+    from kvctl.doctor.of_kvd import kvd_checks
+
+    checks, answers = kvd_checks(settings)
+    if answers:
+        from kvctl.doctor.of_transfers import transfer_checks
+
+        checks += transfer_checks(settings)
+    else:
+        checks.append(
+            Check(code="TRANSFERS", about="transfers", state="skipped", found="kvd does not answer")
+        )
+    checks += host_checks()
+    if not quick:
+        from kvctl.doctor.of_backends import backend_checks
+
+        checks += backend_checks()
+    document = doctor_document(checks)
+    show(document, settings)
+    if document.failed:
+        raise typer.Exit(1)

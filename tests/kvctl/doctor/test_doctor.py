@@ -1,0 +1,51 @@
+"""`kvctl doctor` as a whole: its exit code, and a real kvd with a real worker."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.daemons import ROOT, daemons, facts, session, worker
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import FakeDaemon, Run
+
+
+def test_a_real_kvd_with_an_engine_is_well(run: Run) -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("d"))) as made:
+        made.wait(lambda state: bool(state.engine_generation), 20)
+        outcome = run("doctor", "--quick", "-o", "json", "--runtime-dir", kvd.directory)
+    checks = {check["code"]: check for check in json.loads(outcome.out)["checks"]}
+    assert outcome.code == 0
+    assert checks["ENGINES"]["found"] == "1 ready: d"
+    assert {checks[code]["state"] for code in ("KVD", "KVD_PACE", "PEERS", "TRANSFERS")} == {"ok"}
+
+
+def test_without_kvd_it_fails_and_looks_at_the_host_all_the_same(run: Run, tmp_path: Path) -> None:
+    outcome = run("doctor", "--quick", "--runtime-dir", tmp_path / "none")
+    assert outcome.code == 1
+    assert re.search(r"^kvd +failed +no kvd here: ", outcome.out, re.MULTILINE)
+    assert re.search(r"^failed  KVD: see `systemctl status kvd`", outcome.out, re.MULTILINE)
+    assert re.search(r"^host +", outcome.out, re.MULTILINE)
+    assert outcome.out.splitlines()[-1].endswith("1 failed, 0 warn") or "warn" in outcome.out.splitlines()[-1]
+
+
+def test_warnings_alone_are_no_failure(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("doctor", "--quick", "-o", "json", "--runtime-dir", daemon.directory)
+    body = json.loads(outcome.out)
+    assert (outcome.code, body["failed"]) == (0, 0)
+    assert body["warnings"] == sum(check["state"] == "warning" for check in body["checks"]) > 0
+
+
+def test_every_code_is_explained() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text().partition("\n## kvctl doctor\n")[2].partition("\n## ")[0]
+    source = "".join(path.read_text() for path in (ROOT / "kvctl" / "doctor").glob("of_*.py"))
+    codes = set(re.findall(r'code="([A-Z_]+)"', source)) | {
+        "ENGINE_PARTIAL",
+        "ENGINE_GONE",
+        "ENGINE_UNREACHABLE",
+    }
+    assert len(codes) >= 20
+    assert {code for code in codes if f"`{code}`" not in written} == set()
