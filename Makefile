@@ -20,6 +20,7 @@ demo:  ## two CPU engines, a daemon between them, a transfer; ARGS="..." goes to
 
 test:  ## every check and every test, real engines included
 	@.ci/setup vllm
+	@.ci/setup shells
 	@$(BIN)/python .ci/checks lint unit e2e
 
 lint:  ## style, types, floors
@@ -28,6 +29,7 @@ lint:  ## style, types, floors
 
 unit:  ## the tests that need no engine
 	@.ci/setup base
+	@.ci/setup shells
 	@$(BIN)/python .ci/checks unit
 
 e2e:  ## the tests with real vLLM engines

@@ -46,7 +46,6 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
 
 
 def test_zstd_where_there_is_a_library_for_it(tmp_path: Path) -> None:
-    pytest.importorskip("zstandard")
     assert len(read_trace(write(tmp_path / "t.jsonl.zst")).transfers) == 3
 
 
