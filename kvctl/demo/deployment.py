@@ -25,6 +25,7 @@ from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import DaemonStartFailed
 from kvctl.demo.interruption import held, unwinding
 from kvctl.documents.demo import Mode
+from kvctl.errors import UsageError
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
@@ -274,6 +275,13 @@ def _runtime_folder(work_dir: Path, stack: contextlib.ExitStack) -> Path:
     work_dir.mkdir(parents=True, exist_ok=True)
     if len(os.fsencode(work_dir)) < LONGEST_FOLDER - len("/hosts-xxxxxxxx"):
         return Path(tempfile.mkdtemp(prefix="hosts-", dir=work_dir))
+    base, most = tempfile.gettempdir(), LONGEST_FOLDER - len("/kvctl-xxxxxxxx/")
+    if len(os.fsencode(base)) > most:
+        raise UsageError(
+            f"temporary files go to {base}, whose path has {len(os.fsencode(base))} bytes:"
+            f" sockets of two kvds in it take one of at most {most}",
+            "set TMPDIR to a folder with a shorter path",
+        )
     with held():
         folder = Path(tempfile.mkdtemp(prefix="kvctl-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -181,6 +181,20 @@ def test_without_nixl_workers_read_each_other_directly(run: Run, monkeypatch: py
     assert "NIXL is not installed here" in outcome.err
 
 
+def test_a_place_for_temporary_files_that_is_too_deep_for_sockets_is_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 90)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    outcome = run("demo", "--simulate", "--backend", "direct")
+    assert (outcome.code, outcome.out) == (2, "")
+    last = outcome.err.splitlines()[-1]
+    assert last.startswith(f"kvctl: temporary files go to {deep}, whose path has {len(str(deep))} bytes")
+    assert last.endswith("set TMPDIR to a folder with a shorter path")
+    assert list(deep.iterdir()) == []
+
+
 def test_simulated_workers_do_not_push(run: Run) -> None:
     outcome = run("demo", "--simulate", "--mode", "push")
     assert (outcome.code, outcome.out) == (2, "")
