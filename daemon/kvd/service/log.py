@@ -1,4 +1,7 @@
-"""The daemon's log, written by a thread of its own: a pipe that nobody reads, or a stalled disk, stops nothing else."""
+"""The daemon's log, written by a thread of its own: a pipe that nobody reads, or a stalled disk, stops nothing else.
+
+Where systemd's journal reads it, each line says how severe it is, so that `journalctl -p warning` finds it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 MOST_LINES = 8192
 """Lines that wait to be written; what comes beyond them is dropped and counted."""
+SEVERITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+"""Levels of `logging`, from the highest, and syslog's number for each."""
 LAST_SECONDS = 1.0
 """How long the end of the daemon waits for the last lines."""
 
@@ -28,6 +33,7 @@ class Writer(logging.Handler):
         self.setFormatter(logging.Formatter(text))
         self.dropped = 0
         self._descriptor = descriptor
+        self._mark = marking(descriptor)
         self._lines: queue.Queue[bytes | None] = queue.Queue(most)
         self._thread = threading.Thread(target=self._write, name="kvd-log", daemon=True)
         self._thread.start()
@@ -35,7 +41,8 @@ class Writer(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Hand the line over; never waits."""
         try:
-            self._lines.put_nowait(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+            text = self._mark(record.levelno, self.format(record))
+            self._lines.put_nowait(f"{text}\n".encode(errors="backslashreplace"))
         except queue.Full:
             self.dropped += 1
         except Exception:  # noqa: BLE001 (arguments that do not fit their text: logging says which, and goes on)
@@ -53,7 +60,8 @@ class Writer(logging.Handler):
         while (line := self._lines.get()) is not None:
             _write_all(self._descriptor, line)
             if told != (dropped := self.dropped):
-                _write_all(self._descriptor, f"kvd: {dropped - told} lines of this log were lost\n".encode())
+                lost = self._mark(logging.WARNING, f"kvd: {dropped - told} lines of this log were lost")
+                _write_all(self._descriptor, f"{lost}\n".encode())
                 told = dropped
 
 
@@ -66,6 +74,30 @@ def writing(descriptor: int, text: str) -> Iterator[None]:
         yield
     finally:
         writer.close()
+
+
+def to_journal(descriptor: int) -> bool:
+    """Whether it is the stream to the journal that systemd names in ``$JOURNAL_STREAM``; children may inherit that."""
+    try:
+        stream = os.fstat(descriptor)
+    except OSError:  # closed
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
+
+
+def marking(descriptor: int) -> Callable[[int, str], str]:
+    """What puts a level of `logging` before each line, for the journal; elsewhere it leaves them alone."""
+    return _marked if to_journal(descriptor) else _unmarked
+
+
+def _marked(level: int, text: str) -> str:
+    """The lines as in sd-daemon(3), which the journal takes the severity off."""
+    severity = next((number for least, number in SEVERITIES if level >= least), 7)
+    return "\n".join(f"<{severity}>{line}" for line in text.split("\n"))
+
+
+def _unmarked(_level: int, text: str) -> str:
+    return text
 
 
 def dropped() -> int:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from kvd.service import curve
 from kvd.service.config import Config, load
 from kvd.service.errors import ServiceError
-from kvd.service.log import writing
+from kvd.service.log import marking, to_journal, writing
 from kvd.service.notify import from_environment
 from kvd.service.queries import own_version
 from kvd.service.serve import serve
@@ -35,7 +35,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
     try:
         sys.exit(_act(given))
     except ServiceError as error:
-        sys.stderr.write(f"kvd: {error.message}\n" + (f"kvd: next: {error.hint}\n" if error.hint else ""))
+        told = f"kvd: {error.message}" + (f"\nkvd: next: {error.hint}" if error.hint else "")
+        sys.stderr.write(marking(sys.stderr.fileno())(logging.ERROR, told) + "\n")
         sys.exit(CANNOT_START)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -52,7 +53,8 @@ def _act(given: argparse.Namespace) -> int:
         where = f"runtime directory {config.directory}, state in {config.state_directory}"
         sys.stdout.write(f"kvd: settings are good; {where}\n")
         return 0
-    with writing(sys.stderr.fileno(), _log_format()):
+    descriptor = sys.stderr.fileno()
+    with writing(descriptor, _log_format(descriptor)):
         logging.getLogger("kvd").setLevel(config.log_level.upper())
         return _serve(given, config)
 
@@ -111,13 +113,10 @@ def _load(given: argparse.Namespace) -> Config:
     return load(path, os.environ, {key: value for key, value in flags.items() if value is not None})
 
 
-def _log_format() -> str:
-    # Under systemd the journal adds the time and the name, and takes the level from the prefix.
-    return (
-        "%(name)s: %(message)s"
-        if "JOURNAL_STREAM" in os.environ
-        else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def _log_format(descriptor: int) -> str:
+    # The journal adds the time, and takes the level from a mark.
+    name_and_text = "%(name)s: %(message)s"
+    return name_and_text if to_journal(descriptor) else f"%(asctime)s %(levelname)s {name_and_text}"
 
 
 def _raise_file_limit() -> None:

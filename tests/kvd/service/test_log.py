@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+import pytest
+
 from kvd.service.log import Writer
 from tests.support.daemons import daemons, facts, session, wait_for, worker
 
@@ -62,6 +64,27 @@ def test_a_kvd_whose_log_nobody_reads_serves_and_ends() -> None:
             assert kvd.engines()["e"].state == "ready"
         assert kvd.status().counters["log.lines_dropped"] == 0
         assert kvd.stop(SECONDS) == 0
+
+
+def test_the_journal_is_told_how_severe_each_line_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, descriptor = os.pipe()
+    stream = os.fstat(descriptor)
+    monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
+    try:
+        with log_of(Writer(descriptor, "%(message)s")) as log:
+            log.setLevel(logging.DEBUG)
+            log.error("two\nlines")
+            log.warning("of them")
+            log.info("told")
+            log.debug("more")
+        assert emptied(reader) == "<3>two\n<3>lines\n<4>of them\n<6>told\n<7>more\n"
+        monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino + 1}")
+        with log_of(Writer(descriptor, "%(message)s")) as log:
+            log.error("to somebody else")
+        assert emptied(reader) == "to somebody else\n"
+    finally:
+        os.close(reader)
+        os.close(descriptor)
 
 
 def test_lines_that_waited_are_written_once_somebody_reads() -> None:
