@@ -27,8 +27,8 @@ def doctor(
     from kvctl.doctor.of_host import host_checks
     from kvctl.doctor.of_kvd import kvd_checks
 
-    checks, answers = kvd_checks(settings)
-    if answers:
+    checks, workers = kvd_checks(settings)
+    if workers is not None:
         from kvctl.doctor.of_transfers import transfer_checks
 
         checks += transfer_checks(settings)
@@ -36,7 +36,7 @@ def doctor(
         checks.append(
             Check(code="TRANSFERS", about="transfers", state="skipped", found="kvd does not answer")
         )
-    checks += host_checks()
+    checks += host_checks(workers or ())
     if not quick:
         from kvctl.doctor.of_backends import backend_checks
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvctl.documents.doctor import Check
@@ -17,15 +18,21 @@ LEAST_SHARED = 1 << 30
 LEAST_FILES = 4096
 """Open files of a process: a large engine's sockets, mapped memory and connections."""
 UNLIMITED = resource.RLIM_INFINITY
+_LOCKED = "Max locked memory"
 
 
-def host_checks(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """The checks. ``root`` is where /proc, /sys and /dev are."""
+def host_checks(
+    workers: Sequence[int] = (), root: Path = Path("/"), environment: Mapping[str, str] = os.environ
+) -> Iterator[Check]:
+    """The checks. ``workers`` are processes of workers, ``root`` is where /proc, /sys and /dev are."""
     ports = dict(_ports(root / "sys/class/infiniband"))
     yield _readers(rules(root / "proc/sys/kernel/yama/ptrace_scope", root / "proc/self/status"))
     yield _shared(root / "dev/shm")
     yield _files()
-    yield from _fabric(ports, resource.getrlimit(resource.RLIMIT_MEMLOCK)[0])
+    yield from _fabric(ports)
+    if ports:
+        yield from _locked(root, workers)
+        yield from _peer_memory(root)
     yield from _libnl(root, ports, environment)
 
 
@@ -79,7 +86,7 @@ def _ports(devices: Path) -> Iterator[tuple[str, str]]:
         yield f"{state.parts[-4]}/{state.parts[-2]}", state.read_text().strip()
 
 
-def _fabric(ports: Mapping[str, str], locked: int) -> Iterator[Check]:
+def _fabric(ports: Mapping[str, str]) -> Iterator[Check]:
     if not ports:
         yield Check(
             code="RDMA", about="host", state="ok", found="no RDMA adapter: other hosts are reached over TCP"
@@ -94,11 +101,42 @@ def _fabric(ports: Mapping[str, str], locked: int) -> Iterator[Check]:
             )  # fmt: skip
     if active:
         yield Check(code="RDMA", about="host", state="ok", found=f"active: {', '.join(active)}")
-    if locked != UNLIMITED:
+
+
+def _locked(root: Path, workers: Sequence[int]) -> Iterator[Check]:
+    """KV memory is locked to be registered with an adapter."""
+    limits = {
+        f"the worker with pid {pid}": limit for pid in workers if (limit := _limit(root, pid)) is not None
+    }
+    limits = limits or {"a process of this shell": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]}
+    for who, limit in limits.items():
+        if limit != UNLIMITED:
+            yield Check(
+                code="MEMLOCK", about="host", state="warning",
+                found=f"{who} may lock {size(limit)}, and registering KV memory with an adapter locks all of it",
+                hint="give the engines' units LimitMEMLOCK=infinity (docker: --ulimit memlock=-1)",
+            )  # fmt: skip
+
+
+def _limit(root: Path, pid: int) -> int | None:
+    """Bytes that a process may lock; None where it cannot be known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc" / str(pid) / "limits").read_text().splitlines():
+            if line.startswith(_LOCKED):
+                soft = line.removeprefix(_LOCKED).split()[0]
+                return UNLIMITED if soft == "unlimited" else int(soft)
+    return None
+
+
+def _peer_memory(root: Path) -> Iterator[Check]:
+    """Adapters reach GPU memory through a module of NVIDIA's, or through dma-buf where driver and adapter know it."""
+    gpus = [*(root / "proc/driver/nvidia/gpus").glob("*")]
+    modules = root / "proc/modules"
+    if gpus and "nvidia_peermem " not in (modules.read_text() if modules.exists() else ""):
         yield Check(
-            code="MEMLOCK", about="host", state="warning",
-            found=f"a process of this shell may lock {size(locked)} of memory, and registering KV memory locks it",
-            hint="give the engines' units LimitMEMLOCK=infinity (docker: --ulimit memlock=-1)",
+            code="PEER_MEMORY", about="host", state="warning",
+            found=f"{len(gpus)} GPUs and RDMA adapters, and the module nvidia_peermem is not loaded",
+            hint="modprobe nvidia-peermem, unless kernel and adapter do dma-buf; see the transport in kvctl benchmark",
         )  # fmt: skip
 
 

@@ -17,15 +17,16 @@ LONG_TURN = 0.25
 """Seconds. While kvd is busy with one thing for so long it answers nobody: a heartbeat is late."""
 
 
-def kvd_checks(settings: Settings) -> tuple[list[Check], bool]:
-    """The checks, and whether kvd answers."""
+def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
+    """The checks, and the processes of this host's workers; None where kvd does not answer."""
     try:
         status = daemon.ask(settings, query.GetStatus(), query.Status)
         engines = daemon.ask(settings, query.ListEngines(), query.Engines).rows
         workers = daemon.ask(settings, query.ListWorkers(), query.Workers).rows
     except KvctlError as error:
-        return [Check(code="KVD", about="kvd", state="failed", found=error.message, hint=error.hint)], False
-    return [*_itself(status), *_pace(status), *_peers(status), *_engines(engines), *_workers(workers)], True
+        return [Check(code="KVD", about="kvd", state="failed", found=error.message, hint=error.hint)], None
+    checks = [*_itself(status), *_pace(status), *_peers(status), *_engines(engines), *_workers(workers)]
+    return checks, [row.pid for row in workers if row.kind == "worker" and row.state != "gone"]
 
 
 def _itself(status: query.Status) -> Iterator[Check]:

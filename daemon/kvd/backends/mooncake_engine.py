@@ -14,6 +14,7 @@ from kvd.backends import cuda_driver
 from kvd.backends.contract import Operation
 from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.mooncake_host import is_loopback
 from kvd.backends.mooncake_library import INSTALL, LOG, NAME, Library, engine_environment, told
 from kvd.backends.mooncake_listener import end_wait
 from kvd.backends.mooncake_mark import Mark
@@ -164,7 +165,9 @@ def knock(session: str, otherwise: str) -> str:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
     except ConnectionRefusedError:
-        return f"nothing listens at {session} any more: the peer's process ended or closed its memory"
+        why = "the peer's process ended or closed its memory"
+        elsewhere = ", or it is on another host and needs VLLM_HOST_IP or the option host"
+        return f"nothing listens at {session} any more: {why}{elsewhere if is_loopback(session) else ''}"
     except (OSError, ValueError) as error:
         return f"{session} cannot be reached: {error}"
     return f"{session} still takes connections: {otherwise}"

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import ipaddress
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from kvd.backends.errors import BackendError, BackendUnavailable
+from kvd.backends.errors import BackendUnavailable
 
 NAME = "mooncake"
 DISTRIBUTIONS = (
@@ -151,48 +149,6 @@ def engine_environment(
             yield
         finally:
             _update(environ, before)
-
-
-def advertised_host(environ: Mapping[str, str] | None = None) -> str:
-    """The address peers are told where no option says it: VLLM_HOST_IP, else that of the default route's interface.
-
-    Loopback where there is no route: then there is nobody else to reach this host either.
-    """
-    environ = os.environ if environ is None else environ
-    if given := environ.get("VLLM_HOST_IP"):
-        return given
-    six = "MC_USE_IPV6" in environ
-    family, beyond = (socket.AF_INET6, "2001:db8::1") if six else (socket.AF_INET, "192.0.2.1")
-    try:
-        with closing(socket.socket(family, socket.SOCK_DGRAM)) as probe:
-            probe.connect((beyond, 9))  # sends nothing: it only asks for a route
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "::1" if six else "127.0.0.1"
-
-
-def check_host(host: str, environ: Mapping[str, str] | None = None) -> None:
-    """Refuse an address on which Mooncake would not listen: it does so with one version of IP.
-
-    Raises:
-        BackendError: an address of the other version, or one with a port.
-    """
-    six = "MC_USE_IPV6" in (os.environ if environ is None else environ)
-    try:
-        version = ipaddress.ip_address(host).version
-    except ValueError:
-        if ":" in host or not host:
-            raise BackendError(
-                f"option host is {host!r}; it is an address without a port", backend=NAME
-            ) from None
-        return  # a name
-    if version != (6 if six else 4):
-        raise BackendError(
-            f"host is {host}, of IP version {version}, and MC_USE_IPV6 is {'' if six else 'not '}set: Mooncake would "
-            f"not listen there",
-            backend=NAME,
-            hint=("unset" if six else "set") + " MC_USE_IPV6, or name another address with the option host",
-        )
 
 
 def _update(environ: MutableMapping[str, str], values: Mapping[str, str | None]) -> None:

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvd.backends.errors import BackendError
-from kvd.backends.mooncake_library import (
-    FORCE_TCP,
-    INFINIBAND,
-    INTRANODE_NVLINK,
-    NAME,
-    Library,
-    advertised_host,
-    check_host,
-)
+from kvd.backends.mooncake_host import advertised_host, check_host
+from kvd.backends.mooncake_library import FORCE_TCP, INFINIBAND, INTRANODE_NVLINK, NAME, Library
 from kvd.geometry.model import Region
 
 NVLINK = "nvlink"
@@ -31,7 +24,7 @@ class Settings:
 
     ``protocol``: tcp, rdma, nvlink (CUDA IPC within a host, over NVLink where there is one), or auto for what suits the
     memory (`protocol_for`). ``device_name``: RDMA devices to use, comma separated, empty for all. ``host``: the
-    address that peers are told, empty for VLLM_HOST_IP or that of the default route. ``connect_timeout_s``: seconds
+    address that peers are told, empty for one that is found (`advertised_host`). ``connect_timeout_s``: seconds
     that `Lane.add` waits for a peer to answer. ``in_flight``: pieces handed to Mooncake at a time for one peer.
     ``piece_bytes``: longer descriptors are cut into pieces of so many bytes. ``progress_timeout_s``: whole seconds
     without progress after which Mooncake itself fails a transfer, for the whole process; None for its 30.

@@ -21,8 +21,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def checks(root: Path, **environment: str) -> dict[str, Check]:
-    return {check.code: check for check in host_checks(root, environment)}
+def checks(root: Path, workers: tuple[int, ...] = (), **environment: str) -> dict[str, Check]:
+    return {check.code: check for check in host_checks(workers, root, environment)}
 
 
 def adapter(root: Path, name: str, state: str) -> None:
@@ -69,6 +69,25 @@ def test_locked_memory_counts_where_there_is_an_adapter(
     assert "MEMLOCK" not in checks(root)
     adapter(root, "mlx5_0", "4: ACTIVE")
     assert ("MEMLOCK" in checks(root)) is told
+
+
+@pytest.mark.parametrize(("soft", "told"), [("8388608", True), ("unlimited", False)])
+def test_what_counts_is_what_the_workers_may_lock(root: Path, soft: str, told: bool) -> None:
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    (root / "proc/77").mkdir()
+    (root / "proc/77/limits").write_text(f"Max locked memory         {soft:<21}unlimited            bytes\n")
+    found = checks(root, (77, 78)).get("MEMLOCK")
+    assert (found is not None) is told
+    assert found is None or "the worker with pid 77 may lock 8.00 MiB" in found.found
+
+
+def test_gpus_and_adapters_without_the_module_between_them_are_told(root: Path) -> None:
+    (root / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert "PEER_MEMORY" not in checks(root), "nothing registers GPU memory with an adapter"
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    assert "modprobe nvidia-peermem" in checks(root)["PEER_MEMORY"].hint
+    (root / "proc/modules").write_text("nvidia_peermem 16384 0 - Live 0x0\n")
+    assert "PEER_MEMORY" not in checks(root)
 
 
 @pytest.mark.parametrize(

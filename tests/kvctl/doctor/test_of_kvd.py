@@ -15,8 +15,8 @@ from tests.kvctl.conftest import ENGINES, STATUS, FakeDaemon
 
 
 def checks(daemon: FakeDaemon) -> dict[str, Check]:
-    found, answers = kvd_checks(Settings(runtime_dir=str(daemon.directory)))
-    assert answers
+    found, workers = kvd_checks(Settings(runtime_dir=str(daemon.directory)))
+    assert workers == [4242]
     return {check.code: check for check in found}
 
 

@@ -27,14 +27,9 @@ from kvd.backends.errors import (
     TransferRefused,
 )
 from kvd.backends.mooncake import MooncakeHome, open_home
-from kvd.backends.mooncake_library import (
-    Library,
-    advertised_host,
-    check_host,
-    engine_environment,
-    load,
-    prepare_environment,
-)
+from kvd.backends.mooncake_engine import knock
+from kvd.backends.mooncake_host import advertised_host, check_host
+from kvd.backends.mooncake_library import Library, engine_environment, load, prepare_environment
 from kvd.backends.mooncake_rows import Bounds, cut
 from kvd.backends.mooncake_settings import Settings, protocol_for
 from kvd.backends.mooncake_target import Target, pack_target, parse_target
@@ -380,6 +375,39 @@ def test_advertised_host() -> None:
     ):
         with pytest.raises(BackendError, match=says):
             check_host(host, environ)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")
+@pytest.mark.parametrize(
+    ("environ", "addresses", "found"),
+    [
+        ("{}", ("10.77.0.1/24",), "10.77.0.1"),
+        ("{'MC_USE_IPV6': '1'}", ("10.77.0.1/24", "fd00:77::1/64"), "fd00:77::1"),
+        ("{}", (), "127.0.0.1"),
+    ],
+)
+def test_without_a_default_route_it_is_an_address_of_the_host_all_the_same(
+    environ: str, addresses: tuple[str, ...], found: str
+) -> None:
+    """In a network of its own: a host that reaches some others and nobody beyond."""
+    given = "".join(f"ip addr add {address} dev eth9; " for address in addresses)
+    wire = "ip link add eth9 type veth peer name eth8; ip link set eth8 up; ip link set eth9 up"
+    setup = f"ip link set lo up; {wire}; {given}"
+    ask = f"from kvd.backends.mooncake_host import advertised_host; print(advertised_host({environ}))"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-ec", f'{setup} exec "$0" -c "$1"', sys.executable, ask],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == found, done.stderr
+
+
+def test_a_peer_that_named_loopback_is_told_from_one_that_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert knock(f"127.0.0.1:{port}", "why") == f"127.0.0.1:{port} still takes connections: why"
+    assert "or it is on another host and needs VLLM_HOST_IP" in knock(f"127.0.0.1:{port}", "why")
 
 
 def test_environment_before_import() -> None:
