@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
@@ -24,6 +23,7 @@ from kvctl.demo.engine import EngineSpec, environment
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
+from tests.support.servers import program, serve_words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -47,31 +47,11 @@ def free_port() -> int:
         return int(place.getsockname()[1])
 
 
-@contextlib.contextmanager
-def program(words: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[None]:
-    """A program in a session of its own, ended with all that it started."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-
-
 def serve(
     host: Kvd, role: str, model: Path, folder: Path
 ) -> tuple[int, contextlib.AbstractContextManager[None]]:
     """`vllm serve` on a host, and its port."""
     port = free_port()
-    template = folder / "chat.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     spec = EngineSpec(
         model=model,
         work_dir=folder / host.name,
@@ -79,26 +59,7 @@ def serve(
         cache_dir=found_out(folder),
     )
     config = transfer_config(host, engine_id(host), role, extra={**PATIENT, "mode": "push"})
-    words = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "serve",
-        str(model),
-        "--served-model-name",
-        "tiny",
-    ]
-    words += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", "2048"]
-    words += [
-        "--kv-cache-memory-bytes",
-        str(64 << 20),
-        "--max-num-batched-tokens",
-        "256",
-        "--max-num-seqs",
-        "8",
-    ]
-    words += ["--no-enable-prefix-caching", "--chat-template", str(template)]
-    words += ["--kv-transfer-config", json.dumps(config)]
+    words = serve_words(model, port, config)
     sockets = folder / f"{host.name}-tmp"
     sockets.mkdir()
     return port, program(words, spec.log_path, environment(spec, sockets))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from kvctl.bench.remote import PROTOCOL
 from kvctl.sources import planned
 from kvd.geometry.codec import worker_to_plain
 from tests.kvctl.test_formats import check
+from tests.support.networks import Network, two_networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -181,43 +181,23 @@ def new_keys(path: Path) -> str:
 
 
 @pytest.fixture
-def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """Prefixes of command lines: two network namespaces with a wire between them, the second with pids of its own."""
-    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
-        pytest.skip("network namespaces take root, ip and unshare")
-    names = [f"kvctl-{os.getpid()}-{side}" for side in "ab"]
-    wires = [f"kv{os.getpid() % 100_000}{side}" for side in "ab"]
-    try:
-        for name in names:
-            if subprocess.run(["ip", "netns", "add", name], check=False, capture_output=True).returncode:
-                pytest.skip("no network namespaces can be made here")
-        _ip("link", "add", wires[0], "type", "veth", "peer", "name", wires[1])
-        for number, (name, wire) in enumerate(zip(names, wires, strict=True), 1):
-            _ip("link", "set", wire, "netns", name)
-            _ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", wire)
-            _ip("-n", name, "link", "set", wire, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        inside = [["ip", "netns", "exec", name] for name in names]
-        yield inside[0], [*inside[1], "unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True)
+def two_hosts() -> Iterator[tuple[Network, Network]]:
+    with two_networks() as made:
+        yield made
 
 
 @pytest.mark.parametrize("backend", ["nixl", "mooncake"])
 def test_bytes_go_over_the_wire_between_two_hosts_with_keys(
-    two_hosts: tuple[list[str], list[str]], tmp_path: Path, backend: str
+    two_hosts: tuple[Network, Network], tmp_path: Path, backend: str
 ) -> None:
     pytest.importorskip(backend)
     here, there = two_hosts
     keys = new_keys(tmp_path / "keys")
-    with serving("10.77.0.2:0", "--key-file", keys, before=there) as address:
+    with serving(f"{there.address}:0", "--key-file", keys, before=there.before) as address:
         options = ("--concurrency", "1", "--fragmentation", "runs-of-4", "--backend", backend)
-        document = kvctl("benchmark", *SMALL, *options, "--to", address, "--key-file", keys, before=here)
+        document = kvctl(
+            "benchmark", *SMALL, *options, "--to", address, "--key-file", keys, before=here.before
+        )
         assert [row["operation"] for row in document["measurements"]] == ["read", "write"]
         assert all(row["verified"] and "tcp" in row["transport"] for row in document["measurements"])
         assert not any("go over tcp" in warning["message"] for warning in document["warnings"])

@@ -1,0 +1,52 @@
+"""Real `vllm serve` processes, as operators start them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+@contextlib.contextmanager
+def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """A program in a session of its own, ended with all that it started."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def serve_words(model: Path, port: int, config: Mapping[str, Any], *, host: str = "127.0.0.1") -> list[str]:
+    """A command line of `vllm serve` for a tiny model, which it serves as "tiny", with that kv_transfer_config."""
+    template = model.parent / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    options = {
+        "--served-model-name": "tiny",
+        "--host": host,
+        "--port": port,
+        "--max-model-len": 2048,
+        "--kv-cache-memory-bytes": 64 << 20,
+        "--max-num-batched-tokens": 256,
+        "--max-num-seqs": 8,
+        "--chat-template": template,
+        "--kv-transfer-config": json.dumps(config),
+    }
+    words = [str(word) for option in options.items() for word in option]
+    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    return [*serve, "--enforce-eager", "--no-enable-prefix-caching", *words]
