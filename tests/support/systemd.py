@@ -20,7 +20,7 @@ INSIDE = "/opt/kvd"
 """Where the machine has this checkout, Python and its packages."""
 PYTHON = f"{INSIDE}/python/bin/python3"
 PATHS = f"{INSIDE}/checkout:{INSIDE}/checkout/daemon:{INSIDE}/packages"
-BOOT_SECONDS = 30.0
+BOOT_SECONDS = 60.0
 
 
 class NoSystemd(Exception):
@@ -91,25 +91,35 @@ def booted() -> Iterator[Machine]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
-        inner = 0
         try:
-            inner = wait_for(
-                lambda: -1 if outer.poll() is not None else _systemd_under(outer.pid), BOOT_SECONDS
-            )
-            if inner < 0:
-                log.seek(0)
-                raise NoSystemd(f"systemd does not start in namespaces here: {log.read().strip()}")
-            machine = Machine(inner)
-            wait_for(
-                lambda: machine.run("systemctl", "is-active", "basic.target").returncode == 0, BOOT_SECONDS
-            )
-            assert machine.run("ip", "link", "set", "lo", "up").returncode == 0
-            yield machine
+            yield _up(outer, Path(log.name))
         finally:
-            if inner > 0:
+            if inner := _systemd_under(outer.pid):
                 os.kill(inner, signal.SIGKILL)  # and with process 1 all others inside
+            elif outer.poll() is None:
+                os.killpg(outer.pid, signal.SIGKILL)
             outer.wait(BOOT_SECONDS)
+
+
+def _up(outer: subprocess.Popen[bytes], log: Path) -> Machine:
+    """The machine, once its basic.target is reached. Raises `NoSystemd` where that does not come."""
+    try:
+        pid = wait_for(lambda: -1 if outer.poll() is not None else _systemd_under(outer.pid), BOOT_SECONDS)
+        machine = Machine(pid)
+        wait_for(
+            lambda: pid < 0 or machine.run("systemctl", "is-active", "basic.target").returncode == 0,
+            BOOT_SECONDS,
+        )
+    except AssertionError:
+        raise NoSystemd(
+            f"systemd is not up in namespaces within {BOOT_SECONDS:g} s: {log.read_text()}"
+        ) from None
+    if pid < 0:
+        raise NoSystemd(f"systemd does not start in namespaces: {log.read_text()}")
+    assert machine.run("ip", "link", "set", "lo", "up").returncode == 0
+    return machine
 
 
 def _systemd_under(pid: int) -> int:
