@@ -16,7 +16,7 @@ from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import Engines, ListEngines
-from tests.support.deployments import found_out
+from tests.support.deployments import FLOAT32_STATES, found_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -71,6 +71,7 @@ def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> N
         dtype=MODELS[model].dtype,
         num_blocks=live.workers[0].num_blocks,
         max_tokens=2048,
+        state_dtype="float32" if FLOAT32_STATES else None,
         align=MODELS[model].prefix_caching,
         packing="opaque" if opaque else "vec",
     )

@@ -18,18 +18,25 @@ from kvctl.demo.kinds import MODELS
 from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
-from tests.support.deployments import handed_over, leased, loading, nothing_is_left, prompt_of, running
+from tests.support.deployments import (
+    HYBRID_BLOCK,
+    handed_over,
+    leased,
+    loading,
+    nothing_is_left,
+    prompt_of,
+    running,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
 ANSWER = 12
 TOKENS = 1000
 PATIENCE = 180.0
-OTHERS, OTHER_TOKENS = 12, {"llama": 124, "gemma3": 124, "qwen3.5-gdn": 380}
+OTHERS, OTHER_TOKENS = 12, {"llama": 124, "gemma3": 124, "qwen3.5-gdn": HYBRID_BLOCK - 4}
 """Requests that soon want a further block in each group; that many fill the cache beside the one that waits."""
 CACHE_BYTES = {"llama": 8 << 20, "gemma3": 12 << 20, "qwen3.5-gdn": 8 << 20}
-CHUNK = 384
-"""The hybrid's block: only in steps of that size does vLLM answer the same with and without its prefix cache."""
+CHUNK = HYBRID_BLOCK
 LOAD_SECONDS = 30.0
 KEPT = {"llama": 512, "gemma3": 0, "qwen3.5-gdn": 0}
 """Of `TOKENS`, after a miss with half of the pieces here: four of eight blocks. Of a prompt much longer than the window
@@ -94,7 +101,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         extra={"piece_bytes": 1, "load_timeout": LOAD_SECONDS},
         env={"UCX_TLS": "tcp,self"},  # over TCP, where a stopped peer sends nothing
         kv_cache_memory_bytes=CACHE_BYTES[request.param],
-        max_model_len=TOKENS + 100,
+        max_model_len=max(TOKENS, 2 * CHUNK) + 100,
         max_num_seqs=OTHERS + 1,
         max_num_batched_tokens=CHUNK if request.param == "qwen3.5-gdn" else None,
     ) as engines:

@@ -14,7 +14,7 @@ from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
 from kvd.wire.handshake import GetPeer
-from tests.support.deployments import prompt_of, transfers_of
+from tests.support.deployments import FLOAT32_STATES, prompt_of, transfers_of
 
 pytestmark = pytest.mark.e2e
 
@@ -94,7 +94,7 @@ def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deplo
     key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
     conv = (config["linear_conv_kernel_dim"] - 1) * (2 * key + value) * 2
-    ssm = value * config["linear_key_head_dim"] * 2
+    ssm = value * config["linear_key_head_dim"] * (4 if FLOAT32_STATES else 2)
     block = last_block_size(gdn)
     page = block * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
     kinds = config["layer_types"]

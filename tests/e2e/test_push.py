@@ -16,15 +16,14 @@ import pytest
 from kvctl.demo.deployment import Asked, Deployment
 from kvctl.demo.kinds import MODELS
 from tests.support.daemons import wait_for
-from tests.support.deployments import counter, handed_over, prompt_of, running
+from tests.support.deployments import HYBRID_BLOCK, counter, handed_over, prompt_of, running
 from tests.support.matrix import ALWAYS, CELLS, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 ANSWER = 8
-CHUNKS = {"llama": 256, "gemma3": 256, "qwen3.5-gdn": 384}
-"""Most tokens in a step. vLLM computes MLA on CPUs in one piece. The hybrid's is its block size: where it is no
-multiple of that, vLLM 0.32 by itself answers otherwise once a prompt is in its prefix cache."""
+CHUNKS = {"llama": 256, "gemma3": 256, "qwen3.5-gdn": HYBRID_BLOCK}
+"""Most tokens in a step. vLLM computes MLA on CPUs in one piece."""
 
 
 @dataclass(frozen=True)

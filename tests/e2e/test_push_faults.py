@@ -38,7 +38,7 @@ from kvd.wire.query import GetStatus, Status
 from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
-from tests.support.deployments import found_out, handed_over, prompt_of
+from tests.support.deployments import HYBRID_BLOCK, found_out, handed_over, prompt_of
 from tests.support.matrix import FAULTY, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 ANSWER = 8
 LONG = 2000
 """Tokens of a prompt that is computed in several chunks, so that something can be done in the middle of it."""
-CHUNKS = {"llama": 64, "qwen3.5-gdn": 384}
+CHUNKS = {"llama": 64, "qwen3.5-gdn": HYBRID_BLOCK}
 PUSH_SECONDS, LEASE_SECONDS = 15.0, 25.0
 SETTINGS = {
     "mode": "push",

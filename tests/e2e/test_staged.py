@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvctl.demo.deployment import Deployment
-from tests.support.deployments import handed_over, nothing_is_left, prompt_of, running
+from tests.support.deployments import HYBRID_BLOCK, handed_over, nothing_is_left, prompt_of, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ANSWER = 8
-CHUNK = 384
+CHUNK = HYBRID_BLOCK
 
 
 def deployed(model: str, mode: Any, engine: str, folder: Path) -> Any:

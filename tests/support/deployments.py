@@ -70,6 +70,13 @@ def leased(deployment: Deployment, count: int = 1) -> None:
     wait_for(look, 180.0)
 
 
+FLOAT32_STATES = "avx512_bf16" in Path("/proc/cpuinfo").read_text()
+"""Whether vLLM keeps recurrent states in float32 whatever the model's type: it does so on CPUs that multiply bfloat16
+by AVX-512 (``check_and_update_config`` of its CPU platform)."""
+HYBRID_BLOCK = 640 if FLOAT32_STATES else 384
+"""Tokens of a block of the tiny Gated DeltaNet model, which follow from the size of its states. Where steps are no
+multiple of it vLLM 0.32 answers by itself otherwise once a prompt is in its prefix cache."""
+
 PATIENT = {"handshake_timeout": 200.0, "lease_seconds": 500.0, "load_timeout": 200.0}
 """Connector settings for machines that stand still for a minute or two; a test that is about one of them sets it."""
 
