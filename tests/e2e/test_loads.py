@@ -182,7 +182,7 @@ def test_an_abort_while_it_waits_leaves_nothing_and_its_late_bytes_do_no_harm(pa
 
 
 def test_what_is_here_already_is_not_loaded_and_the_rest_is(pair: Pair) -> None:
-    shared = prompt_of(2 * CHUNK, seed=7)
+    shared = prompt_of(TOKENS // CHUNK * CHUNK, seed=7)
     prompt, other = ([*shared, *prompt_of(TOKENS - len(shared), seed=seed)] for seed in (8, 9))
     expected = pair.alone(prompt)
     params = pair.prefilled(prompt)
