@@ -32,7 +32,7 @@ def root(
 ) -> None:
     """See and steer the KV cache transfers between vLLM engines."""
     if version:
-        from kvctl.commands.version import kvctl_version
+        from kvctl.own_version import kvctl_version
 
         typer.echo(f"kvctl {kvctl_version()}")
         raise typer.Exit

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvctl.own_version import kvctl_version
 from kvctl.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,14 +34,6 @@ def version(
         daemon=None if client else _daemon(settings),
     )
     show(body, settings)
-
-
-def kvctl_version() -> str:
-    """The version of the installed distribution; ``unknown`` in a source tree that was never installed."""
-    try:
-        return metadata.version("kvctl")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _daemon(settings: Settings) -> Daemon | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvctl import daemon
-from kvctl.commands.version import kvctl_version
 from kvctl.documents.doctor import Check
 from kvctl.documents.engines import endpoint_name
 from kvctl.errors import KvctlError
+from kvctl.own_version import kvctl_version
 from kvctl.render.numbers import span
 from kvctl.settings import Settings
 from kvd.wire import query

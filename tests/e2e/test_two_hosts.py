@@ -55,7 +55,7 @@ class Host:
         words = (sys.executable, "-c", ASK, f"http://{self.network.address}:{HTTP_PORT}{path}")
         text = "" if body is None else json.dumps(body)
         done = subprocess.run(
-            [*self.network.before[:4], *words], input=text, capture_output=True, text=True, check=False
+            [*self.network.beside, *words], input=text, capture_output=True, text=True, check=False
         )
         return done.stdout if done.returncode == 0 else None
 

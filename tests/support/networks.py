@@ -21,6 +21,11 @@ class Network:
     address: str
     before: tuple[str, ...]
 
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The same for what needs the network alone, and may see processes outside."""
+        return ("ip", "netns", "exec", self.name)
+
     def cut(self) -> None:
         """From now on nothing comes in or goes out."""
         ip("-n", self.name, "link", "set", self.wire, "down")

@@ -12,8 +12,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from kvd.backends.errors import BackendError
+from kvd.backends.mooncake_library import NAME
 
-NAME = "mooncake"
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _GLOBAL = "00"

@@ -316,7 +316,7 @@ class PeerLane:
             self._give_up(load, str(error))
         except BackendError as error:
             self._failed(load, error.message)
-        except Exception as error:  # of its blocks, of a library: some may be posted, and the others go on
+        except Exception as error:  # a part of it may be posted, so the lane goes; the other loads start over
             log.exception("posting the load of %s", load.order.request_id)
             self._drop_lane([load], f"{type(error).__name__}: {error}")
         else:
