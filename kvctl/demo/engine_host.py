@@ -185,6 +185,7 @@ class Host:
 def make_engine(arguments: Message) -> Any:
     """Start vLLM's asynchronous engine with these of its own arguments."""
     from vllm.config import KVTransferConfig
+    from vllm.distributed import utils
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -194,6 +195,9 @@ def make_engine(arguments: Message) -> Any:
     # On CPU vLLM starts its processes as fresh interpreters, each of which imports torch and vLLM again: two thirds
     # of the time to start. The reason is the binding of OpenMP threads to cores, which the environment turns off.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    # For a second after each message vLLM's processes wait for the next one in a loop of sched_yield. Where they share
+    # a few cores, that kept all others off them for seconds (docs/connector.md). Without it they sleep for an instant.
+    utils.USE_SCHED_YIELD = False
     return AsyncLLM.from_vllm_config(config)
 
 

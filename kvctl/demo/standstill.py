@@ -1,4 +1,7 @@
-"""Tells whether this machine stood still: a virtual one may for a minute, and no deadline means anything meanwhile."""
+"""Tells whether this machine stood still, so that no deadline meant anything.
+
+A virtual one may, and so does a core for all others while processes yield it to each other (docs/connector.md).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 LOOK_SECONDS = 0.2
@@ -22,7 +25,7 @@ class Standstill:
 
 
 @contextlib.contextmanager
-def watching(least: float = 2.0) -> Iterator[list[Standstill]]:
+def watching(least: float = 0.5) -> Iterator[list[Standstill]]:
     """The standstills of at least so many seconds, added to the list as each ends.
 
     A thread on each core sleeps and looks how long that took: one core can stand still while the others run.
@@ -41,6 +44,14 @@ def watching(least: float = 2.0) -> Iterator[list[Standstill]]:
         done.set()
         for thread in threads:
             thread.join()
+
+
+def lost_seconds(found: Iterable[Standstill]) -> float:
+    """What the worst core lost in all: ten standstills of a second end as many deadlines as one of ten."""
+    lost: dict[int, float] = {}
+    for one in found:
+        lost[one.core] = lost.get(one.core, 0.0) + one.seconds
+    return max(lost.values(), default=0.0)
 
 
 def _watch(core: int, least: float, done: threading.Event, found: list[Standstill]) -> None:

@@ -23,7 +23,7 @@ from kvctl.demo.engine import EngineSpec, environment
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
-from tests.support.servers import program, serve_words
+from tests.support.servers import CALM, program, serve_words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -57,6 +57,7 @@ def serve(
         work_dir=folder / host.name,
         log_path=folder / f"{host.name}.log",
         cache_dir=found_out(folder),
+        env=CALM,
     )
     config = transfer_config(host, engine_id(host), role, extra={**PATIENT, "mode": "push"})
     words = serve_words(model, port, config)

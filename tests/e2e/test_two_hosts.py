@@ -28,7 +28,7 @@ from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from tests.support.daemons import wait_for
 from tests.support.deployments import found_out, prompt_of
 from tests.support.networks import Network, two_networks
-from tests.support.servers import program, serve_words
+from tests.support.servers import CALM, program, serve_words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -138,7 +138,11 @@ def hosts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 },
             }
             spec = EngineSpec(
-                model=model, work_dir=place, log_path=place / "vllm.log", cache_dir=found_out(folder)
+                model=model,
+                work_dir=place,
+                log_path=place / "vllm.log",
+                cache_dir=found_out(folder),
+                env=CALM,
             )
             sockets = place / "t"
             sockets.mkdir()

@@ -12,6 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+CALM = {
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parent / "calm"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+}
+"""Environment for `vllm serve`: its processes wait without sched_yield, see kvctl.demo.engine_host."""
+
 
 @contextlib.contextmanager
 def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[None]:

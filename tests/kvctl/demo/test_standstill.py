@@ -8,6 +8,7 @@ import sys
 import time
 
 from kvctl.demo.halting import halted
+from kvctl.demo.standstill import Standstill, lost_seconds
 
 WATCHES = """
 import os, time
@@ -34,3 +35,10 @@ def test_every_core_tells_how_long_it_stood_still() -> None:
     assert {int(core) for core, _ in found} == os.sched_getaffinity(0)
     longest = max(float(seconds) for _, seconds in found)
     assert stood - 0.2 <= longest
+
+
+def test_what_is_lost_is_what_the_worst_core_lost_in_all() -> None:
+    stuttering = [Standstill(core, float(i), 0.75) for i in range(4) for core in (0, 1)]
+    assert lost_seconds(stuttering) == 3.0
+    assert lost_seconds([*stuttering, Standstill(1, 9.0, 0.5)]) == 3.5
+    assert lost_seconds([]) == 0.0
