@@ -26,6 +26,10 @@ STRAGGLER = 2.0
 """How many times longer than the fastest rank of its engine one takes before it is told."""
 FEW = 10
 """Transfers of a rank that say nothing yet."""
+LONG_POST = 0.1
+"""Seconds from which a post of few copies is long."""
+CRAWL = 100e6
+"""Bytes a second. A backend that copies while it posts is faster, so below it does not copy but wait."""
 NOTABLE = 0.001
 """Seconds. A transfer that takes less is not worth a word, wherever its time goes."""
 
@@ -36,10 +40,12 @@ def find(
     pairs: Sequence[SlowPair], records: Mapping[Key, Sequence[TransferRecord]]
 ) -> tuple[SlowFinding, ...]:
     """All findings, warnings first, those of the pairs with most time in front."""
-    found = []
+    found: list[SlowFinding] = []
     for pair in sorted(pairs, key=lambda p: -p.seconds_p50 * p.transfers):
         of = records[pair.remote_engine, pair.local_engine, pair.backend, pair.mode]
-        found += [*_stages(pair), *_path(pair, pairs), *_failures(pair, of), *_ranks(pair, of)]
+        held_up = [*_held_up(pair, of)]
+        found += [f for f in _stages(pair) if not (held_up and f.code == "COPIES_WHILE_POSTING")]
+        found += [*held_up, *_path(pair, pairs), *_failures(pair, of), *_ranks(pair, of)]
     return tuple(sorted(found, key=lambda f: f.severity == "info"))
 
 
@@ -95,6 +101,24 @@ def _stages(pair: SlowPair) -> Iterator[SlowFinding]:
             "WAITS_FOR_PREFILL", "info", pair,
             f"{shares['wait']:.0%} of the time passes before the first layer is there: the prefiller computes",
             "that is what a push looks like; if it is too long, the prefiller is busy or not sent the request at once",
+        )  # fmt: skip
+
+
+def _held_up(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFinding]:
+    """Posts that took long without moving anything: stages say nothing then but that the thread did not get on."""
+    late = [
+        r
+        for r in records
+        if r.coalesced_descriptors < MANY and r.stages.get("post", 0.0) >= max(LONG_POST, r.bytes / CRAWL)
+    ]
+    if len(late) > RARE * len(records):
+        worst = max(late, key=lambda r: r.stages["post"])
+        yield _finding(
+            "HELD_UP", "warning", pair,
+            f"{len(late)} of {len(records)} were held up while they were posted, {span(worst.stages['post'])} at worst"
+            f" for {worst.coalesced_descriptors} copies, {size(worst.bytes)} in all",
+            "has this host a core to spare beside each of vLLM's processes? See \"on few cores\" in docs/connector.md;"
+            " else the transfer engine waits for its peer",
         )  # fmt: skip
 
 

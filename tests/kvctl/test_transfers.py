@@ -138,6 +138,7 @@ FEW: dict[str, Any] = {"coalesced_descriptors": 4, "descriptors": 8000}
 BY_STAGE: dict[str, dict[str, Any]] = {
     "DESCRIPTOR_STORM": {"stages": {"post": 0.02, "wire": 0.01}, **MANY},
     "COPIES_WHILE_POSTING": {"stages": {"post": 0.02, "wire": 0.01}, **FEW},
+    "HELD_UP": {"stages": {"post": 3.6, "wire": 0.02}, "bytes": 1 << 20, **FEW},
     "HANDSHAKE_ON_PATH": {"stages": {"handshake": 0.5, "wire": 0.1}},
     "QUEUE_WAIT": {"stages": {"queued": 0.5, "wire": 0.1}},
     "PLAN_COST": {"stages": {"plan": 0.5, "wire": 0.1}},
@@ -155,6 +156,15 @@ def test_what_dominates_is_found(code: str) -> None:
 def test_what_is_as_it_should_be_gives_no_finding() -> None:
     assert findings(rows_of()) == {}
     assert findings(rows_of(stages={"queued": 0.0003, "post": 0.0001})) == {}, "too short to be worth a word"
+
+
+def test_posts_are_held_up_where_they_take_long_and_move_nothing() -> None:
+    post = {"post": 0.5, "wire": 0.01}
+    assert set(findings(rows_of(stages=post, bytes=1 << 30, **FEW))) == {"COPIES_WHILE_POSTING"}
+    assert set(findings(rows_of(stages=post, bytes=1 << 20, **MANY))) == {"DESCRIPTOR_STORM"}
+    held_up = rows_of(1, stages=post, bytes=1 << 20, **FEW)
+    assert "500 ms at worst for 4 copies" in findings([*rows_of(), *held_up])["HELD_UP"].message
+    assert findings([*rows_of(200), *held_up]) == {}, "once in a while is nothing to report"
 
 
 def test_many_copies_on_the_wire_are_a_hint_not_a_warning() -> None:
