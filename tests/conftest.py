@@ -12,7 +12,7 @@ from kvctl.demo.standstill import Standstill, lost_seconds, watching
 STANDSTILLS = pytest.StashKey[list[Standstill]]()
 BEGAN = pytest.StashKey[float]()
 LOST_SECONDS = 2.0
-"""From what was lost in a test on, its failure may be the machine's. Deadlines of tests are of 3 s and more."""
+"""What a core lost in a test that makes its failure say nothing: deadlines of a few seconds are over then."""
 
 # A shell starts what runs in its background with SIGINT ignored, and children inherit that: Ctrl-C would do nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
