@@ -1,13 +1,15 @@
 """A request's KV by plan and backend, against the raw backend and against the stock NixlConnector's way of moving it.
 
-    python benchmarks/data_path.py [--backend nixl,mooncake,direct] [--tp 1,8] [--tokens 1024] [--rounds 15] [--json]
+    python benchmarks/data_path.py [--backend nixl,mooncake,direct] [--tp 1,8] [--tokens 1024] [--rounds 15]
+                                   [--copy-threads 2] [--json]
 
 Two processes hold the KV of a Llama-3.1-8B worker (``--tp`` decides how large a page is: 64 KiB, 8 KiB with 8 ranks).
 In each round the ways take turns; ratios are the median of those within a round, with the interval that holds the true
 median with 95 % certainty whatever its distribution (the sign test's, for rounds that do not depend on each other).
 
 ours    compile the plan for the block ids, submit, poll until done: what the connector does for a request
-raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand
+raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand, posted by one thread
+split   the same, posted as our lanes do: by ``--copy-threads`` threads where the backend copies within the post
 stock   one descriptor a block and layer. With nixl: the installed vLLM's own `_compute_desc_ids` for both sides and
         NIXL's API over lists prepared once, as NixlConnector does. With mooncake: the same descriptors by our adapter.
         With direct, which stock vLLM does not have: NIXL's as above.
@@ -47,7 +49,7 @@ from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.sources import planned
 from kvd.backends.choose import open_home
-from kvd.backends.contract import Lane, State, Transfer, takes_picks, traits_of
+from kvd.backends.contract import Home, Lane, State, Transfer, takes_picks, traits_of
 from kvd.backends.direct_memory import memfd
 from kvd.backends.nixl_library import load
 from kvd.geometry.model import WorkerGeometry
@@ -65,16 +67,17 @@ Way = Callable[[], object]
 
 @dataclass(frozen=True)
 class Kind:
-    """Of a backend: whether NixlConnector's way is its peer, and where its memory comes from."""
+    """Of a backend: whether NixlConnector's way is its peer and its lanes split reads; where its memory comes from."""
 
     stock: bool
+    splits: bool
     allocate: Callable[[int], mmap.mmap] = anonymous
 
 
 KINDS = {
-    "nixl": Kind(stock=True),
-    "mooncake": Kind(stock=False),
-    "direct": Kind(stock=True, allocate=partial(memfd, "data-path")),
+    "nixl": Kind(stock=True, splits=True),
+    "mooncake": Kind(stock=False, splits=False),
+    "direct": Kind(stock=True, splits=True, allocate=partial(memfd, "data-path")),
 }
 
 
@@ -217,7 +220,21 @@ def source(kind: str, worker: WorkerGeometry) -> Iterator[tuple[Connection, Offe
         process.join()
 
 
-def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]]:
+def lane_to(offer: Offer, home: Home) -> Lane:
+    """A lane to the source."""
+    lane = home.lane("reader")
+    lane.add("tp0", offer.metadata)
+    return lane
+
+
+def settle(lane: Lane, offer: Offer, rows: Descriptors) -> None:
+    """Read until the lane is connected and has opened what it splits reads with."""
+    for _ in range(4):
+        wait(lane, rows)
+        lane.add("tp0", offer.metadata)  # waits for what is being opened
+
+
+def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[dict[str, Any]]:
     """One line for each fragmentation."""
     engine = planned("llama-3.1-8b", f"tp={tp},layout=HND,num_blocks=100000")
     worker = engine.workers[0]
@@ -225,14 +242,15 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
     size = tokens // 16 * sum(layer.page.content for layer in worker.groups[0].layers)
     cut = with_blocks(worker, blocks)
     memory = place(cut, KINDS[kind].allocate)
-    home = open_home(kind, "reader", {})
-    home.register(memory.geometry.regions)
+    options = [{"copy_threads": number} if KINDS[kind].splits else {} for number in (threads, 1)]
+    homes = [open_home(kind, f"reader{number}", given) for number, given in enumerate(options)]
+    for home in homes:
+        home.register(memory.geometry.regions)
     lines = []
     with source(kind, cut) as (pipe, offer):
         plan = plan_worker(memory.geometry, [memory.geometry], [offer.worker])
-        lane = home.lane("reader")
-        lane.add("tp0", offer.metadata)
-        picks = traits_of(home, lane).strided_lists  # as the connector decides
+        lane, plain = (lane_to(offer, home) for home in homes)
+        picks = traits_of(homes[0], lane).strided_lists  # as the connector decides
         stock = Stock(memory, offer) if KINDS[kind].stock else None
         offsets = np.arange(0, size, PIECE, dtype=np.int64)
         there = Descriptors(
@@ -240,6 +258,8 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
             offsets + offer.worker.regions[0].address,
             np.minimum(PIECE, size - offsets),
         )
+        for each in (lane, plain):
+            settle(each, offer, there)
         for kind_of_blocks in FRAGMENTATIONS:
             [request] = requests(memory.geometry, offer.worker, tokens, 1, kind_of_blocks)
 
@@ -250,7 +270,12 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                     wait(lane, uncoalesced(plan, request)[0].descriptors)
 
             ours = partial(by_plan, lane, plan, request, picks=picks)
-            ways: dict[str, Way] = {"ours": ours, "raw": lambda: wait(lane, there), "stock": by_stock}
+            ways: dict[str, Way] = {
+                "ours": ours,
+                "raw": partial(wait, plain, there),
+                "split": partial(wait, lane, there),
+                "stock": by_stock,
+            }
             pipe.send(request)
             pipe.recv()
             for name in ("ours", "stock"):
@@ -258,7 +283,6 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                 ways[name]()
                 if difference := first_difference(memory, request.reader, request.name, tokens):
                     raise SystemExit(f"{kind}, {name}: {difference}")
-            ways["raw"]()
             seconds = timed(ways, rounds)
             lines.append(
                 {
@@ -270,11 +294,12 @@ def measure(kind: str, tp: int, tokens: int, rounds: int) -> list[dict[str, Any]
                     "stock_descriptors": tokens // 16 * len(worker.groups[0].layers),
                     "bytes_per_s": {name: size / median(values) for name, values in seconds.items()},
                     "ours_over_raw": ratio(seconds["raw"], seconds["ours"]),
+                    "ours_over_split": ratio(seconds["split"], seconds["ours"]),
                     "ours_over_stock": ratio(seconds["stock"], seconds["ours"]),
                 }
             )
-        lane.close()
-    home.close()
+    for home in homes:
+        home.close()
     return lines
 
 
@@ -283,7 +308,8 @@ def timed(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for number in range(rounds):
-        for name in names[number % 3 :] + names[: number % 3]:
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
             started = time.perf_counter()
             ways[name]()
             seconds[name].append(time.perf_counter() - started)
@@ -316,13 +342,14 @@ def main() -> None:
     parser.add_argument("--tp", default="1,8")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--copy-threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     lines = [
         line
         for backend in given.backend.split(",")
         for tp in given.tp.split(",")
-        for line in measure(backend, int(tp), given.tokens, given.rounds)
+        for line in measure(backend, int(tp), given.tokens, given.rounds, given.copy_threads)
     ]
     if given.json:
         sys.stdout.write(json.dumps({"load": os.getloadavg()[0], "lines": lines}) + "\n")
@@ -332,7 +359,8 @@ def main() -> None:
         sys.stdout.write(
             f"{line['backend']:9} page {line['page_bytes'] >> 10:3} KiB {line['blocks']:11}"
             f" {line['descriptors']:6} of {line['stock_descriptors']} descriptors; GB/s: {rates};"
-            f" ours is {told(line['ours_over_raw'])} of raw, {told(line['ours_over_stock'])} of stock\n"
+            f" ours is {told(line['ours_over_raw'])} of raw, {told(line['ours_over_split'])} of split,"
+            f" {told(line['ours_over_stock'])} of stock\n"
         )
 
 

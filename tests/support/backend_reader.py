@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -141,8 +142,10 @@ def main() -> None:
     changed[5:1010] = 3
     found["written"] = int(peer.stdout.readline()) == int(changed.sum())
 
-    found["unregistered_remote"] = refusal(lane, Descriptors(whole.local, whole.remote + 1, whole.length))
-    found["unregistered_local"] = refusal(lane, Descriptors(whole.local + 1, whole.remote, whole.length))
+    tail = Descriptors(*(np.array([v], np.int64) for v in (local + SIZE - 999, remote + SIZE - 999, 999)))
+    found["unregistered_remote"] = refusal(lane, Descriptors(tail.local, tail.remote + 1, tail.length))
+    found["unregistered_local"] = refusal(lane, Descriptors(tail.local + 1, tail.remote, tail.length))
+    found["copying"] = sorted(t.name for t in threading.enumerate() if t.name.startswith("kvd-copy"))
 
     found |= killed(peer, lane, whole)
     home.close()

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kvd.backends.contract import State, Transfer
+from kvd.backends.contract import PickingLane, State, Transfer
 from kvd.backends.errors import BackendError
 from kvd.backends.nixl import open_home
-from kvd.backends.nixl_lane import NixlLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
@@ -26,7 +25,7 @@ def say(what: object) -> None:
     sys.stdout.flush()
 
 
-def post(lane: NixlLane, order: dict[str, Any], local: int, size: int) -> Transfer:
+def post(lane: PickingLane, order: dict[str, Any], local: int, size: int) -> Transfer:
     """Equal pieces in descending order, each a byte short of its neighbour, so that nothing can merge them."""
     pieces = int(order["pieces"])
     stride = size // pieces
@@ -42,7 +41,7 @@ def post(lane: NixlLane, order: dict[str, Any], local: int, size: int) -> Transf
     )
 
 
-def write(lane: NixlLane, order: dict[str, Any], local: int, size: int) -> dict[str, object]:
+def write(lane: PickingLane, order: dict[str, Any], local: int, size: int) -> dict[str, object]:
     started = time.monotonic()
     transfer = post(lane, order, local, size)
     posted = time.monotonic() - started

@@ -26,6 +26,7 @@ from kvd.backends.direct_source import VERSION, Card
 from kvd.backends.envelope import Envelope, joined, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.spans import only_device
+from kvd.backends.split_lane import SplitLane, check_threads
 from kvd.geometry.model import Region
 
 MOST_CTAS = 4096
@@ -41,12 +42,14 @@ class Settings:
     ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory_pool does it). Where it is
     not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
     all other rules admit. ``ctas`` is how many thread blocks a copy between GPUs takes at most: what fills the link in
-    as few as can be, since they take their share of the device while they run.
+    as few as can be, since they take their share of the device while they run. ``copy_threads`` is how many threads
+    copy a large read of host memory (`kvd.backends.split_lane`).
     """
 
     memfd: bool = True
     allow_readers: bool = True
     ctas: int = 64
+    copy_threads: int = 2
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
@@ -61,13 +64,14 @@ class Settings:
             raise BackendError(
                 f"unknown option {', '.join(unknown)} for direct; known are {known}", backend=NAME
             )
-        for name, value in options.items():
-            number = name == "ctas"
-            if number and not (type(value) is int and 0 < value <= MOST_CTAS):
-                raise BackendError(f"option {name} is {value!r}; it is 1 to {MOST_CTAS}", backend=NAME)
-            if not number and not isinstance(value, bool):
+        settings = cls(**options)
+        if not (type(settings.ctas) is int and 0 < settings.ctas <= MOST_CTAS):
+            raise BackendError(f"option ctas is {settings.ctas!r}; it is 1 to {MOST_CTAS}", backend=NAME)
+        check_threads(settings.copy_threads, backend=NAME)
+        for name in ("memfd", "allow_readers"):
+            if not isinstance(value := getattr(settings, name), bool):
                 raise BackendError(f"option {name} is {value!r}; it is true or false", backend=NAME)
-        return cls(**options)
+        return settings
 
 
 def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
@@ -99,7 +103,7 @@ class DirectHome:
         self._regions: tuple[Region, ...] = ()
         self._memory: tuple[Backing, ...] = ()
         self._cuda: CudaSide | None = None
-        self._lanes: set[DirectLane | CudaLane] = set()
+        self._lanes: set[DirectLane | CudaLane | SplitLane] = set()
         self._allows = False
         self._closed = False
         try:
@@ -158,20 +162,26 @@ class DirectHome:
         )
         return pack(Envelope(NAME, VERSION, self.name, self._regions, msgspec.json.encode(card)))
 
-    def lane(self, name: str) -> DirectLane | CudaLane:
+    def lane(self, name: str) -> DirectLane | CudaLane | SplitLane:
         """A fresh lane.
 
         Raises:
             RegistrationError: nothing is registered yet.
         """
         self._opened(registered=True)
-        lane: DirectLane | CudaLane
+        threads = self._settings.copy_threads
+        lane: DirectLane | CudaLane | SplitLane
         if self._cuda:
             lane = self._cuda.lane(name, self._process, self._regions, self._lanes.discard)
+        elif threads > 1:
+            lane = SplitLane(name, threads, self._one_thread, self._lanes.discard)
         else:
-            lane = DirectLane(name, self._process, self._regions, self._lanes.discard)
+            lane = self._one_thread(name)
         self._lanes.add(lane)
         return lane
+
+    def _one_thread(self, name: str) -> DirectLane:
+        return DirectLane(name, self._process, self._regions, self._lanes.discard)
 
     def close(self) -> None:
         """Close all lanes and turn readers away: what they are reading now fails. Idempotent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -83,13 +82,20 @@ def unpicked(picks: Picks) -> Descriptors:
     return coalesce(picks.descriptors())
 
 
-@dataclass(slots=True, eq=False)
 class Copy:
     """A copy under way: ``row`` is the first that is not complete, ``done`` bytes of it are."""
 
-    rows: Descriptors
-    row: int = 0
-    done: int = 0
+    def __init__(self, rows: Descriptors) -> None:
+        """Of rows that all have bytes."""
+        self.rows = rows
+        self.row = 0
+        self.done = 0
+        self._ends = rows.length.cumsum()
+        # The kernel's iovecs. What is complete of a row is taken off its entries.
+        self._here = np.empty((len(rows), 2), np.uint64)
+        self._there = np.empty((len(rows), 2), np.uint64)
+        self._here[:, 0], self._there[:, 0] = rows.local, rows.remote
+        self._here[:, 1] = self._there[:, 1] = rows.length
 
     @property
     def complete(self) -> bool:
@@ -102,22 +108,21 @@ class Copy:
         Raises:
             OSError: as `read_rows`, with nothing copied by this call.
         """
-        part = slice(self.row, self.row + IOV_MAX)
-        local, remote, length = (
-            column[part].astype(np.uint64) for column in (self.rows.local, self.rows.remote, self.rows.length)
-        )
-        begun = np.uint64(self.done)
-        local[0] += begun
-        remote[0] += begun
-        length[0] -= begun
-        until = np.cumsum(length)
-        count = min(len(length), int(np.searchsorted(until, CALL_BYTES)) + 1)
-        length[count - 1] -= max(int(until[count - 1]) - CALL_BYTES, 0)
-        copied = read_rows(
-            pid,
-            np.stack((local[:count], length[:count]), axis=1),
-            np.stack((remote[:count], length[:count]), axis=1),
-        )
-        whole = int(np.searchsorted(until[:count], copied, side="right"))
-        left = copied - (int(until[whole - 1]) if whole else 0)
-        self.row, self.done = self.row + whole, left if whole else self.done + left
+        row, ends = self.row, self._ends
+        begun = int(ends[row]) - int(self._here[row, 1])
+        most = begun + CALL_BYTES
+        end = min(len(ends), row + IOV_MAX, int(ends.searchsorted(most)) + 1)
+        here, there = self._here[row:end], self._there[row:end]
+        if (beyond := int(ends[end - 1]) - most) > 0:
+            here, there = here.copy(), there.copy()
+            here[-1, 1] = there[-1, 1] = int(here[-1, 1]) - beyond
+        now = begun + read_rows(pid, here, there)
+        self.row = int(ends.searchsorted(now, side="right"))
+        self.done = 0
+        if not self.complete:
+            self.done = now - int(ends[self.row]) + int(self.rows.length[self.row])
+            for side, addresses in ((self._here, self.rows.local), (self._there, self.rows.remote)):
+                side[self.row] = (
+                    int(addresses[self.row]) + self.done,
+                    int(self.rows.length[self.row]) - self.done,
+                )

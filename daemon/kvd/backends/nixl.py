@@ -22,6 +22,7 @@ from kvd.backends.nixl_agent import Agent
 from kvd.backends.nixl_landing import SHIELD, NixlLanding, refusal
 from kvd.backends.nixl_lane import NixlLane, Parked
 from kvd.backends.nixl_library import NAME, Library, load, software_only
+from kvd.backends.split_lane import SplitLane, check_threads
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -37,10 +38,13 @@ class Settings:
     ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
     whose transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl_lane.Parked`), safe for our memory only
     where all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
+    ``copy_threads``: how many threads copy a large read of host memory, each with an agent of its own, where UCX copies
+    within the post (`kvd.backends.split_lane`).
     """
 
     drain_s: float = 0.1
     abandon: Literal["auto", "park", "destroy"] = "auto"
+    copy_threads: int = 2
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Settings:
@@ -60,6 +64,7 @@ class Settings:
             raise BackendError(
                 f"option abandon is {settings.abandon!r}; it is auto, park or destroy", backend=NAME
             )
+        check_threads(settings.copy_threads, backend=NAME)
         return settings
 
 
@@ -93,7 +98,7 @@ class NixlHome:
         self._library = library
         self._agent: Agent | None = Agent(library, name, progress=True)
         self._regions: tuple[Region, ...] = ()
-        self._lanes: set[NixlLane] = set()
+        self._lanes: set[NixlLane | SplitLane] = set()
         self._landings: set[NixlLanding] = set()
         self._parked: deque[Parked] = deque()
         self._parks = settings.abandon == "park"
@@ -136,8 +141,8 @@ class NixlHome:
         blob = bytes(agent.call("export metadata", "get_agent_metadata"))
         return pack(Envelope(NAME, self._library.version, agent.name, self._regions, blob))
 
-    def lane(self, name: str) -> NixlLane:
-        """A fresh lane: an agent of its own with the same memory registered.
+    def lane(self, name: str) -> NixlLane | SplitLane:
+        """A fresh lane: an agent of its own with the same memory registered, or several where they may copy.
 
         Raises:
             BackendUnavailable: UCX does not start another agent.
@@ -146,18 +151,24 @@ class NixlHome:
         self._opened()
         if not self._regions:
             raise RegistrationError("register memory before making a lane", backend=NAME)
-        settings = self._settings
-        agent = self._registered(f"{self.name}.{name}", {})
-        lane = NixlLane(
+        threads = self._settings.copy_threads
+        lane: NixlLane | SplitLane
+        if threads > 1 and software_only(os.environ, self._regions):
+            lane = SplitLane(name, threads, self._one_agent, self._lanes.discard)
+        else:
+            lane = self._one_agent(name)
+        self._lanes.add(lane)
+        return lane
+
+    def _one_agent(self, name: str) -> NixlLane:
+        return NixlLane(
             name,
-            agent,
+            self._registered(f"{self.name}.{name}", {}),
             self._regions,
-            drain_s=settings.drain_s,
+            drain_s=self._settings.drain_s,
             park=self._park if self._parks else None,
             closed=self._lanes.discard,
         )
-        self._lanes.add(lane)
-        return lane
 
     def landing(self, name: str) -> NixlLanding:
         """A fresh landing for one peer engine: an agent of its own with the same memory registered.

@@ -60,7 +60,7 @@ def start() -> Iterator[Start]:
 @dataclass
 class Reader:
     buffer: Any = field(default_factory=lambda: np.zeros(SIZE, np.uint8))
-    home: DirectHome = field(default_factory=lambda: DirectHome("reader", Settings()))
+    home: DirectHome = field(default_factory=lambda: DirectHome("reader", Settings(copy_threads=1)))
 
     def lane(self, peer: Worker) -> DirectLane:
         lane = self.home.lane("one")

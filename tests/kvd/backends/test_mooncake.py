@@ -97,7 +97,7 @@ def test_two_processes() -> None:
         kind, message, hint = found[side]
         assert kind == "TransferRefused"
         assert whose in message
-        assert f"{BYTES} bytes at 0x" in message
+        assert "999 bytes at 0x" in message
         assert "registered" in hint
     state, reason = found["killed"]
     assert state == "failed"

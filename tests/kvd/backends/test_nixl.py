@@ -13,6 +13,7 @@ import pytest
 
 from kvd.backends.errors import RegistrationError
 from kvd.backends.nixl import Settings, open_home
+from kvd.backends.nixl_lane import NixlLane
 from kvd.backends.nixl_library import prefer_cuda_ipc, prepare_environment, software_only
 from kvd.geometry.model import Region
 
@@ -51,6 +52,7 @@ def test_two_processes(transports: str | None) -> None:
     assert found["picks"] == ["done", True] * 6
     assert found["write"] == "done"
     assert found["written"] is True
+    assert found["copying"] == ([] if transports else ["kvd-copy-one_0"])
     for side in ("unregistered_remote", "unregistered_local"):
         kind, message, hint = found[side]
         assert kind == "TransferRefused"
@@ -98,9 +100,10 @@ def test_destroying_keeps_our_memory_safe(posted: str) -> None:
 
 def test_close_says_so_when_the_agent_lives_on() -> None:
     memory = np.zeros(4096, np.uint8)
-    home = open_home("holder", options={})
+    home = open_home("holder", options={"copy_threads": 1})
     home.register([Region(memory.ctypes.data, memory.nbytes)])
     lane = home.lane("held")
+    assert isinstance(lane, NixlLane)
     assert lane._agent is not None
     held = lane._agent._nixl.agent
     with pytest.raises(Exception, match="still referred to"):

@@ -1,0 +1,306 @@
+"""A lane that splits large reads between threads, where it is the posting thread that copies.
+
+NIXL over CMA and direct reads of host memory move bytes inside the calls of the one who posts: one processor copies,
+and the others look on. Here each thread has a lane of its own to the same peer engine, and takes the next piece of a
+read whenever it is done with the last; so one that gets no processor holds up no more than the piece it is at.
+
+Which transport a lane has is seen, not asked: the first large read goes by one lane, and if it was copied within its
+post, the other lanes are opened beside it. Where a network moves the bytes there is never more than that one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from kvd.backends.contract import Operation, PickingLane, State, Transfer
+from kvd.backends.errors import BackendError
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Picks
+from kvd.topology.split import split_descriptors, split_picks
+
+LEAST_BYTES = 8 << 20
+"""Of a read that is split; handing pieces over costs some 0.1 ms, which smaller ones do not gain."""
+
+PIECE_BYTES = 16 << 20
+"""At most; some milliseconds, during which the lane cannot be closed. A thread that gets less of its processor leaves
+more pieces to the others; each costs 0.1 ms of Python, which only one thread can run at a time."""
+
+SLICE_S = 0.05
+"""How long a call of `submit` or `poll` takes pieces: long beside an owner's pause between polls, short beside a
+deadline."""
+
+POST_S = 50e-6
+"""More than it takes to post a descriptor that a network then moves (docs/backends/nixl.md, "Costs")."""
+
+MOST_THREADS = 16
+
+_log = logging.getLogger(__name__)
+
+_Post = Callable[[PickingLane], Transfer]
+
+
+@dataclass(slots=True, eq=False)
+class _Split:
+    """A read in pieces, as threads take them: ``rest`` is what nobody has posted, ``parts`` what is."""
+
+    rest: deque[_Post]
+    parts: list[tuple[PickingLane, Transfer]] = field(default_factory=list)
+    refused: list[BackendError] = field(default_factory=list)
+
+    def take(self, lane: PickingLane, until: float) -> None:
+        """Post pieces on ``lane`` while there are any, none was refused or failed, and it is not ``until`` yet.
+
+        One that was not copied within its post is the last for now: the lane may still be connecting.
+        """
+        state = State.DONE
+        while state is State.DONE and not self.refused and time.monotonic() < until:
+            try:
+                post = self.rest.popleft()
+            except IndexError:
+                return
+            try:
+                part = post(lane)
+            except BackendError as error:
+                self.refused.append(error)
+                return
+            self.parts.append((lane, part))
+            state = part.state
+
+    @property
+    def failure(self) -> str:
+        """Why it failed, nothing where it did not."""
+        reasons = [part.reason for _, part in self.parts if part.state is State.FAILED]
+        reasons += [
+            f"{error.message} ({error.hint})" if error.hint else error.message for error in self.refused
+        ]
+        return reasons[0] if reasons else ""
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it has come."""
+        return not self.rest and all(part.state is State.DONE for _, part in self.parts)
+
+
+def check_threads(threads: object, *, backend: str) -> None:
+    """Check the option ``copy_threads`` of a backend; 1 is for lanes that split nothing.
+
+    Raises:
+        BackendError: it is no number, or not within 1 and `MOST_THREADS`.
+    """
+    if not (type(threads) is int and 0 < threads <= MOST_THREADS):
+        raise BackendError(f"option copy_threads is {threads!r}; it is 1 to {MOST_THREADS}", backend=backend)
+
+
+class SplitLane:
+    """The way to one peer engine, by up to ``threads`` lanes. Calls from several threads wait for each other.
+
+    What it promises is what its lanes do: when a call has returned no other thread is in any of them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        threads: int,
+        opening: Callable[[str], PickingLane],
+        closed: Callable[[SplitLane], None],
+    ) -> None:
+        """``opening`` makes one lane. Raises what it raises."""
+        self.name = name
+        self._threads = threads
+        self._opening = opening
+        self._closed = closed
+        self._first = opening(name)
+        self._others: tuple[PickingLane, ...] = ()
+        self._coming: Future[tuple[PickingLane, ...]] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._metadata: dict[str, bytes] = {}
+        self._live: dict[_Split, Transfer] = {}
+        self._lock = threading.Lock()
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        """Make a worker reachable as ``peer``.
+
+        Raises:
+            BackendError: as the first lane. One that only another lane cannot reach is read by the first alone.
+        """
+        with self._lock:
+            self._settle()
+            self._first.add(peer, metadata)
+            self._metadata[peer] = metadata
+            try:
+                for lane in self._others:
+                    lane.add(peer, metadata)
+            except BackendError as error:
+                _log.warning("reads by %s are no longer split: %s", self.name, error)
+                self._close_others()
+
+    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
+        """Start copying; a read in pieces goes on for at most `SLICE_S` seconds, and then with `poll`.
+
+        An error of the first piece is raised; one after that is a FAILED transfer, as others may have been copied.
+
+        Raises:
+            BackendError: as the lanes.
+        """
+        with self._lock:
+            nbytes = descriptors.nbytes
+            pieces = self._pieces(nbytes, operation)
+            if not pieces or not _sound(descriptors):
+                return self._post(_posting(peer, descriptors, operation), nbytes, operation)
+            split = split_descriptors(descriptors, pieces)
+            return self._start(
+                Transfer(peer, nbytes, len(descriptors), None),
+                [_posting(peer, piece, operation) for piece in split],
+            )
+
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        """As `submit`, by numbers of cells.
+
+        Raises:
+            BackendError: as `submit`.
+        """
+        with self._lock:
+            pieces = self._pieces(picks.nbytes, operation)
+            if not pieces or len(picks) != len(picks.remote):
+                return self._post(_posting_picks(peer, picks, operation), picks.nbytes, operation)
+            split = split_picks(picks, pieces)
+            return self._start(
+                Transfer(peer, picks.nbytes, len(picks), None),
+                [_posting_picks(peer, piece, operation) for piece in split],
+            )
+
+    def poll(self, transfer: Transfer) -> State:
+        """Look once and update ``transfer``; pieces that nobody has taken are taken now."""
+        with self._lock:
+            if not isinstance(transfer.handle, _Split):
+                return self._first.poll(transfer)
+            if transfer.state is State.PENDING:
+                if transfer.handle in self._live:
+                    self._advance(transfer)
+                else:
+                    transfer.end(f"not a transfer of lane {self.name!r}")
+            return transfer.state
+
+    def close(self) -> None:
+        """End all lanes. When this returns no byte of any transfer can land here any more. Idempotent.
+
+        Raises:
+            BackendError: as the lanes; call again.
+        """
+        with self._lock:
+            self._settle()
+            for split in self._live:
+                split.rest.clear()
+            self._first.close()
+            self._close_others()
+            while self._live:
+                split, transfer = self._live.popitem()
+                reason = split.failure or f"lane {self.name!r} was closed before the transfer ended"
+                transfer.end(reason)
+            if self._pool is not None:
+                self._pool.shutdown()
+        self._closed(self)
+
+    def _pieces(self, nbytes: int, operation: Operation) -> int:
+        """In how many pieces to read this, 0 for not at all in pieces."""
+        if self._coming is not None and self._coming.done():
+            self._settle()
+        if not self._others or operation != "read" or nbytes < LEAST_BYTES:
+            return 0
+        return max(1 + len(self._others), -(-nbytes // PIECE_BYTES))
+
+    def _post(self, post: _Post, nbytes: int, operation: Operation) -> Transfer:
+        """By the first lane alone; see whether the thread that posts is the one that copies."""
+        began = time.thread_time()
+        transfer = post(self._first)
+        busy = time.thread_time() - began
+        copied = transfer.state is State.DONE or busy > max(SLICE_S / 2, transfer.descriptors * POST_S)
+        large = operation == "read" and nbytes >= LEAST_BYTES
+        if large and copied and self._pool is None and (others := min(self._threads, _processors()) - 1) > 0:
+            self._pool = ThreadPoolExecutor(others, thread_name_prefix=f"kvd-copy-{self.name}")
+            self._coming = self._pool.submit(self._open, others)
+        return transfer
+
+    def _start(self, transfer: Transfer, posts: list[_Post]) -> Transfer:
+        split = transfer.handle = _Split(deque(posts))
+        transfer.posted = time.monotonic()
+        self._live[split] = transfer
+        self._advance(transfer)
+        if split.refused and not split.parts:
+            raise split.refused[0]
+        transfer.backend = split.parts[0][1].backend
+        return transfer
+
+    def _advance(self, transfer: Transfer) -> None:
+        """Take pieces with all threads until it is time to return; then look at those that are under way."""
+        split: _Split = transfer.handle
+        until = time.monotonic() + SLICE_S
+        helping = [
+            self._pool.submit(split.take, lane, until) for lane in self._others if self._pool and split.rest
+        ]
+        try:
+            split.take(self._first, until)
+        finally:
+            # A thread that has not begun by now finds nothing left, or would begin when it is time to return.
+            wait(begun := [future for future in helping if not future.cancel()])
+        for future in begun:
+            future.result()
+        for lane, part in split.parts:
+            if part.state is State.PENDING:
+                lane.poll(part)
+                if time.monotonic() > until:
+                    break
+        if split.failure or split.done:
+            split.rest.clear()
+            del self._live[split]
+            transfer.end(split.failure)
+
+    def _open(self, count: int) -> tuple[PickingLane, ...]:
+        """The other lanes, or none of them; on a thread of the pool, while this lane goes on."""
+        opened: list[PickingLane] = []
+        try:
+            for number in range(count):
+                lane = self._opening(f"{self.name}.{number + 2}")
+                opened.append(lane)
+                for peer, metadata in self._metadata.items():
+                    lane.add(peer, metadata)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the first lane reads alone as it did so far
+            _log.warning("reads by %s are not split: %s", self.name, error)
+            while opened:
+                opened.pop().close()
+        return tuple(opened)
+
+    def _settle(self) -> None:
+        """Wait for lanes that are being opened."""
+        if self._coming is not None:
+            self._others, self._coming = self._coming.result(), None
+
+    def _close_others(self) -> None:
+        while self._others:
+            self._others[-1].close()
+            self._others = self._others[:-1]
+
+
+def _sound(rows: Descriptors) -> bool:
+    """Whether rows can be split; others are for a lane to refuse, or to leave out those of no bytes."""
+    return len(rows.local) == len(rows.remote) == len(rows) > 0 and int(rows.length.min()) > 0
+
+
+def _posting(peer: str, rows: Descriptors, operation: Operation) -> _Post:
+    return lambda lane: lane.submit(peer, rows, operation)
+
+
+def _posting_picks(peer: str, picks: Picks, operation: Operation) -> _Post:
+    return lambda lane: lane.submit_picks(peer, picks, operation)
+
+
+def _processors() -> int:
+    """How many processors the calling thread, and so each that it starts, may run on."""
+    return len(os.sched_getaffinity(0))

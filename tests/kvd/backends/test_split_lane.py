@@ -1,0 +1,452 @@
+"""Large reads by several threads: the same bytes, in pieces; and what becomes of the whole when a piece is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kvd.backends import direct_lane, direct_rows, nixl
+from kvd.backends.choose import open_home
+from kvd.backends.contract import Home, Operation, PickingLane, State, Transfer
+from kvd.backends.direct_lane import DirectLane
+from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
+from kvd.backends.nixl_lane import NixlLane
+from kvd.backends.split_lane import LEAST_BYTES, PIECE_BYTES, SplitLane
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Grid, Picks
+
+SIZE = 48 << 20
+PATIENCE = 20
+"""Seconds that a thread waits for what another one is about to do."""
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A real lane that tells what it was asked, and by which thread; ``before`` is called with the bytes of a post."""
+
+    lane: PickingLane
+    posts: list[tuple[str, int]] = field(default_factory=list)
+    before: Callable[[int], None] = lambda _: None
+    closed: bool = False
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        self.lane.add(peer, metadata)
+
+    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
+        self._note(descriptors.nbytes)
+        return self.lane.submit(peer, descriptors, operation)
+
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        self._note(picks.nbytes)
+        return self.lane.submit_picks(peer, picks, operation)
+
+    def poll(self, transfer: Transfer) -> State:
+        return self.lane.poll(transfer)
+
+    def close(self) -> None:
+        self.lane.close()
+        self.closed = True
+
+    def _note(self, nbytes: int) -> None:
+        self.posts.append((threading.current_thread().name, nbytes))
+        self.before(nbytes)
+
+
+class Bench:
+    """Two homes of one backend over memory of this process, and the lanes that a split lane opens."""
+
+    def __init__(self, kind: str, stack: ExitStack) -> None:
+        self.source = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
+        self.target = np.zeros(SIZE, np.uint8)
+        self.peer, self.me = (self._home(kind, memory, stack) for memory in (self.source, self.target))
+        self.opened: list[Watched] = []
+        self._stack = stack
+
+    @staticmethod
+    def _home(kind: str, memory: np.ndarray[tuple[int], np.dtype[np.uint8]], stack: ExitStack) -> Home:
+        home = open_home(kind, "worker", {} if kind == "memory" else {"copy_threads": 1})
+        stack.callback(home.close)
+        home.register([Region(memory.ctypes.data, SIZE)])
+        return home
+
+    def open(self, name: str) -> Watched:
+        lane = self.me.lane(name)
+        assert isinstance(lane, PickingLane)
+        self.opened.append(Watched(lane))
+        return self.opened[-1]
+
+    def lane(self, threads: int = 2, opening: Callable[[str], PickingLane] | None = None) -> SplitLane:
+        lane = SplitLane("peer", threads, opening or self.open, lambda _: None)
+        self._stack.callback(lane.close)
+        lane.add("p", self.peer.metadata())
+        return lane
+
+    def split(self, threads: int = 2) -> SplitLane:
+        """A lane that has read something large, and with that has opened its others."""
+        lane = self.lane(threads)
+        for _ in range(4):  # NIXL connects in the first read of each lane, and only then copies in the post
+            assert finish(lane, lane.submit("p", self.whole())) is State.DONE
+            lane.add("p", self.peer.metadata())  # waits for lanes that are being opened
+        assert len(self.opened) == threads
+        self.target[:] = 0
+        for watched in self.opened:
+            watched.posts.clear()
+        return lane
+
+    def whole(self, size: int = SIZE) -> Descriptors:
+        return self.rows(np.array([0]), np.array([0]), np.array([size]))
+
+    def rows(self, local: object, remote: object, length: object) -> Descriptors:
+        here, there, lengths = (np.asarray(column, np.int64) for column in (local, remote, length))
+        return Descriptors(here + self.target.ctypes.data, there + self.source.ctypes.data, lengths)
+
+
+def finish(lane: SplitLane, transfer: Transfer) -> State:
+    while lane.poll(transfer) is State.PENDING:
+        pass
+    return transfer.state
+
+
+def together(*lanes: Watched) -> None:
+    """Have each lane's thread wait in its first post for those of the others: all of them copy, whoever is fast."""
+    barrier = threading.Barrier(len(lanes))
+    for lane in lanes:
+
+        def meet(_: int, lane: Watched = lane) -> None:
+            if len(lane.posts) == 1:
+                barrier.wait(PATIENCE)
+
+        lane.before = meet
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture(params=["nixl", "direct"])
+def bench(request: pytest.FixtureRequest, stack: ExitStack) -> Bench:
+    request.getfixturevalue("processors")
+    if request.param == "nixl":
+        pytest.importorskip("nixl", exc_type=ImportError)
+    return Bench(request.param, stack)
+
+
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as any test wants threads, where there may be two."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+
+
+@pytest.fixture
+def direct(request: pytest.FixtureRequest, stack: ExitStack) -> Bench:
+    request.getfixturevalue("processors")
+    return Bench("direct", stack)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_rows_come_whole_with_every_thread_copying(bench: Bench, threads: int) -> None:
+    lane = bench.split(threads)
+    together(*bench.opened)
+    dice = np.random.default_rng(3)
+    starts = np.arange(0, SIZE - 40000, 40000)
+    lengths = dice.integers(1, 39999, len(starts))
+    sources = dice.permutation(starts) + dice.integers(0, 100, len(starts))
+    transfer = lane.submit("p", bench.rows(starts, sources, lengths))
+    assert finish(lane, transfer) is State.DONE
+    image = np.zeros(SIZE, np.uint8)
+    for start, source, length in zip(starts, sources, lengths, strict=True):
+        image[start : start + length] = bench.source[source : source + length]
+    assert (bench.target == image).all()
+    assert (transfer.bytes, transfer.descriptors) == (int(lengths.sum()), len(starts))
+    assert transfer.ended >= transfer.posted > 0
+    posts = [post for watched in bench.opened for post in watched.posts]
+    assert sum(nbytes for _, nbytes in posts) == transfer.bytes
+    assert max(nbytes for _, nbytes in posts) <= PIECE_BYTES
+    assert len({thread for thread, _ in posts}) == threads
+
+
+def test_picks_come_whole_with_every_thread_copying(bench: Bench) -> None:
+    lane = bench.split()
+    together(*bench.opened)
+    blocks, block = 3000, SIZE // 3072
+    column = np.array([0, block // 2], np.int64)
+    stride = np.full(2, block, np.int64)
+    grid = Grid(
+        column + bench.target.ctypes.data,
+        column + bench.source.ctypes.data,
+        np.array([block // 2, block // 3]),
+        stride,
+        stride,
+        blocks,
+        blocks,
+    )
+    cells = np.arange(2 * blocks, dtype=np.int32)[::-1].copy()
+    picks = Picks(grid, cells, cells, blocks * (block // 2 + block // 3))
+    assert finish(lane, lane.submit_picks("p", picks)) is State.DONE
+    image = np.zeros(SIZE, np.uint8)
+    pages = image[: blocks * block].reshape(blocks, block)
+    for begin, length in ((0, block // 2), (block // 2, block // 3)):
+        pages[:, begin : begin + length] = bench.source[: blocks * block].reshape(blocks, block)[
+            :, begin : begin + length
+        ]
+    assert (bench.target == image).all()
+    assert all(watched.posts for watched in bench.opened)
+
+
+def test_one_row_is_cut(bench: Bench) -> None:
+    lane = bench.split()
+    together(*bench.opened)
+    assert finish(lane, lane.submit("p", bench.whole())) is State.DONE
+    assert (bench.target == bench.source).all()
+    assert all(watched.posts for watched in bench.opened)
+
+
+@pytest.mark.usefixtures("processors")
+def test_a_small_read_and_a_write_go_by_one_lane(stack: ExitStack) -> None:
+    pytest.importorskip("nixl", exc_type=ImportError)
+    bench = Bench("nixl", stack)
+    lane = bench.split()
+    small = bench.whole(LEAST_BYTES - 1)
+    assert finish(lane, lane.submit("p", small)) is State.DONE
+    bench.target[:] = 7
+    assert finish(lane, lane.submit("p", bench.whole(), "write")) is State.DONE
+    assert (bench.source == 7).all()
+    first, second = bench.opened
+    assert [nbytes for _, nbytes in first.posts] == [LEAST_BYTES - 1, SIZE]
+    assert not second.posts
+
+
+@pytest.mark.usefixtures("processors")
+def test_other_lanes_are_opened_only_where_the_post_copies(stack: ExitStack) -> None:
+    """The memory backend copies when it is polled, as a network would by itself."""
+    bench = Bench("memory", stack)
+    lane = bench.lane()
+    for _ in range(2):
+        assert finish(lane, lane.submit("p", bench.whole())) is State.DONE
+        lane.add("p", bench.peer.metadata())
+    assert (bench.target == bench.source).all()
+    assert len(bench.opened) == 1
+
+
+def test_other_lanes_are_opened_only_where_there_is_a_processor_for_them(stack: ExitStack) -> None:
+    bench = Bench("direct", stack)
+    lane = bench.lane()
+
+    def on_one_processor() -> None:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # of this thread alone
+        assert finish(lane, lane.submit("p", bench.whole())) is State.DONE
+        lane.add("p", bench.peer.metadata())
+
+    thread = threading.Thread(target=on_one_processor)
+    thread.start()
+    thread.join()
+    assert (bench.target == bench.source).all()
+    assert len(bench.opened) == 1
+
+
+def test_a_read_that_takes_longer_than_its_post_may_shows_it_by_its_processor_time(
+    direct: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
+    monkeypatch.setattr(direct_rows, "CALL_BYTES", 64 << 10)
+    lane = direct.lane()
+    for seconds, lanes in ((0.0, 1), (1.0, 2)):
+        clock = iter((5.0, 5.0 + seconds))
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "thread_time", lambda: next(clock))  # noqa: B023
+            transfer = lane.submit("p", direct.whole())
+        assert transfer.state is State.PENDING
+        lane.add("p", direct.peer.metadata())
+        assert len(direct.opened) == lanes
+
+
+def test_a_lane_that_cannot_open_others_reads_alone(direct: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def opening(name: str) -> PickingLane:
+        if direct.opened:
+            raise BackendError("no more agents", backend="direct")
+        return direct.open(name)
+
+    lane = direct.lane(opening=opening)
+    for _ in range(3):
+        direct.target[:] = 0
+        assert finish(lane, lane.submit("p", direct.whole())) is State.DONE
+        assert (direct.target == direct.source).all()
+        lane.add("p", direct.peer.metadata())
+    assert [r.getMessage() for r in caplog.records] == ["reads by peer are not split: no more agents"]
+
+
+def test_others_are_closed_when_one_of_them_reaches_nobody(direct: Bench) -> None:
+    def opening(name: str) -> PickingLane:
+        made = direct.open(name)
+        if len(direct.opened) == 3:
+            made.lane.close()
+        return made
+
+    lane = direct.lane(3, opening)
+    assert finish(lane, lane.submit("p", direct.whole())) is State.DONE
+    lane.add("p", direct.peer.metadata())
+    assert [watched.closed for watched in direct.opened] == [False, True, True]
+    assert finish(lane, lane.submit("p", direct.whole())) is State.DONE
+
+
+def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
+    direct: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = direct.split()
+    first, second = direct.opened
+
+    def unreachable(*_: object) -> None:
+        raise PeerUnreachable("no way there", backend="direct")
+
+    monkeypatch.setattr(
+        Watched, "add", lambda self, *a: unreachable() if self is second else self.lane.add(*a)
+    )
+    lane.add("another", direct.peer.metadata())
+    assert finish(lane, lane.submit("another", direct.whole())) is State.DONE
+    assert (direct.target == direct.source).all()
+    assert len(first.posts) == 1
+    assert second.closed
+    assert "no longer split: no way there" in caplog.text
+
+
+def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(direct: Bench) -> None:
+    lane = direct.split()
+    first, second = direct.opened
+    others_done = threading.Event()
+    pieces = SIZE // PIECE_BYTES
+    begun = threading.Event()
+
+    def hold(_: int) -> None:
+        begun.set()
+        assert others_done.wait(PATIENCE)
+
+    def count(_: int) -> None:
+        assert begun.wait(PATIENCE)
+        if len(first.posts) == pieces - 1:
+            others_done.set()
+
+    first.before, second.before = count, hold
+    assert finish(lane, lane.submit("p", direct.whole())) is State.DONE
+    assert (len(first.posts), len(second.posts)) == (pieces - 1, 1)
+    assert (direct.target == direct.source).all()
+
+
+def test_what_no_lane_takes_is_raised(bench: Bench) -> None:
+    lane = bench.split()
+    with pytest.raises(TransferRefused, match="stranger"):
+        lane.submit("stranger", bench.whole())
+    with pytest.raises(TransferRefused, match="differ in length"):
+        lane.submit("p", Descriptors(bench.whole().local, bench.whole().remote[:0], bench.whole().length))
+    negative = bench.rows([0, 5], [0, 5], [SIZE, -1])
+    with pytest.raises(TransferRefused, match="-1"):
+        lane.submit("p", negative)
+    assert not bench.target.any()
+
+
+def test_one_refused_piece_fails_the_whole_with_its_reason(bench: Bench) -> None:
+    lane = bench.split()
+    together(*bench.opened)  # both have a piece when the last one, which is outside, is refused
+    transfer = lane.submit("p", bench.rows([0, 0], [0, SIZE - 1], [PIECE_BYTES, PIECE_BYTES]))
+    assert finish(lane, transfer) is State.FAILED
+    assert "registered" in transfer.reason
+    assert lane.poll(transfer) is State.FAILED
+
+
+def test_a_read_goes_on_with_each_poll(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = direct.split()
+    monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
+    monkeypatch.setattr(direct_rows, "CALL_BYTES", 4 << 20)
+    transfer = lane.submit("p", direct.whole())
+    assert transfer.state is State.PENDING
+    assert not (direct.target == direct.source).all()
+    assert finish(lane, transfer) is State.DONE
+    assert (direct.target == direct.source).all()
+
+
+def test_nothing_lands_after_close(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = direct.split()
+    monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
+    monkeypatch.setattr(direct_rows, "CALL_BYTES", 64 << 10)
+    transfer = lane.submit("p", direct.whole())
+    assert transfer.ended == 0
+    lane.close()
+    assert "closed" in transfer.reason
+    direct.target[:] = 0
+    assert lane.poll(transfer) is State.FAILED
+    assert not direct.target.any()
+    assert all(watched.closed for watched in direct.opened)
+    lane.close()
+    with pytest.raises(TransferRefused, match="closed"):
+        lane.submit("p", direct.whole())
+
+
+def test_close_waits_for_every_thread_that_copies(direct: Bench) -> None:
+    lane = direct.split()
+    second = direct.opened[1]
+    begun, let_go, order = threading.Event(), threading.Event(), []
+
+    def hold(_: int) -> None:
+        begun.set()
+        assert let_go.wait(PATIENCE)
+        order.append("copied")
+
+    second.before = hold
+    reading = threading.Thread(target=lane.submit, args=("p", direct.whole()))
+    reading.start()
+    assert begun.wait(PATIENCE)
+
+    def close() -> None:
+        lane.close()
+        order.append("closed")
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    let_go.set()
+    for thread in (reading, closing):
+        thread.join(PATIENCE)
+    assert order[0] == "copied"
+    assert order[-1] == "closed"
+
+
+def test_a_closed_lane_leaves_no_thread(direct: Bench) -> None:
+    lane = direct.split()
+    assert any(thread.name.startswith("kvd-copy-peer") for thread in threading.enumerate())
+    lane.close()
+    assert not any(thread.name.startswith("kvd-copy-peer") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize(("kind", "plain"), [("nixl", NixlLane), ("direct", DirectLane)])
+def test_homes_split_where_bytes_move_by_software_and_more_than_one_thread_may_copy(
+    kind: str, plain: type, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    pytest.importorskip("nixl", exc_type=ImportError)
+    memory = np.zeros(4096, np.uint8)
+
+    def lane_of(**options: object) -> object:
+        home = open_home(kind, "worker", options)
+        stack.callback(home.close)
+        home.register([Region(memory.ctypes.data, memory.nbytes)])
+        return home.lane("peer")
+
+    assert isinstance(lane_of(), SplitLane)
+    assert isinstance(lane_of(copy_threads=1), plain)
+    monkeypatch.setattr(nixl, "software_only", lambda *_: False)
+    assert isinstance(lane_of(), NixlLane if kind == "nixl" else SplitLane)
+
+
+@pytest.mark.parametrize("kind", ["nixl", "direct"])
+@pytest.mark.parametrize("threads", [0, 17, True, "2", 1.5])
+def test_a_number_of_threads_that_cannot_be_is_refused(kind: str, threads: object) -> None:
+    pytest.importorskip("nixl", exc_type=ImportError)
+    with pytest.raises(BackendError, match=r"option copy_threads is .*; it is 1 to 16"):
+        open_home(kind, "worker", {"copy_threads": threads})
