@@ -1,0 +1,62 @@
+"""Loads so large that two threads read them, between two real engines: outputs, and that there are two lanes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvctl.demo.deployment import Deployment
+from kvctl.demo.kinds import MODELS
+from kvd.backends.split_lane import LEAST_BYTES
+from tests.support.deployments import prompt_of, running, transfers_of
+
+pytestmark = pytest.mark.e2e
+
+ANSWER = 16
+TOKENS = 1000
+WIDE = "llama-wide"
+"""The tiny Llama with 32 KiB of KV for each token."""
+SHAPE = {"num_hidden_layers": 8, "num_key_value_heads": 8, "head_dim": 64}
+
+
+@pytest.fixture(scope="module", params=["direct", "nixl"])
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    tiny = MODELS["llama"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, WIDE, dataclasses.replace(tiny, name=WIDE, config=tiny.config | SHAPE))
+        folder = tmp_path_factory.mktemp(request.param)
+        cache = {"kv_cache_memory_bytes": 160 << 20}
+        with running(WIDE, folder, extra={"backend": request.param}, **cache) as deployment:
+            yield deployment
+
+
+def mappings(deployment: Deployment) -> list[int]:
+    """How many times each of the decoder's processes has mapped the prefiller's KV memory."""
+
+    def memfds(pid: int) -> list[str]:
+        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        return [line[4] for line in lines if len(line) > 5 and line[5].startswith("/memfd:kvd-kv")]
+
+    source = {inode for pid in deployment.prefill.pids().all for inode in memfds(pid)}
+    return [sum(inode in source for inode in memfds(pid)) for pid in deployment.decode.pids().all]
+
+
+def test_a_large_load_gives_the_answer_of_one_engine_alone(engines: Deployment) -> None:
+    for seed in range(4):  # the first connect, and open the second lane
+        prompt = prompt_of(TOKENS, seed)
+        alone = engines.decode.submit(prompt, ANSWER).result(120)
+        assert engines.decode.reset_prefix_cache()
+
+        asked = engines.ask(prompt, ANSWER)
+
+        assert asked.decoded.error == ""
+        assert asked.decoded.token_ids == alone.token_ids
+        (record,) = transfers_of(engines, asked.prefilled)
+        assert (record.state, record.tokens) == ("done", TOKENS)
+        assert record.bytes > 3 * LEAST_BYTES
+        assert engines.decode.reset_prefix_cache()
+    if record.backend == "direct":
+        assert max(mappings(engines)) == 2
