@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle, islice, permutations
 from math import comb
 from multiprocessing.connection import Connection
 from statistics import median
@@ -304,12 +304,11 @@ def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[
 
 
 def timed(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, in rounds; who is first changes, since each finds what the other left in the caches."""
+    """Seconds of each way, in rounds; each follows each other one equally often, and finds what that left in caches."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    orders = np.random.default_rng(0).permutation(list(permutations(ways))).tolist()
+    for order in islice(cycle(orders), rounds):
+        for name in order:
             started = time.perf_counter()
             ways[name]()
             seconds[name].append(time.perf_counter() - started)

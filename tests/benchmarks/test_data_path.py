@@ -1,9 +1,12 @@
 """The intervals that benchmarks/data_path gives with its ratios."""
 
+from collections import Counter
+from itertools import pairwise, permutations
+
 import numpy as np
 import pytest
 
-from benchmarks.data_path import outside, ratio
+from benchmarks.data_path import outside, ratio, timed
 
 
 @pytest.mark.parametrize(("rounds", "out"), [(1, 0), (5, 0), (6, 0), (9, 1), (15, 3), (41, 13), (100, 39)])
@@ -20,3 +23,14 @@ def test_the_interval_holds_the_true_median_19_times_of_20_whatever_the_distribu
         assert found["low"] <= found["median"] <= found["high"]
         held += found["low"] <= 1 <= found["high"]
     assert held >= 930
+
+
+def test_each_way_follows_each_other_one_equally_often() -> None:
+    called: list[str] = []
+    ways = {name: (lambda name=name: called.append(name)) for name in "abcd"}
+    seconds = timed(ways, 24)
+    assert {len(values) for values in seconds.values()} == {24}
+    orders = [called[at : at + 4] for at in range(0, len(called), 4)]
+    pairs = Counter(pair for order in orders for pair in pairwise(order))
+    assert set(pairs) == set(permutations("abcd", 2))
+    assert set(pairs.values()) == {6}
