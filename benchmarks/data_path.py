@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -303,7 +303,7 @@ def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[
     return lines
 
 
-def timed(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]:
+def timed(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
     """Seconds of each way, in rounds; each follows each other one equally often, and finds what that left in caches."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     orders = np.random.default_rng(0).permutation(list(permutations(ways))).tolist()

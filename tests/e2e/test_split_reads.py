@@ -28,8 +28,8 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MODELS, WIDE, dataclasses.replace(tiny, name=WIDE, config=tiny.config | SHAPE))
         folder = tmp_path_factory.mktemp(request.param)
-        cache = {"kv_cache_memory_bytes": 160 << 20}
-        with running(WIDE, folder, extra={"backend": request.param}, **cache) as deployment:
+        backend = {"backend": request.param}
+        with running(WIDE, folder, extra=backend, kv_cache_memory_bytes=160 << 20) as deployment:
             yield deployment
 
 
