@@ -28,9 +28,10 @@ from kvd.topology.split import split_descriptors, split_picks
 LEAST_BYTES = 8 << 20
 """Of a read that is split; handing pieces over costs some 0.1 ms, which smaller ones do not gain."""
 
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 32 << 20
 """At most; some milliseconds, during which the lane cannot be closed. A thread that gets less of its processor leaves
-more pieces to the others; each costs 0.1 ms of Python, which only one thread can run at a time."""
+more pieces to the others; but each piece costs 0.1 ms of Python, and beside a thread that keeps Python's lock two waits
+for that."""
 
 SLICE_S = 0.05
 """How long a call of `submit` or `poll` takes pieces: long beside an owner's pause between polls, short beside a

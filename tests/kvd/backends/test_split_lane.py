@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kvd.backends import direct_lane, direct_rows, nixl
+from kvd.backends import direct_lane, direct_rows, nixl, split_lane
 from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Operation, PickingLane, State, Transfer
 from kvd.backends.direct_lane import DirectLane
@@ -319,11 +319,14 @@ def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
     assert "no longer split: no way there" in caplog.text
 
 
-def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(direct: Bench) -> None:
+def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(
+    direct: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = 6
+    monkeypatch.setattr(split_lane, "PIECE_BYTES", SIZE // pieces)
     lane = direct.split()
     first, second = direct.opened
     others_done = threading.Event()
-    pieces = SIZE // PIECE_BYTES
     begun = threading.Event()
 
     def hold(_: int) -> None:
@@ -356,7 +359,7 @@ def test_what_no_lane_takes_is_raised(bench: Bench) -> None:
 def test_one_refused_piece_fails_the_whole_with_its_reason(bench: Bench) -> None:
     lane = bench.split()
     together(*bench.opened)  # both have a piece when the last one, which is outside, is refused
-    transfer = lane.submit("p", bench.rows([0, 0], [0, SIZE - 1], [PIECE_BYTES, PIECE_BYTES]))
+    transfer = lane.submit("p", bench.rows([0, 0], [0, SIZE - 1], [LEAST_BYTES, LEAST_BYTES]))
     assert finish(lane, transfer) is State.FAILED
     assert "registered" in transfer.reason
     assert lane.poll(transfer) is State.FAILED
