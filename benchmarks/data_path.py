@@ -1,7 +1,8 @@
 """A request's KV by plan and backend, against the raw backend and against the stock NixlConnector's way of moving it.
 
     python benchmarks/data_path.py [--backend nixl,mooncake,direct] [--tp 1,8] [--tokens 1024] [--rounds 15]
-                                   [--copy-threads 2] [--json]
+                                   [--blocks contiguous,freed,runs-of-4,random] [--copy-threads 2]
+                                   [--beside matrices|python] [--json]
 
 Two processes hold the KV of a Llama-3.1-8B worker (``--tp`` decides how large a page is: 64 KiB, 8 KiB with 8 ranks).
 In each round the ways take turns; ratios are the median of those within a round, with the interval that holds the true
@@ -10,12 +11,14 @@ median with 95 % certainty whatever its distribution (the sign test's, for round
 ours    compile the plan for the block ids, submit, poll until done: what the connector does for a request
 raw     the same backend and number of bytes in pieces of 16 MiB, descriptors made beforehand, posted by one thread
 split   the same, posted as our lanes do: by ``--copy-threads`` threads where the backend copies within the post
+one     ours by one thread, where those lanes have several
 stock   one descriptor a block and layer. With nixl: the installed vLLM's own `_compute_desc_ids` for both sides and
         NIXL's API over lists prepared once, as NixlConnector does. With mooncake: the same descriptors by our adapter.
         With direct, which stock vLLM does not have: NIXL's as above.
 
-All ways wait with the same pauses. Each but raw is checked byte by byte before the rounds begin. `UCX_TLS=tcp,self`
-measures NIXL as it is between hosts without RDMA. Memory is a memfd with direct, as KvdConnector makes it.
+All ways wait with the same pauses. Each but raw and split is checked byte by byte before the rounds begin. ``--beside``
+has a thread of the reader at work all the time, which lets go of Python's lock or not. `UCX_TLS=tcp,self` measures NIXL
+as it is between hosts without RDMA. Memory is a memfd with direct, as KvdConnector makes it.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -234,16 +237,35 @@ def settle(lane: Lane, offer: Offer, rows: Descriptors) -> None:
         lane.add("tp0", offer.metadata)  # waits for what is being opened
 
 
-def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[dict[str, Any]]:
-    """One line for each fragmentation."""
+@contextmanager
+def beside(what: str) -> Iterator[None]:
+    """A thread that multiplies ``matrices``, with Python's lock let go of, or one in ``python`` that never waits."""
+    ended, table = threading.Event(), np.ones((700, 700))
+    works = {"matrices": lambda: table @ table, "python": lambda: None}
+
+    def work() -> None:
+        while not ended.is_set():
+            works[what]()
+
+    if what in works:
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """One line for each pattern of blocks."""
+    tokens = given.tokens
     engine = planned("llama-3.1-8b", f"tp={tp},layout=HND,num_blocks=100000")
     worker = engine.workers[0]
     blocks = 2 * blocks_needed(worker, tokens)
     size = tokens // 16 * sum(layer.page.content for layer in worker.groups[0].layers)
     cut = with_blocks(worker, blocks)
     memory = place(cut, KINDS[kind].allocate)
-    options = [{"copy_threads": number} if KINDS[kind].splits else {} for number in (threads, 1)]
-    homes = [open_home(kind, f"reader{number}", given) for number, given in enumerate(options)]
+    options = [{"copy_threads": number} if KINDS[kind].splits else {} for number in (given.copy_threads, 1)]
+    homes = [open_home(kind, f"reader{number}", option) for number, option in enumerate(options)]
     for home in homes:
         home.register(memory.geometry.regions)
     lines = []
@@ -260,8 +282,8 @@ def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[
         )
         for each in (lane, plain):
             settle(each, offer, there)
-        for kind_of_blocks in FRAGMENTATIONS:
-            [request] = requests(memory.geometry, offer.worker, tokens, 1, kind_of_blocks)
+        for pattern in given.blocks.split(","):
+            [request] = requests(memory.geometry, offer.worker, tokens, 1, pattern)
 
             def by_stock(request: Request = request) -> None:
                 if stock is not None:
@@ -276,26 +298,29 @@ def measure(kind: str, tp: int, tokens: int, rounds: int, threads: int) -> list[
                 "split": partial(wait, lane, there),
                 "stock": by_stock,
             }
+            if KINDS[kind].splits:
+                ways["one"] = partial(by_plan, plain, plan, request, picks=picks)
             pipe.send(request)
             pipe.recv()
-            for name in ("ours", "stock"):
+            for name in ways.keys() - {"raw", "split"}:
                 clear(memory, request.reader)
                 ways[name]()
                 if difference := first_difference(memory, request.reader, request.name, tokens):
                     raise SystemExit(f"{kind}, {name}: {difference}")
-            seconds = timed(ways, rounds)
+            with beside(given.beside):
+                seconds = timed(ways, given.rounds)
             lines.append(
                 {
                     "backend": kind,
                     "page_bytes": worker.groups[0].layers[0].page.content,
-                    "blocks": kind_of_blocks,
+                    "blocks": pattern,
                     "bytes": size,
                     "descriptors": ours().runs,
                     "stock_descriptors": tokens // 16 * len(worker.groups[0].layers),
                     "bytes_per_s": {name: size / median(values) for name, values in seconds.items()},
-                    "ours_over_raw": ratio(seconds["raw"], seconds["ours"]),
-                    "ours_over_split": ratio(seconds["split"], seconds["ours"]),
-                    "ours_over_stock": ratio(seconds["stock"], seconds["ours"]),
+                    "ours_over": {
+                        name: ratio(seconds[name], seconds["ours"]) for name in ways if name != "ours"
+                    },
                 }
             )
     for home in homes:
@@ -341,14 +366,16 @@ def main() -> None:
     parser.add_argument("--tp", default="1,8")
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--blocks", default=",".join(FRAGMENTATIONS))
     parser.add_argument("--copy-threads", type=int, default=2)
+    parser.add_argument("--beside", choices=("matrices", "python"), default="")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     lines = [
         line
         for backend in given.backend.split(",")
         for tp in given.tp.split(",")
-        for line in measure(backend, int(tp), given.tokens, given.rounds, given.copy_threads)
+        for line in measure(backend, int(tp), given)
     ]
     if given.json:
         sys.stdout.write(json.dumps({"load": os.getloadavg()[0], "lines": lines}) + "\n")
@@ -358,8 +385,7 @@ def main() -> None:
         sys.stdout.write(
             f"{line['backend']:9} page {line['page_bytes'] >> 10:3} KiB {line['blocks']:11}"
             f" {line['descriptors']:6} of {line['stock_descriptors']} descriptors; GB/s: {rates};"
-            f" ours is {told(line['ours_over_raw'])} of raw, {told(line['ours_over_split'])} of split,"
-            f" {told(line['ours_over_stock'])} of stock\n"
+            f" ours is {', '.join(f'{told(found)} of {name}' for name, found in line['ours_over'].items())}\n"
         )
 
 
