@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Operation, PickingLane, State, Transfer
@@ -133,7 +134,11 @@ class SplitLane:
         """
         with self._lock:
             self._settle()
-            self._first.add(peer, metadata)
+            try:
+                self._first.add(peer, metadata)
+            except BackendError:
+                self._close_others()  # they may still know what the peer was before
+                raise
             self._metadata[peer] = metadata
             try:
                 for lane in self._others:
@@ -236,7 +241,6 @@ class SplitLane:
         self._advance(transfer)
         if split.refused and not split.parts:
             raise split.refused[0]
-        transfer.backend = split.parts[0][1].backend
         return transfer
 
     def _advance(self, transfer: Transfer) -> None:
@@ -258,6 +262,7 @@ class SplitLane:
                 lane.poll(part)
                 if time.monotonic() > until:
                     break
+        transfer.backend = transfer.backend or next((part.backend for _, part in split.parts), "")
         if split.failure or split.done:
             split.rest.clear()
             del self._live[split]
@@ -275,7 +280,8 @@ class SplitLane:
         except Exception as error:  # noqa: BLE001 - whatever it is, the first lane reads alone as it did so far
             _log.warning("reads by %s are not split: %s", self.name, error)
             while opened:
-                opened.pop().close()
+                with suppress(BackendError):  # nothing was ever posted on it
+                    opened.pop().close()
         return tuple(opened)
 
     def _settle(self) -> None:

@@ -319,6 +319,29 @@ def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
     assert "no longer split: no way there" in caplog.text
 
 
+def test_others_are_closed_when_the_first_lane_no_longer_reaches_a_worker(direct: Bench) -> None:
+    """They would go on reading what it was before."""
+    lane = direct.split()
+    with pytest.raises(BackendError):
+        lane.add("p", b"no metadata")
+    assert [watched.closed for watched in direct.opened] == [False, True]
+    assert finish(lane, lane.submit("p", direct.whole())) is State.DONE
+
+
+def test_a_read_of_which_no_piece_was_taken_in_time_begins_with_the_next_poll(
+    direct: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane = direct.split()
+    with monkeypatch.context() as patch:
+        patch.setattr(split_lane, "SLICE_S", -1.0)
+        transfer = lane.submit("p", direct.whole())
+        assert lane.poll(transfer) is State.PENDING
+    assert not any(watched.posts for watched in direct.opened)
+    assert finish(lane, transfer) is State.DONE
+    assert (direct.target == direct.source).all()
+    assert transfer.backend == "direct"
+
+
 def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(
     direct: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
