@@ -5,7 +5,8 @@ and the others look on. Here each thread has a lane of its own to the same peer 
 read whenever it is done with the last; so one that gets no processor holds up no more than the piece it is at.
 
 Which transport a lane has is seen, not asked: the first large read goes by one lane, and if it was copied within its
-post, the other lanes are opened beside it. Where a network moves the bytes there is never more than that one.
+post, the other lanes are opened beside it. What a network moves is still on its way then, unless it is thousands of
+pieces, so that posting them is the work.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def test_two_processes(transports: str | None) -> None:
     assert found["picks"] == ["done", True] * 6
     assert found["write"] == "done"
     assert found["written"] is True
-    assert found["copying"] == ([] if transports else ["kvd-copy-one_0"])
+    # Over tcp a post of thousands of pieces may last until all of them are there, so it may be either.
+    assert found["copying"] == ["kvd-copy-one_0"] or (transports and found["copying"] == [])
     for side in ("unregistered_remote", "unregistered_local"):
         kind, message, hint = found[side]
         assert kind == "TransferRefused"

@@ -115,6 +115,10 @@ def finish(lane: SplitLane, transfer: Transfer) -> State:
     return transfer.state
 
 
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(PATIENCE)
+
+
 def together(*lanes: Watched) -> None:
     """Have each lane's thread wait in its first post for those of the others: all of them copy, whoever is fast."""
     barrier = threading.Barrier(len(lanes))
@@ -354,10 +358,10 @@ def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(
 
     def hold(_: int) -> None:
         begun.set()
-        assert others_done.wait(PATIENCE)
+        assert_set(others_done)
 
     def count(_: int) -> None:
-        assert begun.wait(PATIENCE)
+        assert_set(begun)
         if len(first.posts) == pieces - 1:
             others_done.set()
 
@@ -418,18 +422,19 @@ def test_nothing_lands_after_close(direct: Bench, monkeypatch: pytest.MonkeyPatc
 
 def test_close_waits_for_every_thread_that_copies(direct: Bench) -> None:
     lane = direct.split()
-    second = direct.opened[1]
+    first, second = direct.opened
     begun, let_go, order = threading.Event(), threading.Event(), []
 
     def hold(_: int) -> None:
         begun.set()
-        assert let_go.wait(PATIENCE)
+        assert_set(let_go)
         order.append("copied")
 
+    first.before = lambda _: assert_set(begun)  # or it might have taken all before the other thread ran
     second.before = hold
     reading = threading.Thread(target=lane.submit, args=("p", direct.whole()))
     reading.start()
-    assert begun.wait(PATIENCE)
+    assert_set(begun)
 
     def close() -> None:
         lane.close()
