@@ -329,7 +329,11 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
 
 
 def timed(ways: Mapping[str, Way], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way, in rounds; each follows each other one equally often, and finds what that left in caches."""
+    """Seconds of each way, in rounds of random order, since each finds what the one before left in the caches.
+
+    No order comes again before all have been, so in as many rounds as there are orders each way follows each other one
+    equally often.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     orders = np.random.default_rng(0).permutation(list(permutations(ways))).tolist()
     for order in islice(cycle(orders), rounds):

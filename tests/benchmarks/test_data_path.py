@@ -26,7 +26,7 @@ def test_the_interval_holds_the_true_median_19_times_of_20_whatever_the_distribu
     assert held >= 930
 
 
-def test_each_way_follows_each_other_one_equally_often() -> None:
+def test_each_way_follows_each_other_one_equally_often_in_as_many_rounds_as_there_are_orders() -> None:
     called: list[str] = []
     seconds = timed({name: partial(called.append, name) for name in "abcd"}, 24)
     assert {len(values) for values in seconds.values()} == {24}

@@ -58,9 +58,9 @@ class _Split:
     refused: list[BackendError] = field(default_factory=list)
 
     def take(self, lane: PickingLane, until: float) -> None:
-        """Post pieces on ``lane`` while there are any, none was refused or failed, and it is not ``until`` yet.
+        """Post pieces on ``lane`` while there are any, none was refused by any lane, and it is not ``until`` yet.
 
-        One that was not copied within its post is the last for now: the lane may still be connecting.
+        One that was not copied within its post is this lane's last for now: it failed, or the lane is still connecting.
         """
         state = State.DONE
         while state is State.DONE and not self.refused and time.monotonic() < until:
