@@ -1,0 +1,95 @@
+"""Which LoRA adapter a folder holds."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from kvd.weights.blocks import digest_files
+from kvd.weights.configuration import NOISE, digest_configuration
+from kvd.weights.errors import WeightsUnreadable
+from kvd.weights.safetensors import digest_tensors
+from kvd.weights.sampling import read_json
+
+CONFIGURATION = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""Files of an adapter, in the order in which vLLM looks for them."""
+SAMPLES = 1 << 13
+"""Samples of an adapter: it is read while a request waits."""
+KEPT = 256
+"""Adapters that are remembered."""
+BY_NAME = "name-"
+"""How the fingerprint of an adapter begins that is known by its name only."""
+_VERSION = "a1-"
+# Where it came from, how it was trained, and in which order a set was written.
+_NOISE = NOISE | {
+    "base_model_name_or_path", "revision", "peft_version", "inference_mode", "init_lora_weights", "auto_mapping",
+    "loftq_config", "eva_config", "corda_config", "runtime_config", "task_type", "lora_dropout", "qalora_group_size",
+}  # fmt: skip
+_SETS = ("target_modules", "modules_to_save", "layers_to_transform", "exclude_modules", "target_parameters")
+
+_Seen = tuple[tuple[int, int, int], ...]
+_known: OrderedDict[str, tuple[_Seen, str]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def adapter_fingerprint(path: str) -> str:
+    """What the adapter at ``path`` is, as vLLM's ``lora_path`` names it: the same for two copies of one adapter.
+
+    Reads its configuration and samples of its tensors, once for each state of its files. Where there is no such folder
+    (a hub's name) or it cannot be read, it is made from the name and begins with `BY_NAME`. Never raises.
+    """
+    folder = os.path.expanduser(path)  # noqa: PTH111 - a string is all that is needed on the way of a request
+    seen = _seen(folder)
+    if seen is None:
+        return _by_name(path)
+    with _lock:
+        known = _known.get(folder)
+        if known is not None and known[0] == seen:
+            _known.move_to_end(folder)
+            return known[1]
+    try:
+        made = _VERSION + _digest(Path(folder)).hex()[:32]
+    except WeightsUnreadable:
+        made = _by_name(path)
+    with _lock:
+        _known[folder] = (seen, made)
+        _known.move_to_end(folder)
+        while len(_known) > KEPT:
+            _known.popitem(last=False)
+    return made
+
+
+def _by_name(path: str) -> str:
+    name = path.rstrip("/").encode("utf-8", "surrogatepass")
+    return BY_NAME + hashlib.blake2b(name, digest_size=16).hexdigest()
+
+
+def _seen(folder: str) -> _Seen | None:
+    """The state of the adapter's files; None where it has no weights here."""
+    found = []
+    for name in (CONFIGURATION, *WEIGHTS):
+        try:
+            state = os.stat(f"{folder}/{name}")  # noqa: PTH116
+        except (OSError, ValueError):
+            continue
+        found.append((state.st_ino, state.st_mtime_ns, state.st_size))
+        if name != CONFIGURATION:
+            return tuple(found)
+    return None
+
+
+def _digest(folder: Path) -> bytes:
+    weights = next((path for name in WEIGHTS if (path := folder / name).is_file()), folder / WEIGHTS[0])
+    digest = digest_tensors if weights.suffix == ".safetensors" else digest_files
+    made = hashlib.blake2b(b"adapter", digest_size=32)
+    read = read_json(folder / CONFIGURATION)
+    for name in _SETS:
+        if isinstance(entries := read.get(name), list):
+            read[name] = sorted(entries, key=str)
+    made.update(digest_configuration(read, noise=_NOISE))
+    made.update(digest([weights], SAMPLES))
+    return made.digest()
