@@ -5,6 +5,7 @@ TopologyError            code; message with both values
 ├── NotCovered           no remote worker holds a part that is needed
 ├── LayerMissing         a layer of this side that no remote worker has
 ├── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
+├── NotSummable          a page of which no checksum can be had
 └── UnknownEngine        a question about an engine or worker that was never registered
 """
 
@@ -39,6 +40,12 @@ class BlockMismatch(TopologyError):
     """Block ids that do not fit the plan."""
 
     code = "KVD-TOPOLOGY-BLOCKS"
+
+
+class NotSummable(TopologyError):
+    """A page whose elements or shares have a form that checksums do not cover."""
+
+    code = "KVD-TOPOLOGY-CHECKSUM"
 
 
 class UnknownEngine(TopologyError):
