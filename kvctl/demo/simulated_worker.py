@@ -44,13 +44,12 @@ from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import Plan, plan_worker
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey, RankId, WorkerCard
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
     LeaseEnded,
     LeaseExtend,
-    LeaseKey,
     LeaseOpened,
     LeaseRelease,
 )
@@ -220,10 +219,11 @@ def _load(worker: Worker, orders: Orders) -> Orders:
     source, started = orders["source"], time.time()
     endpoint = Endpoint(source["host"], source["port"])
     key = LeaseKey(engine_id=source["engine_id"], request_id=source["request"], endpoint=endpoint)
+    reader = uuid.uuid4().hex
     asking = time.monotonic()
     peer, cached = _peer(worker, source, endpoint)
     handshake = 0.0 if cached else time.monotonic() - asking
-    claimed = _ask(worker.session, LeaseClaim(key=key), LeaseClaimed)
+    claimed = _ask(worker.session, LeaseClaim(key=key, reader=reader), LeaseClaimed)
     if claimed.seconds <= 0:
         raise RuntimeError(f"no lease on {source['request']}: {claimed.reason}")
     blocks, planning = _blocks(orders["blocks"]), time.monotonic()
@@ -243,7 +243,7 @@ def _load(worker: Worker, orders: Orders) -> Orders:
     moved = (peer.plan, rows, blocks)
     record = _record(worker, orders, moved, backend=backend, started=started, stages=stages)
     _ask(worker.session, ReportTransfers(incarnation=worker.incarnation, records=(record,)), Ok)
-    _ask(worker.session, LeaseRelease(key=key), Ok)
+    _ask(worker.session, LeaseRelease(key=key, reader=reader), Ok)
     return {"difference": first_difference(worker.cache, blocks, source["request"])}
 
 

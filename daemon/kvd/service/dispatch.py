@@ -19,8 +19,8 @@ from kvd.service.registry import Client, Engine
 from kvd.service.router import Caller, Handler
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
-from kvd.wire.identity import EngineCard, EngineFacts, RankId
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseKey, LeaseOpened, LeaseRelease
+from kvd.wire.identity import EngineCard, EngineFacts, LeaseKey, RankId
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.names import rank_name
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
@@ -135,6 +135,7 @@ def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler)
     )
     registered = _take(parts, caller, client)
     parts.leases.present(client, message.leases)
+    parts.readers.presents(client, message.readers)
     return registered
 
 
@@ -149,7 +150,7 @@ def heartbeat(parts: Parts, caller: Caller, message: Heartbeat) -> Registered | 
 def unregister(parts: Parts, _caller: Caller, message: Unregister) -> Ok:
     """An orderly goodbye; one that is not known has said it already."""
     if client := parts.registry.clients.get(message.incarnation):
-        parts.registry.end(client, "it said goodbye")
+        parts.registry.end(client, "it said goodbye", ended=True)
     return Ok()
 
 
@@ -227,18 +228,30 @@ def lease_closed(parts: Parts, caller: Caller, message: LeaseClosed) -> Ok:
     return Ok()
 
 
-async def lease_claim(parts: Parts, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
+async def lease_claim(parts: Parts, caller: Caller, message: LeaseClaim) -> LeaseClaimed:
     """A decoder's claim, answered here or by the prefiller's kvd. Raises `Refusal`."""
+    settings = parts.config.leases
+    parts.readers.claims(parts.registry.behind(caller.route), message, settings.max_seconds)
+    answer: Message
     if is_ours(parts, message.key.endpoint):
-        return await parts.leases.claim(message)
-    answer = await _ask_owner(parts, message.key, message, parts.config.leases.confirm_seconds + 1.0)
+        answer = await parts.leases.claim(message)
+    else:
+        answer = await _ask_owner(parts, message.key, message, settings.confirm_seconds + 1.0)
     if not isinstance(answer, LeaseClaimed):
         raise passed_on(answer, message.key.endpoint)
+    parts.readers.promised(message.reader, answer.seconds)
     return answer
 
 
 async def lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> Ok:
     """A decoder's release, taken here or by the prefiller's kvd. Raises `Refusal` where it could not be delivered."""
+    answer = await release(parts, message)
+    parts.readers.released(message.reader)
+    return answer
+
+
+async def release(parts: Parts, message: LeaseRelease) -> Ok:
+    """Bring a release to the kvd that has the lease. Raises `Refusal` where it could not be delivered."""
     if is_ours(parts, message.key.endpoint):
         parts.leases.release(message)
         return Ok()

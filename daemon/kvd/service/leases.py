@@ -1,4 +1,8 @@
-"""The lease table: which blocks prefillers keep, until when; claims, renewals, releases, expiry."""
+"""The lease table: which blocks prefillers keep, for which readers, until when.
+
+A lease ends with its last reader, or by its time. A kvd that inherits a lease from one that was killed cannot know who
+reads under it: until the time that the other one may have promised, nobody's release ends it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd.service.config import LeaseSettings
 from kvd.service.errors import Refusal
@@ -24,8 +28,12 @@ from kvd.wire.lease import (
 )
 from kvd.wire.registration import OpenLease
 
-RELEASES_KEPT = 10_000
-RELEASES_KEPT_SECONDS = 120.0
+ENDED_KEPT = 10_000
+ENDED_KEPT_SECONDS = 120.0
+MAX_READERS = 4096
+"""Most readers that a lease may ever have."""
+INHERITED = ""
+"""Stands for the readers that another kvd may have let in. No reader has this id."""
 
 Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
@@ -35,14 +43,23 @@ Name = tuple[str, str]
 
 @dataclass(slots=True)
 class Lease:
-    """Blocks that ``owner``, a scheduler, keeps until ``expires`` (time.monotonic())."""
+    """Blocks that ``owner``, a scheduler, keeps until ``expires`` (time.monotonic()).
+
+    ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
+    are those that released it: what they sent before may arrive after.
+    """
 
     owner: Client
     request_id: str
     blocks: int
     expires: float
     timer: asyncio.TimerHandle
-    claims: int = 0
+    readers: dict[str, float] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
+
+    def last_read(self) -> float:
+        """Until when any of its readers may read (time.monotonic()); 0 where none is left."""
+        return max(self.readers.values(), default=0.0)
 
 
 class Leases:
@@ -54,60 +71,77 @@ class Leases:
         self._events = events
         self._send = send
         self._ask = ask
-        self._released: OrderedDict[Name, float] = OrderedDict()
+        self._ended: OrderedDict[Name, float] = OrderedDict()
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
         """The owner opened leases, or says again how long they last."""
         for lease in leases:
-            self._released.pop((owner.engine.engine_id, lease.request_id), None)
+            self._ended.pop((owner.engine.engine_id, lease.request_id), None)
             self._hold(owner, lease)
 
     def present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
-        """The owner registered (again) and lists all it holds: what was released meanwhile ends now."""
+        """The owner registered (again) and lists all it holds: what ended here while it was away ends there now."""
         engine_id = owner.engine.engine_id
         listed = {lease.request_id for lease in leases}
         for name in [n for n in self.table if n[0] == engine_id and n[1] not in listed]:
             self._remove(name)
         for lease in leases:
-            if (engine_id, lease.request_id) in self._released:
+            if (engine_id, lease.request_id) in self._ended:
                 self._send(owner.route, LeaseEnded(request_id=lease.request_id, end="released"))
             else:
-                self._hold(owner, lease)
+                self._hold(owner, lease, inherited=True)
 
     def count(self, engine_id: str) -> int:
         """Open leases of an engine."""
         return sum(name[0] == engine_id for name in self.table)
 
+    def readers(self) -> int:
+        """Readers of all open leases that are known by name."""
+        return sum(reader != INHERITED for lease in self.table.values() for reader in lease.readers)
+
     async def claim(self, claim: LeaseClaim) -> LeaseClaimed:
         """How long the blocks are certain to be kept, after asking the owner for more where that is wanted."""
         received = time.monotonic()
-        name = (claim.key.engine_id, claim.key.request_id)
+        name, reader = (claim.key.engine_id, claim.key.request_id), claim.reader
         lease = self.table.get(name)
         if lease is None:
-            why = "released" if name in self._released else "expired, or never opened"
-            return LeaseClaimed(
-                request_id=name[1],
-                seconds=0.0,
-                reason=f"engine {name[0]!r} holds no lease {name[1]!r}: {why}",
-            )
-        lease.claims += 1
+            why = "released" if name in self._ended else "expired, or never opened"
+            return _none(name, f"engine {name[0]!r} holds no lease {name[1]!r}: {why}")
+        if reader in lease.gone:
+            return _none(name, f"reader {reader} has released lease {name[1]!r}")
+        if reader not in lease.readers and len(lease.readers) + len(lease.gone) >= MAX_READERS:
+            return _none(name, f"lease {name[1]!r} had {MAX_READERS} readers: no more are let in")
+        self._events.counters["leases.renewals" if reader in lease.readers else "leases.claims"] += 1
+        # Before anything is waited for: another reader may go meanwhile.
+        lease.readers[reader] = lease.expires
         reason = ""
         wanted = min(claim.extend_seconds, self.settings.max_seconds)
         if wanted > lease.expires - received - self.settings.margin_seconds:
             reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
         lease = self.table.get(name)
-        if lease is None:
-            return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason or "the lease ended meanwhile")
+        if lease is None or reader not in lease.readers:
+            return _none(name, reason or "the lease ended meanwhile")
+        lease.readers[reader] = lease.expires
         # What is counted from the claim's sending, which was before `received`, ends before the lease does.
         seconds = max(0.0, lease.expires - received - self.settings.margin_seconds)
         return LeaseClaimed(request_id=name[1], seconds=seconds, reason=reason)
 
     def release(self, release: LeaseRelease) -> None:
-        """The decoder needs the blocks no longer. An unknown lease is no error."""
-        name = (release.key.engine_id, release.key.request_id)
-        self._remember_release(name)
-        if name in self.table:
+        """A reader needs the blocks no longer; with the last one the lease ends. An unknown lease is no error."""
+        name, reader = (release.key.engine_id, release.key.request_id), release.reader
+        lease = self.table.get(name)
+        if lease is None or reader in lease.gone:
+            self._events.counters["leases.releases_repeated"] += 1
+            return
+        self._events.counters["leases.releases"] += 1
+        lease.readers.pop(reader, None)  # where its claim was lost on the way it is not there
+        lease.gone.add(reader)
+        left = lease.last_read()
+        if left <= time.monotonic():
+            self._remember_end(name)
             self._end(name, "aborted" if release.result == "aborted" else "released", release.result)
+        elif left < lease.expires:
+            self._keep_until(name, lease, left)
 
     def closed(self, closed: LeaseClosed) -> None:
         """The owner freed the blocks by itself."""
@@ -121,30 +155,28 @@ class Leases:
         for name, lease in list(self.table.items()):
             if lease.owner.incarnation == owner.incarnation:
                 self._remove(name)
-                self._emit("aborted", name, by="kvd", reason="its scheduler is gone")
+                self._emit("owner_gone", name, by="kvd", reason="its scheduler is gone")
 
     def close(self) -> None:
         """Drop all without a word: a kvd that ends does not end leases."""
         for name in list(self.table):
             self._remove(name)
 
-    def _hold(self, owner: Client, lease: OpenLease) -> None:
+    def _hold(self, owner: Client, lease: OpenLease, *, inherited: bool = False) -> None:
         name = (owner.engine.engine_id, lease.request_id)
         seconds = min(max(lease.seconds, 0.0), self.settings.max_seconds)
         older = self.table.get(name)
         if older is not None:
             older.timer.cancel()
+        expires = time.monotonic() + seconds
         timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
-        self.table[name] = Lease(
-            owner,
-            lease.request_id,
-            lease.blocks,
-            time.monotonic() + seconds,
-            timer,
-            older.claims if older else 0,
-        )
-        if older is None:
-            self._emit("opened", name, seconds=seconds, blocks=lease.blocks)
+        held = self.table[name] = Lease(owner, lease.request_id, lease.blocks, expires, timer)
+        if older is not None:
+            held.readers, held.gone = older.readers, older.gone
+            return
+        if inherited:
+            held.readers[INHERITED] = expires
+        self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
 
     async def _extend(self, name: Name, owner: Client, seconds: float) -> str:
         sent = time.monotonic()
@@ -163,13 +195,15 @@ class Leases:
         if answer.seconds <= 0:
             self._remove(name)
             return answer.reason or "its scheduler holds the lease no longer"
-        lease.timer.cancel()
-        lease.expires = sent + min(answer.seconds, self.settings.max_seconds)
-        lease.timer = asyncio.get_running_loop().call_later(
-            lease.expires - time.monotonic(), self._expired, name
-        )
+        self._keep_until(name, lease, sent + min(answer.seconds, self.settings.max_seconds))
         self._emit("extended", name, seconds=answer.seconds)
         return answer.reason
+
+    def _keep_until(self, name: Name, lease: Lease, expires: float) -> None:
+        lease.timer.cancel()
+        lease.expires = expires
+        seconds = max(0.0, expires - time.monotonic())
+        lease.timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
 
     def _expired(self, name: Name) -> None:
         self._end(name, "expired", "")
@@ -177,7 +211,7 @@ class Leases:
     def _end(self, name: Name, end: LeaseEnd, result: str) -> None:
         lease = self._remove(name)
         self._send(lease.owner.route, LeaseEnded(request_id=name[1], end=end))
-        self._emit(end, name, by="kvd", result=result, claims=lease.claims)
+        self._emit(end, name, by="kvd", result=result, readers=len(lease.readers) + len(lease.gone))
 
     def _emit(self, what: str, name: Name, **detail: Detail) -> None:
         self._events.counters[f"leases.{what}"] += 1
@@ -188,16 +222,19 @@ class Leases:
         lease.timer.cancel()
         return lease
 
-    def _remember_release(self, name: Name) -> None:
+    def _remember_end(self, name: Name) -> None:
         # The owner may be away just now: it is told when it comes back and still lists the lease.
         now = time.monotonic()
-        self._released[name] = now
-        self._released.move_to_end(name)
-        while self._released and (
-            len(self._released) > RELEASES_KEPT
-            or next(iter(self._released.values())) < now - RELEASES_KEPT_SECONDS
+        self._ended[name] = now
+        self._ended.move_to_end(name)
+        while self._ended and (
+            len(self._ended) > ENDED_KEPT or next(iter(self._ended.values())) < now - ENDED_KEPT_SECONDS
         ):
-            self._released.popitem(last=False)
+            self._ended.popitem(last=False)
+
+
+def _none(name: Name, reason: str) -> LeaseClaimed:
+    return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason)
 
 
 def owner_of(client: Client | None, engine_id: str) -> Client:

@@ -42,7 +42,7 @@ class Liveness:
             try:
                 process = self._processes[pid] = _Process(os.pidfd_open(pid))
             except ProcessLookupError:
-                asyncio.get_running_loop().call_soon(self._registry.end, client, f"process {pid} ended")
+                asyncio.get_running_loop().call_soon(self._process_ended, client, pid)
                 return
             except OSError as error:
                 log.info("process %d cannot be watched (%s): its heartbeats decide", pid, error.strerror)
@@ -93,7 +93,10 @@ class Liveness:
         self._drop(pid)
         for incarnation in incarnations:
             if client := self._registry.clients.get(incarnation):
-                self._registry.end(client, f"process {pid} ended")
+                self._process_ended(client, pid)
+
+    def _process_ended(self, client: Client, pid: int) -> None:
+        self._registry.end(client, f"process {pid} ended", ended=True)
 
     def _drop(self, pid: int) -> None:
         process = self._processes.pop(pid)

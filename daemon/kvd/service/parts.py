@@ -16,6 +16,7 @@ from kvd.service.leases import Leases
 from kvd.service.ledger import Ledger
 from kvd.service.liveness import Liveness
 from kvd.service.peers import Links
+from kvd.service.readers import Readers
 from kvd.service.registry import Registry
 from kvd.service.router import Router
 from kvd.service.timelines import Timelines
@@ -40,6 +41,7 @@ class Parts:
     registry: Registry
     liveness: Liveness
     leases: Leases
+    readers: Readers
     ledger: Ledger
     links: Links
     handshakes: Handshakes

@@ -121,6 +121,8 @@ def gauges(parts: Parts) -> dict[str, float]:
     for link in parts.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["leases.open"] = float(len(parts.leases.table))
+    values["leases.readers"] = float(parts.leases.readers())
+    values["readers.remembered"] = float(len(parts.readers.remembered))
     values["pushes.underway"] = float(parts.pushes_underway)
     values["requests.waiting"] = float(parts.local.busy + (parts.peer.busy if parts.peer else 0))
     values["peer_engines.known"] = float(len(parts.handshakes.peers))

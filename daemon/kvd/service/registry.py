@@ -29,7 +29,7 @@ class Client:
     """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
     ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
-    ``shape`` its digest without addresses.
+    ``shape`` its digest without addresses. ``ended``: it is gone for certain, and not only silent.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -47,6 +47,7 @@ class Client:
     registered_bytes: int = 0
     state: ClientState = "alive"
     reason: str = ""
+    ended: bool = False
     heard: float = field(default_factory=time.monotonic)
     registered: float = field(default_factory=time.time)
     since: float = field(default_factory=time.time)
@@ -179,11 +180,12 @@ class Registry:
             client.state, client.reason, client.since = "silent", reason, time.time()
             self._events.emit(f"{client.kind}.silent", client.name, reason=reason, pid=client.pid)
 
-    def end(self, client: Client, reason: str) -> None:
-        """A client is no more. Its engine's generation ends with any one of its workers."""
+    def end(self, client: Client, reason: str, *, ended: bool = False) -> None:
+        """A client is no more, where it has ``ended`` for certain. Its engine's generation ends with any worker."""
         if client.state == "gone":
             return
         client.state, client.reason, client.since = "gone", reason, time.time()
+        client.ended = ended
         # It is remembered for operators, who look at no geometry.
         client.geometry = None
         if client.card is not None:
@@ -202,7 +204,9 @@ class Registry:
         for incarnation, client in list(self.clients.items()):
             if client.state == "gone" and client.since < before:
                 del self.clients[incarnation]
-        self._routes = {r: c for r, c in self._routes.items() if c.route == r and c.state != "gone"}
+        self._routes = {
+            r: c for r, c in self._routes.items() if c.route == r and c.incarnation in self.clients
+        }
         for engine_id, engine in list(self.engines.items()):
             if engine.state == "gone" and engine.since < before and not engine.waiters:
                 del self.engines[engine_id]
@@ -211,6 +215,11 @@ class Registry:
         """The living client behind a route, None where there is none."""
         client = self._routes.get(route)
         return client if client is not None and client.route == route and client.state != "gone" else None
+
+    def behind(self, route: bytes) -> Client | None:
+        """The client that registered on a route, also one that is gone: what it sent may be taken after its end."""
+        client = self._routes.get(route)
+        return client if client is not None and client.route == route else None
 
     def ready(self, engine_id: str) -> Engine | None:
         """The engine, if all its workers are here."""

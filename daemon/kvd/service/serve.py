@@ -37,6 +37,7 @@ from kvd.service.liveness import Liveness
 from kvd.service.notify import Notifier
 from kvd.service.parts import Decode, Parts
 from kvd.service.peers import Links
+from kvd.service.readers import Readers
 from kvd.service.registry import Client, Engine, Registry
 from kvd.service.router import Router
 from kvd.service.turns import Turns
@@ -98,10 +99,11 @@ class _Wiring:
             self.parts.askers.engine_ended(engine.facts.engine_id, generation, reason, self.parts.peer.send)
 
     def client_gone(self, client: Client) -> None:
-        """Its process is not watched any more; leases die with their scheduler."""
+        """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
         if self.parts is not None:
             self.parts.liveness.unwatch(client)
             self.parts.leases.owner_gone(client)
+            self.parts.readers.client_gone(client)
 
 
 async def serve(
@@ -158,6 +160,7 @@ async def _running(
         stack.callback(parts.liveness.close)
         stack.callback(parts.leases.close)
         stack.push_async_callback(parts.links.close)
+        stack.push_async_callback(parts.readers.close)
         if config.metrics.listen:
             server = await _metrics(config, parts)
             stack.callback(server.close)
@@ -230,6 +233,7 @@ def _assemble(
         registry=registry,
         liveness=Liveness(registry, config.liveness),
         leases=Leases(config.leases, events, router.send, router.ask),
+        readers=Readers(lambda release: dispatch.release(parts, release), counters),
         ledger=ledger,
         links=links,
         handshakes=handshakes,

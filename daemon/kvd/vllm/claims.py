@@ -10,22 +10,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Container, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.vllm.errors import BadParams
+from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import RemotePrefill, RemotePush, read_remote_prefill, read_remote_push, wants_push
+from kvd.vllm.releases import Releases, Result
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
-from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseKey, LeaseRelease
+from kvd.wire.handshake import GetPeer, PeerReady
+from kvd.wire.identity import Endpoint, LeaseKey
+from kvd.wire.lease import LeaseClaim, LeaseClaimed
+from kvd.wire.registration import OpenReader
 
 log = logging.getLogger(__name__)
 
@@ -58,24 +62,26 @@ _NOBODY = RemotePrefill(
 
 @dataclass(slots=True)
 class Claim:
-    """One request's claim.
+    """One request's claim, under an id of its own (``reader``): others may claim the same lease.
 
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
-    until which the blocks are certainly kept. ``used``: a load was ordered, or nothing is to be loaded.
-    ``ended``: the lease is released. ``over``: the request has finished. ``prefix``: tokens that may be claimed after a
-    miss, ``again`` how often that was done.
+    until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so.
+    ``used``: a load was ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the request
+    has finished. ``prefix``: tokens that may be claimed after a miss, ``again`` how often that was done.
     """
 
     request_id: str
     prefill: RemotePrefill
     tokens: int
     began: float
+    reader: str = field(default_factory=lambda: uuid.uuid4().hex)
     peer: Future[Message] | None = None
     lease: Future[Message] | None = None
     lease_asked: float = 0.0
     lease_retries: int = 0
     lease_due: float = 0.0
     valid_until: float = 0.0
+    by_clock: bool = False
     handshake_seconds: float = 0.0
     peer_known: bool = False
     used: bool = False
@@ -93,31 +99,6 @@ class Claim:
         return not self.cause and not (self.peer_known and self.valid_until)
 
 
-class KnownPeers:
-    """Generations of the peer engines that kvd found to fit.
-
-    Touched by the scheduler's step and the session's thread, each time for one operation on a dictionary.
-    """
-
-    def __init__(self) -> None:
-        self._generations: dict[str, str] = {}
-
-    def learn(self, engine_id: str, generation: str) -> None:
-        """This generation was found to fit."""
-        self._generations[engine_id] = generation
-
-    def pushed(self, message: Message) -> None:
-        """On the session's thread: a peer became known, or its generation ended."""
-        if isinstance(message, PeerReady):
-            self.learn(message.peer.engine.engine_id, message.peer.generation)
-        elif isinstance(message, PeerGone) and self._generations.get(message.engine_id) == message.generation:
-            self._generations.pop(message.engine_id, None)
-
-    def fits(self, prefill: RemotePrefill) -> bool:
-        """Whether a prefill comes from a generation that is known to fit."""
-        return self._generations.get(prefill.engine_id) == prefill.generation
-
-
 class Claims:
     """All claims of one scheduler. Touched by the scheduler's step only."""
 
@@ -128,6 +109,7 @@ class Claims:
         self._claims: dict[str, Claim] = {}
         self._known = known
         self._declined: list[tuple[str, RemotePrefill]] = []
+        self._releases = Releases(session, settings.lease_seconds * 2)
 
     def get(self, request_id: str) -> Claim | None:
         """The claim of a request, if it has one."""
@@ -136,6 +118,16 @@ class Claims:
     def all(self) -> list[Claim]:
         """All claims as they are now, on any thread."""
         return list(self._claims.values())
+
+    def readers(self, now: float) -> tuple[OpenReader, ...]:
+        """The leases that are claimed now, on any thread, for a kvd that has to learn them again."""
+        return tuple(
+            OpenReader(
+                self._key(x.prefill), x.reader, max(0.0, x.valid_until - now) or self._settings.lease_seconds
+            )
+            for x in self.all()
+            if x.prefill.request_id and not x.ended
+        )
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
         """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
@@ -196,17 +188,31 @@ class Claims:
             name = claim.prefill.request_id
             claim.cause = f"the lease of request {name} ran out while this one waited for its turn"
 
-    def renew(self, now: float) -> None:
-        """Extend the leases of claims that wait for their turn while they run low."""
+    def renew(self, now: float, scheduled: Container[str] = ()) -> list[Claim]:
+        """Extend the leases of claims that wait for their turn while they run low.
+
+        Also of those that vLLM does not ask for yet: all of its places may be taken. Gives the claims on which no load
+        was ordered though their requests are ``scheduled``: nothing will be loaded of them.
+        """
         seconds = self._settings.lease_seconds
+        unused = []
         for claim in self._claims.values():
-            if claim.used or claim.cause or not claim.valid_until:
+            if claim.used:
+                continue
+            if claim.request_id in scheduled:
+                unused.append(claim)
+                continue
+            if claim.cause:
+                continue
+            if claim.pending:
+                self.advance(claim, now)
                 continue
             if claim.lease is not None and claim.lease.done():
                 self._take_lease(claim)
             low = claim.valid_until - now < RENEW_FRACTION * seconds
             if low and claim.lease is None and now - claim.lease_asked > 1.0:
                 self._ask_lease(claim, now, seconds)
+        return unused
 
     def again(self, claim: Claim) -> bool:
         """Claim less after a miss, where a prefix came that may be read again; the lease is kept for it."""
@@ -217,7 +223,7 @@ class Claims:
         claim.again += 1
         return True
 
-    def end(self, claim: Claim, result: Literal["done", "miss", "aborted"]) -> None:
+    def end(self, claim: Claim, result: Result) -> None:
         """The blocks are needed no longer: release the lease, or decline the push that was not ordered.
 
         The claim stays, used, until the request is forgotten.
@@ -226,12 +232,7 @@ class Claims:
             self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
         if claim.prefill.request_id:
-            key = self._key(claim.prefill)
-            self._session.deliver(
-                f"release {key.engine_id} {key.request_id}",
-                LeaseRelease(key=key, result=result),
-                self._settings.lease_seconds * 2,
-            )
+            self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)
         if claim.over:
             self._claims.pop(claim.request_id, None)
 
@@ -325,15 +326,23 @@ class Claims:
         prefill = claim.prefill
         margin = self._settings.clock_skew + self._settings.lease_margin
         left = prefill.lease_opened + prefill.lease_seconds - time.time() - margin
-        if left > 0:
-            claim.valid_until = now + left
+        key = self._key(prefill)
+        if self._releases.was_released(key):
+            name = prefill.request_id
+            claim.cause = (
+                f"the lease of request {name} was released by another request of this engine, and {why}"
+            )
+        elif left > 0:
+            claim.valid_until, claim.by_clock = now + left, True
+            self._releases.reads_by_clock(key, claim.reader, left)
         else:
             claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and {why}"
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
         claim.lease_asked = now
         claim.lease = self._session.call(
-            LeaseClaim(key=self._key(claim.prefill), extend_seconds=extend), self._settings.handshake_timeout
+            LeaseClaim(key=self._key(claim.prefill), reader=claim.reader, extend_seconds=extend),
+            self._settings.handshake_timeout,
         )
 
     @staticmethod

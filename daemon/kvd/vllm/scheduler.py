@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvd.topology.blocks import offered, wanted
-from kvd.vllm.claims import Claims, KnownPeers
+from kvd.vllm.claims import Claim, Claims
 from kvd.vllm.forced import Forced
 from kvd.vllm.forced_plan import Engine
 from kvd.vllm.groups import GroupFacts, keeps_prefix
+from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
@@ -29,7 +30,7 @@ from kvd.vllm.staging import PutOuts
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
-from kvd.wire.registration import RegisterScheduler
+from kvd.wire.registration import OpenReader, RegisterScheduler
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +81,10 @@ class SchedulerHalf:
         self._forced = Forced(facts)
         # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
         self._whole_again = policy == "recompute" and not keeps
+        self._readers: Callable[[float], tuple[OpenReader, ...]] = lambda _now: ()
         self._session = open_session(self._card, self._pushed)
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
+        self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
 
     @property
@@ -111,6 +114,9 @@ class SchedulerHalf:
 
     def step_orders(self, output: Scheduled | None = None) -> StepOrders:
         """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
+        scheduled = output.num_scheduled_tokens if output is not None else ()
+        for claim in self._claims.renew(time.monotonic(), scheduled):
+            self._not_loaded(claim)
         pushes, push_ends = self._pushes.take(output)
         orders = StepOrders(
             pushes=pushes,
@@ -124,7 +130,6 @@ class SchedulerHalf:
             idle=output is not None and not output.num_scheduled_tokens,
         )
         self._orders, self._dropped = [], []
-        self._claims.renew(time.monotonic())
         return orders
 
     def close(self) -> None:
@@ -166,7 +171,10 @@ class SchedulerHalf:
     def allocated(self, request: Request, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         """The blocks for a claim are allocated: order the load."""
         claim = self._claims.get(request.request_id)
-        if claim is None or claim.used or external_tokens <= 0:
+        if claim is None or claim.used:
+            return
+        if external_tokens <= 0:
+            self._not_loaded(claim)
             return
         now = time.monotonic()
         most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
@@ -203,6 +211,13 @@ class SchedulerHalf:
                 again=claim.again,
             )
         )
+
+    def _not_loaded(self, claim: Claim) -> None:
+        """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""
+        why = claim.cause or "vLLM did not ask for its load"
+        log.info("of request %s nothing is loaded: %s", claim.request_id, why)
+        self._forced.spared(claim.request_id, f"nothing was to be loaded: {why}")
+        self._claims.end(claim, "miss" if claim.cause else "done")
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""
@@ -320,6 +335,7 @@ class SchedulerHalf:
             pid=os.getpid(),
             policy=self.policy,
             leases=self._leases.held(time.monotonic()),
+            readers=self._readers(time.monotonic()),
         )
 
     def _pushed(self, message: Message) -> Message | None:

@@ -6,6 +6,7 @@ told apart from noise.
 
 Wire versions
     1  the first one
+    2  claims and releases of leases name their reader
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from kvd.wire.registration import (
 from kvd.wire.reply import Ok, Refused
 from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, Transfers
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 Message: TypeAlias = (
     RegisterWorker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,18 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     host: str = ""
     port: int = 0
+
+
+class LeaseKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Names a lease from the decoder's side: the prefilling engine, its kvd, its request."""
+
+    engine_id: str
+    request_id: str
+    endpoint: Endpoint = Endpoint()
+
+
+ReaderId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+"""Names one claim of one decoder. It is never used twice: a reader that has gone does not come back."""
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):

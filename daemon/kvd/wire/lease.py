@@ -1,7 +1,8 @@
 """Leases: how long a prefiller keeps a finished request's blocks for a decoder.
 
 The prefiller's scheduler owns the lease and frees the blocks; kvd carries claims, renewals and releases to it
-and ends it when it runs out. Times on the wire are durations, never clocks of another host.
+and ends it when its last reader has gone or when it runs out. Times on the wire are durations, never clocks of another
+host.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from kvd.wire.identity import Endpoint
+from kvd.wire.identity import LeaseKey, ReaderId
 from kvd.wire.registration import OpenLease
 
 LeaseEnd = Literal["released", "expired", "aborted"]
@@ -23,18 +24,14 @@ class LeaseOpened(msgspec.Struct, tag="lease_opened", frozen=True, kw_only=True)
     leases: tuple[OpenLease, ...]
 
 
-class LeaseKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a lease from the decoder's side: the prefilling engine, its kvd, its request."""
-
-    engine_id: str
-    request_id: str
-    endpoint: Endpoint = Endpoint()
-
-
 class LeaseClaim(msgspec.Struct, tag="lease_claim", frozen=True, kw_only=True):
-    """A decoder means to read (or still means to: a claim renews). Answered by `LeaseClaimed`."""
+    """A reader means to read (or still means to: a claim renews). Answered by `LeaseClaimed`.
+
+    A prefill may have several readers: `n` answers of one prompt, a retry, two decoders.
+    """
 
     key: LeaseKey
+    reader: ReaderId
     extend_seconds: float = 0.0
 
 
@@ -50,12 +47,13 @@ class LeaseClaimed(msgspec.Struct, tag="lease_claimed", frozen=True, kw_only=Tru
 
 
 class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=True):
-    """The decoder needs the blocks no longer; ``result`` says whether it got them. Answered by `Ok`.
+    """A reader needs the blocks no longer; ``result`` says whether it got them. Answered by `Ok`.
 
-    Kept by the sender and sent again until answered. Releasing an unknown lease is no error.
+    Kept by the sender and sent again until answered. Releasing an unknown lease is no error, nor is releasing twice.
     """
 
     key: LeaseKey
+    reader: ReaderId
     result: Literal["done", "miss", "aborted"] = "done"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.wire.identity import EngineFacts, WorkerCard
+from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, WorkerCard
 
 
 class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
@@ -28,14 +28,26 @@ class OpenLease(msgspec.Struct, frozen=True):
     blocks: int = 0
 
 
+class OpenReader(msgspec.Struct, frozen=True):
+    """A claim on a lease as its maker, the decoder's scheduler, holds it. It reads for ``seconds`` at most."""
+
+    key: LeaseKey
+    reader: ReaderId
+    seconds: float
+
+
 class RegisterScheduler(msgspec.Struct, tag="register_scheduler", frozen=True, kw_only=True):
-    """An engine's scheduler presents itself, with the leases it holds open. Answered by `Registered`."""
+    """An engine's scheduler presents itself, with the leases it holds open and those that it reads under.
+
+    Answered by `Registered`.
+    """
 
     engine: EngineFacts
     incarnation: str
     pid: int
     policy: str = "recompute"
     leases: tuple[OpenLease, ...] = ()
+    readers: tuple[OpenReader, ...] = ()
 
 
 class Registered(msgspec.Struct, tag="registered", frozen=True, kw_only=True):

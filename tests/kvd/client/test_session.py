@@ -15,7 +15,8 @@ from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachabl
 from kvd.client.session import Session
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
-from kvd.wire.lease import LeaseClaim, LeaseKey, LeaseOpened
+from kvd.wire.identity import LeaseKey
+from kvd.wire.lease import LeaseClaim, LeaseOpened
 from kvd.wire.query import GetStatus, ListWorkers, Status
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
@@ -140,7 +141,7 @@ def test_a_failing_push_handler_and_a_failing_card_do_not_end_the_session() -> N
     with daemons() as (kvd,):
         one = Session(card, on_push, directory=kvd.directory)  # type: ignore[arg-type]
         one.wait(lambda s: s.connected, 20)
-        claim = LeaseClaim(key=LeaseKey(engine_id="e", request_id="r"), extend_seconds=60)
+        claim = LeaseClaim(key=LeaseKey(engine_id="e", request_id="r"), reader="one", extend_seconds=60)
         answer = one.call(claim, 5).result(5)
         assert "did not confirm: ValueError: handler" in str(answer)
         assert one.counters["push.errors"] >= 1

@@ -9,7 +9,8 @@ import zmq
 
 from kvd.wire.frame import decode, encode
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseKey
+from kvd.wire.identity import LeaseKey
+from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.wire.registration import Heartbeat, NotRegistered, Registered
 from kvd.wire.reply import Refused
 from tests.support.daemons import daemons, facts, measured, process, scheduler, session, wait_for, worker
@@ -64,7 +65,7 @@ def test_leases_end_with_their_scheduler() -> None:
         child.kill()
         wait_for(lambda: [w.state for w in kvd.workers()] == ["gone"])
     with daemons() as (kvd,):
-        claim = LeaseClaim(key=LeaseKey(engine_id="p", request_id="r"))
+        claim = LeaseClaim(key=LeaseKey(engine_id="p", request_id="r"), reader="one")
         answer = kvd.ask(claim)
         assert isinstance(answer, LeaseClaimed)
         assert answer.seconds == 0

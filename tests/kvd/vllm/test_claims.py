@@ -9,7 +9,8 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.session import SessionState
-from kvd.vllm.claims import UNKNOWN_LEASE_RETRIES, Claim, Claims, KnownPeers
+from kvd.vllm.claims import UNKNOWN_LEASE_RETRIES, Claim, Claims
+from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.settings import Settings
 from kvd.wire.frame import Message
@@ -284,3 +285,102 @@ def test_a_request_aborted_during_its_load_keeps_its_claim_until_the_load_is_ove
     desk.claims.end(desk.claim, "done")
     assert [r.result for r in desk.script.told(LeaseRelease)] == ["done"]
     assert desk.claims.get("r") is None
+
+
+# --- readers ---
+
+
+def test_each_claim_is_a_reader_of_its_own_and_stays_the_same_one() -> None:
+    desk, other = Desk(), Desk()
+    desk.peer(PEER)
+    desk.lease(claimed(30.0))
+    now = desk.advance().lease_asked
+    desk.claims.renew(now + 25.0)
+    desk.claims.end(desk.claim, "done")
+    asked = [x.message.reader for x in desk.script.asked(LeaseClaim)]
+    (released,) = desk.script.told(LeaseRelease)
+    assert {*asked, released.reader} == {desk.claim.reader}
+    assert len(asked) == 2
+    assert other.claim.reader != desk.claim.reader
+
+
+def test_two_releases_of_one_lease_do_not_replace_each_other() -> None:
+    desk = Desk()
+    params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
+    desk.claims.begin("s", params, 8, state=False)
+    other = desk.claims.get("s")
+    assert other is not None
+    for claim in (desk.claim, other):
+        desk.claims.end(claim, "done")
+    assert len({x.key for x in desk.script.delivered}) == 2
+
+
+def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
+    """It asks for none while all of its places are taken, which may be longer than the lease."""
+    desk = Desk()
+    desk.peer(PEER)
+    desk.lease(claimed(30.0))
+    now = desk.claim.lease_asked
+    desk.claims.renew(now + 1.0)
+    desk.claims.renew(now + 25.0)
+    assert desk.script.asked(LeaseClaim)[-1].message.extend_seconds == 30.0
+
+
+def test_the_card_names_what_is_read() -> None:
+    desk = Desk()
+    now = desk.claim.lease_asked
+    (asked,) = desk.claims.readers(now)
+    assert (asked.key.request_id, asked.reader, asked.seconds) == ("p-1", desk.claim.reader, 30.0)
+    desk.peer(PEER)
+    desk.lease(claimed(20.0))
+    desk.advance()
+    (usable,) = desk.claims.readers(now)
+    assert usable.seconds == pytest.approx(19.5)
+    desk.claims.end(desk.claim, "done")
+    assert desk.claims.readers(now) == ()
+
+
+class Clocked(Desk):
+    """Two requests with one lease: the first was claimed, then kvd went away, and the second goes by the clock."""
+
+    def __init__(self, away: SessionState) -> None:
+        super().__init__()
+        self.known.pushed(PEER)
+        self.peer(PEER)
+        self.lease(claimed(20.0))
+        self.advance()
+        self.script.state = away
+
+    def second(self) -> Claim:
+        params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
+        self.claims.begin("s", params, 8, state=False)
+        claim = self.claims.get("s")
+        assert claim is not None
+        self.claims.advance(claim, time.monotonic())
+        return claim
+
+
+def test_nobody_is_released_before_a_reader_that_kvd_does_not_know(away: SessionState) -> None:
+    desk = Clocked(away)
+    second = desk.second()
+    assert (second.by_clock, second.cause) == (True, "")
+    desk.claims.end(desk.claim, "done")
+    assert desk.script.told(LeaseRelease) == []
+    desk.claims.end(second, "done")
+    assert [r.reader for r in desk.script.told(LeaseRelease)] == [desk.claim.reader, second.reader]
+
+
+def test_a_reader_that_kvd_does_not_know_is_claimed_as_soon_as_it_can_be(away: SessionState) -> None:
+    desk = Clocked(away)
+    second = desk.second()
+    (told,) = desk.script.told(LeaseClaim)
+    assert told.reader == second.reader
+    desk.claims.end(second, "done")
+    first, last = (x.key for x in desk.script.delivered)
+    assert first == last, "the release takes its place"
+
+
+def test_what_was_released_here_is_not_read_by_the_clock(away: SessionState) -> None:
+    desk = Clocked(away)
+    desk.claims.end(desk.claim, "done")
+    assert "p-1 was released by another request of this engine, and kvd is away" in desk.second().cause

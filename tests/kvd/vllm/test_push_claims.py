@@ -14,7 +14,7 @@ from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.reply import Refused
 from tests.kvd.vllm.bench import GENERATION, prefill
-from tests.kvd.vllm.test_scheduler import HYBRID, Engine, Request, from_prefiller
+from tests.kvd.vllm.test_scheduler import HYBRID, Engine, Request, Step, from_prefiller
 
 PARAMS = {
     "do_remote_prefill": True,
@@ -207,6 +207,23 @@ def test_a_prompt_that_is_cached_here_is_declined() -> None:
     ((name, told),) = orders.declined
     assert (name, told.engine_id, told.generation, told.port) == ("x", "p", GENERATION, 7)
     assert declined(engine) == [], "once"
+
+
+def test_a_push_that_vllm_does_not_load_after_all_is_declined() -> None:
+    engine = decoder()
+    request = engine.arrive(PARAMS)
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    assert declined(engine) == ["x"]
+    assert declined(engine) == [], "once"
+
+
+def test_a_push_that_vllm_computes_without_asking_is_declined_in_that_step() -> None:
+    engine = decoder()
+    engine.arrive(PARAMS)
+    engine.answer()
+    assert [name for name, _ in engine.half.step_orders(Step({"r": 10})).declined] == ["x"]
 
 
 def test_a_request_that_ends_before_its_turn_is_declined() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -180,6 +181,79 @@ def test_an_abort_before_the_load_releases_it_at_once() -> None:
     engine = Engine("d")
     engine.half.finished(engine.arrive(from_prefiller()), ([],), completed=False)
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["aborted"]
+
+
+# --- claims of which nothing is loaded ---
+
+
+@dataclass
+class Step:
+    """vLLM's SchedulerOutput, as far as it is looked at."""
+
+    num_scheduled_tokens: dict[str, int]
+    preempted_req_ids: frozenset[str] = frozenset()
+    kv_connector_block_state: Any = None
+
+
+def released(engine: Engine) -> list[str]:
+    return [release.result for release in engine.script.told(LeaseRelease)]
+
+
+def test_what_vllm_does_not_load_after_all_is_let_go_with_the_blocks() -> None:
+    """A local hit covers it, another connector has it, or the request wants every position computed."""
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    assert released(engine) == ["done"]
+    assert engine.half.step_orders().loads == []
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
+def test_so_is_a_claim_that_kvd_has_not_answered() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    assert released(engine) == ["done"]
+
+
+def test_what_vllm_computes_without_asking_is_let_go_in_that_step() -> None:
+    engine = Engine("d")
+    engine.arrive(from_prefiller(), "mine")
+    engine.arrive(from_prefiller(), "waiting")
+    engine.answer()
+    engine.half.step_orders(Step({"another": 4}))
+    assert released(engine) == []
+    engine.half.step_orders(Step({"mine": 10}))
+    assert released(engine) == ["done"]
+    engine.half.step_orders(Step({"mine": 1}))
+    assert released(engine) == ["done"], "once"
+
+
+def test_what_is_let_go_is_renewed_no_longer() -> None:
+    engine = Engine("d", lease_seconds=1.0)
+    request = engine.arrive(from_prefiller())
+    engine.answer(lease_seconds=1.0)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    engine.half._claims.renew(time.monotonic() + 100.0)
+    assert len(engine.script.asked(LeaseClaim)) == 1
+
+
+def test_a_load_that_is_ordered_or_done_is_not_let_go_by_a_step() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.step_orders(Step({}))
+    engine.half.allocated(request, ([1, 2, 3],), 0)  # builds before 0.30 say so once it has come
+    assert released(engine) == []
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.step_orders(Step({"r": 1}))
+    assert released(engine) == ["done"]
 
 
 def test_policy_recompute_computes_what_kvd_refuses() -> None:
