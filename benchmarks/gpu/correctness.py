@@ -24,7 +24,7 @@ def check(report: Report, pair: Pair, mode: Mode, tokens: int, answer: int) -> b
     asked = ask(pair, mode, asks.prompt, answer)
     loads = [one for worker in pair.decode.ask_workers("kvb_loads") for one in worker]
     found = records(pair, asked.handed_over, pair.spec.tp[1]) if asked.handed_over else []
-    compared = _compare(pair, mode, asked, loads) if loads else {"equal": False, "why": "nothing was loaded"}
+    compared = compare(pair, mode, asked, loads) if loads else {"equal": False, "why": "nothing was loaded"}
     report.note(
         "correctness",
         **about(pair, mode, tokens),
@@ -87,7 +87,7 @@ def first_difference(some: Sequence[int], others: Sequence[int]) -> int | None:
     )
 
 
-def _compare(pair: Pair, mode: Mode, asked: Asked, loads: list[dict[str, Any]]) -> dict[str, Any]:
+def compare(pair: Pair, mode: Mode, asked: Asked, loads: list[dict[str, Any]]) -> dict[str, Any]:
     """The decoder's sums, taken when the load ended, against the prefiller's over the same tokens."""
     spans = loads[0]["spans"]
     blocks = _prefilled_blocks(pair, mode, asked, spans)

@@ -41,7 +41,7 @@ def digest(geometry: WorkerGeometry, blocks: Mapping[int, Blocks], spans: Mappin
 
     Raises `ValueError` where blocks do not hold a span.
     """
-    memory = [_memory(region.address, region.length, region.device) for region in geometry.regions]
+    memory = memory_of(geometry)
     sums: Sums = {}
     for group in geometry.groups:
         if group.index not in blocks:
@@ -52,6 +52,31 @@ def digest(geometry: WorkerGeometry, blocks: Mapping[int, Blocks], spans: Mappin
                     memory[layer.region], group, layer, field, blocks[group.index], spans[group.index]
                 )
     return sums
+
+
+def memory_of(geometry: WorkerGeometry) -> list[Any]:
+    """Each region of a worker's memory as a tensor of bytes."""
+    return [_memory(region.address, region.length, region.device) for region in geometry.regions]
+
+
+def elements_of(memory: Any, layer: Layer, field: Field, blocks: int) -> Any:
+    """A field's elements in the first ``blocks`` blocks, as integers of their size: (block, then the field's axes).
+
+    Raises `ValueError` where elements do not stand on multiples of their size.
+    """
+    import torch
+
+    size = field.itemsize
+    offset = layer.offset + field.offset
+    strides = [layer.stride, *(axis.stride for axis in field.axes)]
+    if any(value % size for value in (offset, *strides)):
+        raise ValueError(
+            f"{layer.name} {field.name}: elements of {size} bytes do not stand on multiples of that"
+        )
+    room = memory.shape[0] // size * size
+    elements = memory[:room].view(getattr(torch, _DTYPES[size]))
+    shape = (blocks, *(axis.extent for axis in field.axes))
+    return elements.as_strided(shape, tuple(value // size for value in strides), offset // size)
 
 
 def _memory(address: int, length: int, device: str) -> Any:
@@ -75,20 +100,9 @@ def _sums(
     import torch
 
     first, ids = blocks
-    size = field.itemsize
-    offset = layer.offset + field.offset
-    strides = [layer.stride, *(axis.stride for axis in field.axes)]
-    if any(value % size for value in (offset, *strides)):
-        raise ValueError(
-            f"{layer.name} {field.name}: elements of {size} bytes do not stand on multiples of that"
-        )
-    room = memory.shape[0] // size * size
-    elements = memory[:room].view(getattr(torch, _DTYPES[size]))
-    count = 1 + max(ids, default=0)
-    shape = (count, *(axis.extent for axis in field.axes))
-    view = elements.as_strided(shape, tuple(value // size for value in strides), offset // size)
+    view = elements_of(memory, layer, field, 1 + max(ids, default=0))
     picked = view[torch.tensor(list(ids), device=memory.device, dtype=torch.int64)]
-    places = _places(field, len(ids))
+    places = places_of(field, len(ids))
     picked = picked.permute(places.order).reshape(places.shares, places.tokens, -1).to(torch.int64)
     if places.by_token:
         begin, end = span[0] - first * group.block_size, span[1] - first * group.block_size
@@ -101,7 +115,7 @@ def _sums(
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class Places:
     """How a picked field's dimensions (block, then its axes) become (share, token, rest).
 
     ``indices`` are the shares' global ones, ``by_token`` says whether the field has tokens at all.
@@ -114,7 +128,8 @@ class _Places:
     indices: tuple[int, ...]
 
 
-def _places(field: Field, blocks: int) -> _Places:
+def places_of(field: Field, blocks: int) -> Places:
+    """Where the elements of so many blocks belong."""
     numbered = list(enumerate(field.axes, start=1))
     shared = [(i, a) for i, a in numbered if a.label in SHARED_OUT]
     tokens = sorted(((i, a) for i, a in numbered if a.label == TOKEN), key=lambda pair: -pair[1].step)
@@ -122,7 +137,7 @@ def _places(field: Field, blocks: int) -> _Places:
     indices = [0]
     for _, axis in shared:
         indices = [had * 10**6 + axis.start + i * axis.step for had in indices for i in range(axis.extent)]
-    return _Places(
+    return Places(
         order=(*(i for i, _ in shared), 0, *(i for i, _ in tokens), *rest),
         shares=prod(a.extent for _, a in shared),
         tokens=blocks * prod(a.extent for _, a in tokens),

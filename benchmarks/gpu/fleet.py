@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import time
@@ -60,7 +61,9 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM. ``label`` tells
+    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM. ``blocks`` are
+    block sizes of the two where they are not both ``block``, None for vLLM's own choice; ``turns``: each engine can
+    do the other's part, ``forced``: a first token can be given (`EngineSpec.forced_first_tokens`). ``label`` tells
     apart what would be named alike: verdicts are by name.
     """
 
@@ -68,6 +71,7 @@ class PairSpec:
     way: Way
     mode: Literal["pull", "push"] = "push"
     block: int | None = None
+    blocks: tuple[int | None, int | None] | None = None
     gpus: tuple[str, str] = ("0", "0")
     tp: tuple[int, int] = (1, 1)
     eager: bool = True
@@ -75,12 +79,16 @@ class PairSpec:
     room: float = 2.5
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
+    turns: bool = False
+    forced: bool = False
     label: str = ""
 
     @property
     def name(self) -> str:
         """For folders and results."""
         block = f"-b{self.block}" if self.block else ""
+        if self.blocks:
+            block = "-b" + "to".join(str(size or "own") for size in self.blocks)
         size = "" if self.tp == (1, 1) else f"-tp{self.tp[0]}to{self.tp[1]}"
         mode = "-pull" if self.mode == "pull" else ""
         mode += "-joined" if self.options == JOINED else ""
@@ -112,6 +120,21 @@ class Pair:
     def engines(self) -> tuple[EngineProcess, ...]:
         """Both, or the one there is."""
         return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+
+    def turned(self) -> Pair:
+        """The same engines, each doing the other's part; for pairs that can (``PairSpec.turns``)."""
+        spec = self.spec
+        blocks = None if spec.blocks is None else (spec.blocks[1], spec.blocks[0])
+        gpus, tp = (spec.gpus[1], spec.gpus[0]), (spec.tp[1], spec.tp[0])
+        return dataclasses.replace(
+            self,
+            spec=dataclasses.replace(spec, blocks=blocks, gpus=gpus, tp=tp),
+            prefill=self.decode,
+            decode=self.prefill,
+            hosts=(self.hosts[1], self.hosts[0]),
+            ids=(self.ids[1], self.ids[0]),
+            joined=None,
+        )
 
 
 @dataclass(slots=True)
@@ -189,7 +212,8 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
         arguments |= kind.arguments
     if spec.tp[side] > 1:
         arguments["disable_custom_all_reduce"] = True  # one more user of CUDA IPC than is measured
-    if side and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
+    decodes = side == 1 or spec.turns
+    if decodes and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
         arguments["scheduler_cls"] = SCHEDULER
     return EngineSpec(
         model=models.write(kind, fleet.lasting / "models"),
@@ -201,9 +225,10 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
         max_num_batched_tokens=fleet.sizes.chunk,
         # Some more for groups whose blocks are large.
         kv_cache_memory_bytes=int(spec.room * kind.token_bytes * longest) // spec.tp[side] + fleet.spare,
-        block_size=spec.block,
+        block_size=spec.blocks[side] if spec.blocks else spec.block,
         tensor_parallel_size=spec.tp[side],
         enable_prefix_caching=False,
+        forced_first_tokens=spec.forced,
         kv_transfer_config=_connector(fleet, spec, side, engine_id),
         cache_dir=fleet.lasting / "cache",
         arguments=arguments,
@@ -212,7 +237,7 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
 
 
 def _connector(fleet: Fleet, spec: PairSpec, side: int, engine_id: str) -> dict[str, Any] | None:
-    role = ("kv_producer", "kv_consumer")[side]
+    role = "kv_both" if spec.turns else ("kv_producer", "kv_consumer")[side]
     if spec.way == "none":
         return None
     if spec.way == "stock-nixl":

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.gpu.digest import Sums, digest, span_of
 from benchmarks.gpu.lanes import watch_lanes, watch_steps
+from benchmarks.gpu.poison import BYTE, fill, leftover, watch_choices
 
 
 def _connector() -> Any:
@@ -38,7 +39,9 @@ class Measured:
             at = time.monotonic()
             for request_id in found.received - found.failed:
                 if request_id in begun:
-                    load = _load(half.geometry, begun[request_id].order, sums=self._kvb_take_sums)
+                    poisoned = getattr(self, "_kvb_poisoned", False)
+                    order = begun[request_id].order
+                    load = _load(half.geometry, order, sums=self._kvb_take_sums, poisoned=poisoned)
                     self._kvb_loads.append({"at": at, **load})
             return found
 
@@ -50,6 +53,27 @@ class Measured:
 
         half.results, half.pushing.begin = watched_results, watched_begin
         return True
+
+    def kvb_fill(self, poisoned: bool) -> int:
+        """Fill the KV memory with what is not a number, or with zeros; loads say from now on what of it they left."""
+        self._kvb_poisoned = poisoned
+        return fill(_connector()._worker.geometry, BYTE if poisoned else 0)  # noqa: SLF001
+
+    def kvb_zeroing(self, on: bool) -> bool:
+        """Whether this worker zeroes what loads leave, from now on; False where it has nothing to switch."""
+        del on
+        return False
+
+    def kvb_watch_choices(self) -> bool:
+        """From now on note how clear each step's choice of a token was."""
+        if getattr(self, "_kvb_choices", None) is not None:
+            return False
+        self._kvb_choices = watch_choices(self.model_runner.model)  # type: ignore[attr-defined]  # of vLLM's worker
+        return True
+
+    def kvb_choices(self) -> list[tuple[int, float, bool]]:
+        """What was noted since the last question: token, distance to the second best, not a number."""
+        return self._kvb_choices()
 
     def kvb_answer(self) -> bool:
         """Say that there is somebody."""
@@ -145,7 +169,7 @@ class Measured:
         return found
 
 
-def _load(geometry: Any, order: Any, *, sums: bool) -> dict[str, Any]:
+def _load(geometry: Any, order: Any, *, sums: bool, poisoned: bool = False) -> dict[str, Any]:
     """One load that has ended: what stands in its blocks now."""
     blocks = {g: (first, list(ids)) for g, (first, ids) in order.groups.items()}
     groups = {group.index: group for group in geometry.groups}
@@ -154,5 +178,6 @@ def _load(geometry: Any, order: Any, *, sums: bool) -> dict[str, Any]:
         "request_id": order.request_id,
         "tokens": order.tokens,
         "spans": {str(g): span for g, span in spans.items()},
+        "leftover": leftover(geometry, blocks, spans) if poisoned else {},
         "sums": digest(geometry, blocks, spans) if sums else {},
     }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.gpu import steps
+from benchmarks.gpu import poisoned, steps
 from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.correctness import check, watch
 from benchmarks.gpu.faults import forced, killed, stopped
@@ -130,6 +130,12 @@ def _unequal(kind: str) -> Stage:
         ]
 
     return Stage(f"tp-{kind}", pairs, _every_byte, gpus=2)
+
+
+def _poisoned(kind: str) -> Stage:
+    """One worker and two, each prefilling for the other, with blocks of unequal sizes, into poisoned memory."""
+    made = functools.partial(poisoned.pairs, kind=kind)
+    return Stage(f"poisoned-{kind}", made, poisoned.every_direction, seconds=90.0, gpus=2, usual=False)
 
 
 def _every_byte(fleet: Fleet, pair: Pair) -> list[str]:
@@ -275,5 +281,6 @@ STAGES = (
     _staged(),
     *map(_faults, ("dense", "gdn", "mamba2")),
     *map(_unequal, ("dense", "gdn", "mamba2")),
+    *map(_poisoned, ("gdn", "mamba2", "dense", "mla")),
     _steps(),
 )

@@ -1,6 +1,6 @@
 """Writes the tables of docs/gpu.md from results, each between its two markers: no figure is put there by hand.
 
-    python3 -m benchmarks.gpu.tables DIR [DIR ...] [--page docs/gpu.md]
+    python3 -m benchmarks.gpu.tables DIR [DIR ...] [--page docs/gpu.md | --show TABLE,...]
 
 Where several runs measured the same, the last one counts. A table nothing was measured for says so.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.gpu import poisoned_tables
 from benchmarks.gpu.fleet import ROOT
 from benchmarks.gpu.markdown import ms, ratio, size, table
 from benchmarks.gpu.report import read
@@ -34,8 +35,14 @@ def main() -> int:
     )
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "gpu.md")
+    parser.add_argument(
+        "--show", type=lambda text: text.split(","), default=[], help="print these and write nothing"
+    )
     options = parser.parse_args()
     lines = read(options.folders)
+    if options.show:
+        sys.stdout.write("\n".join(f"{name}\n{TABLES[name](lines)}" for name in options.show))
+        return 0
     page = options.page.read_text(encoding="utf-8")
     for name, draw in TABLES.items():
         page = put(page, name, draw(lines))
@@ -332,6 +339,9 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "machines": machines,
     "ceilings": ceilings,
     "bytes": bytes_and_answers,
+    "poisoned": poisoned_tables.poisoned,
+    "parted": poisoned_tables.parted,
+    "alone": poisoned_tables.alone,
     "transfers": transfers,
     "first tokens": first_tokens,
     "first requests": first_requests,

@@ -72,7 +72,7 @@ class _Going:
 def run_wave(fleet: Fleet, stages: Sequence[Stage], ends: float) -> int:
     """Run these stages until they are done or ``ends`` (time.monotonic()); how many of them failed."""
     going = [_Going(stage, _wanted(fleet, stage)) for stage in stages if _fits(fleet, stage, ends)]
-    failed = len([stage for stage in stages if not stage.gpus > fleet.gpus]) - len(going)
+    failed = len([stage for stage in stages if not _lacks(fleet, stage)]) - len(going)
     fleet.report.say(f"begins: {', '.join(one.stage.name for one in going)}; {ends - time.monotonic():.0f} s")
     kinds = list(dict.fromkeys(spec.kind for one in going for spec in one.waiting))
     try:
@@ -118,7 +118,7 @@ def _wanted(fleet: Fleet, stage: Stage) -> deque[PairSpec]:
 def _fits(fleet: Fleet, stage: Stage, ends: float) -> bool:
     left = ends - time.monotonic()
     why = ""
-    if fleet.gpus < stage.gpus:
+    if _lacks(fleet, stage):
         why = f"needs {stage.gpus} GPUs, there are {fleet.gpus}"
     elif left < stage.least:
         why = f"{left:.0f} s are left, it needs {stage.least:g}"
@@ -127,6 +127,11 @@ def _fits(fleet: Fleet, stage: Stage, ends: float) -> bool:
         fleet.report.note("skipped", why=why)
         fleet.report.say(f"{stage.name}: skipped, {why}")
     return not why
+
+
+def _lacks(fleet: Fleet, stage: Stage) -> bool:
+    """Whether a stage needs more GPUs than there are; workers on CPUs need none."""
+    return fleet.device == "cuda" and fleet.gpus < stage.gpus
 
 
 def _in_time(ends: float) -> None:
