@@ -93,6 +93,9 @@ _GPU = (
     Kind("dense", "gpu-dense", "bfloat16", 1 << 16),
     Kind("gemma3", "gpu-gemma3", "bfloat16", 3 << 10, several_groups=True),
     Kind("mla", "gpu-mla", "bfloat16", 3456),
+    # The same with other attention kernels than vLLM takes by itself.
+    Kind("dense-triton", "gpu-dense", "bfloat16", 1 << 16, arguments={"attention_backend": "TRITON_ATTN"}),
+    Kind("mla-flashmla", "gpu-mla", "bfloat16", 3456, arguments={"attention_backend": "FLASHMLA"}),
     Kind("gdn", "gpu-gdn", "bfloat16", 16 << 10, True, arguments={"gdn_prefill_backend": "triton"}),
     Kind("mamba2", "gpu-mamba2", "bfloat16", 16 << 10, True),
 )

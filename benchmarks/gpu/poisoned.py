@@ -15,14 +15,14 @@ from typing import Any
 
 from benchmarks.gpu.asking import ANSWER_SECONDS, Asked, Mode, ask, records
 from benchmarks.gpu.correctness import about, compare, first_difference, record_fields, watch
-from benchmarks.gpu.fleet import FIRST_RUNNER, Fleet, Pair, PairSpec
+from benchmarks.gpu.fleet import FIRST_RUNNER, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.models import prompt
 
 LENGTHS = {"cuda": (20, 150, 500, 1000, 4097), "cpu": (20, 150, 333)}
 """Tokens of the prompts: none ends on the edge of a block."""
-UNZEROED = 3
+UNZEROED = 2
 """How many of the shortest are also loaded by a connector that zeroes nothing, where that can be asked for."""
 SEED = 9000
 """Of the prompts: every engine is asked the same, so that their answers can be compared."""
@@ -34,6 +34,8 @@ BLOCKS: Mapping[str, Mapping[str, tuple[tuple[int | None, int | None], ...]]] = 
         "mamba2": ((None, 544), (320, None)),
         "dense": ((16, 64), (64, 16)),
         "mla": ((16, 64), (64, 16)),
+        "dense-triton": ((16, 64),),
+        "mla-flashmla": ((64, 128),),
     },
     "cpu": {
         "gdn": ((None, 1024),),
@@ -61,7 +63,7 @@ class Said:
         return any(bad for _, _, bad in self.choices)
 
 
-def pairs(fleet: Fleet, kind: str) -> list[PairSpec]:
+def pairs(fleet: Fleet, kind: str, ways: Sequence[Way] = ("direct", "nixl")) -> list[PairSpec]:
     """An engine with one worker and one with two, for each choice of block sizes and each backend."""
     spec = functools.partial(
         PairSpec,
@@ -78,7 +80,7 @@ def pairs(fleet: Fleet, kind: str) -> list[PairSpec]:
         # Engines for pushes have a memory for each layer; those of one group that only pull join their layers.
         joined = number and not fleet.kinds[kind].several_groups
         mode: Mode = "pull" if joined else "push"
-        made += [spec(way=way, blocks=blocks, mode=mode) for way in ("direct", "nixl")]
+        made += [spec(way=way, blocks=blocks, mode=mode) for way in ways]
     return made
 
 
@@ -121,8 +123,10 @@ def _one(
     """One load into poisoned memory; whether it was as it must be. Without zeroing nothing must be."""
     switched = all(pair.decode.ask_workers("kvb_zeroing", zeroing))
     pair.decode.ask_workers("kvb_fill", True)
-    control = _alone(fleet, pair.decode, tokens) if zeroing else None
-    pair.decode.ask_workers("kvb_fill", True)
+    control = None
+    if zeroing and mode == "pull":
+        control = _alone(fleet, pair.decode, tokens)
+        pair.decode.ask_workers("kvb_fill", True)
     pair.decode.ask_workers("kvb_loads")
     pair.decode.ask_workers("kvb_choices")
     asked = ask(pair, mode, text(tokens), fleet.sizes.answer)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks.gpu.correctness import first_difference
-from benchmarks.gpu.markdown import table
+from benchmarks.gpu.lines import Line, memory_of, sizes_of
+from benchmarks.gpu.markdown import ms, size, table
 from benchmarks.gpu.poisoned import clarity
 
-Line = dict[str, Any]
 _NEVER = "not measured"
 
 
@@ -18,7 +18,7 @@ def poisoned(lines: Sequence[Line]) -> str:
     """What was left of the poison, and whether a logit was not a number: with zeroing, without, computed alone."""
     found = _last(line for line in lines if line["what"] == "poisoned")
     rows = []
-    for key, some in _by(found, ("kind", "way", "mode", _memory, _sizes, _blocks)).items():
+    for key, some in _by(found, ("kind", "way", "mode", memory_of, sizes_of, _blocks)).items():
         zeroed, bare = ([one for one in some if one["zeroing"] is on] for on in (True, False))
         bare = [one for one in bare if one.get("switched")]
         alone = [one["control"] for one in zeroed if one.get("control")]
@@ -44,13 +44,33 @@ def poisoned(lines: Sequence[Line]) -> str:
     )  # fmt: skip
 
 
+def zeroing(lines: Sequence[Line]) -> str:
+    """How long it takes to zero what a load leaves, and whether every byte was right."""
+    found = {(one["shape"], one["layers"], one["blocks"]): one for one in lines if one["what"] == "zeroing"}
+    return table(
+        ("pages", "layers", "blocks", "runs", "bytes", "median", "device busy", "first", "every byte right"),
+        (
+            (
+                *key,
+                one.get("runs", ""),
+                size(one.get("bytes")),
+                ms(one.get("seconds")),
+                ms(one.get("busy")),
+                ms(one.get("first")),
+                "yes" if one["right"] else f"NO {one.get('error', '')}"[:200],
+            )
+            for key, one in found.items()
+        ),
+    )
+
+
 def parted(lines: Sequence[Line]) -> str:
     """How loaded answers compare with what both engines say alone."""
     found = _last(
         line for line in lines if line["what"] == "poisoned" and line["zeroing"] and not line["error"]
     )
     rows = []
-    for key, some in _by(found, ("kind", _sizes)).items():
+    for key, some in _by(found, ("kind", sizes_of)).items():
         answers = [one["answers"] for one in some]
         other = [one for one in answers if one["decoder"]["parts"] is not None]
         rows.append(
@@ -74,7 +94,7 @@ def parted(lines: Sequence[Line]) -> str:
 
 
 def alone(lines: Sequence[Line]) -> str:
-    """Answers of engines alone to the same prompts: of one size, and of one worker beside two."""
+    """Answers of engines alone to the same prompts: of one size, and one worker's beside two's."""
     found = _last(line for line in lines if line["what"] == "alone" and not line["error"])
     rows = []
     for (kind,), some in _by(found, ("kind",)).items():
@@ -126,14 +146,6 @@ def _left(lines: Sequence[Line]) -> str:
 
 def _nan(lines: Sequence[Line]) -> str:
     return f"{sum(bool(one['nan']) for one in lines)} of {len(lines)}" if lines else _NEVER
-
-
-def _memory(line: Line) -> str:
-    return "by block" if line.get("joined") else "by layer"
-
-
-def _sizes(line: Line) -> str:
-    return "{} → {}".format(*line["tp"])
 
 
 def _blocks(line: Line) -> str:

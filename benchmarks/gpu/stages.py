@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.gpu import poisoned, steps
 from benchmarks.gpu.asking import Mode
@@ -65,26 +66,29 @@ def bare(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
     environment = os.environ | {"UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on", "MC_INTRANODE_NVLINK": "1"}
     failed = []
     for what in ("copy", "nixl", "mooncake"):
-        command = [sys.executable, "-m", "benchmarks.gpu.ceilings", what, source, target, str(size)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=45, check=False, env=environment
-            )
-            said, complaint = done.stdout, done.stderr or done.stdout
-        except subprocess.TimeoutExpired as error:
-            said, complaint = "", str(error)
-        lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
-        if lines:
-            found = json.loads(lines[0].removeprefix("RESULT "))
+        said, complaint = _program("ceilings", what, source, target, str(size), env=environment)
+        for found in said[:1]:
             fleet.report.note("ceiling", gpus=(source, target), **found)
-            fleet.report.say(lines[0])
-        else:
+            fleet.report.say(f"{found}")
+        if not said:
             failed.append(what)
             fleet.report.note("failed", ceiling=what, error=complaint[-3000:])
             fleet.report.say(f"{what}: failed: {complaint[-600:]}")
     if failed:
         raise RuntimeError(f"did not work: {', '.join(failed)}")
     return {}
+
+
+def _program(name: str, *arguments: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
+    """What a module of this package printed as results, and all else it said."""
+    command = [sys.executable, "-m", f"benchmarks.gpu.{name}", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=45, check=False, env=env)
+        said, complaint = done.stdout, done.stderr or done.stdout
+    except subprocess.TimeoutExpired as error:
+        said, complaint = error.stdout.decode() if isinstance(error.stdout, bytes) else "", str(error)
+    lines = [line for line in said.splitlines() if line.startswith("RESULT ")]
+    return [json.loads(line.removeprefix("RESULT ")) for line in lines], complaint
 
 
 def failures(fleet: Fleet, pair: Pair) -> list[str]:
@@ -136,6 +140,16 @@ def _poisoned(kind: str) -> Stage:
     """One worker and two, each prefilling for the other, with blocks of unequal sizes, into poisoned memory."""
     made = functools.partial(poisoned.pairs, kind=kind)
     return Stage(f"poisoned-{kind}", made, poisoned.every_direction, seconds=90.0, gpus=2, usual=False)
+
+
+def _other_kernels() -> Stage:
+    """The same with kernels that vLLM does not take by itself: whether they mind what is left is theirs."""
+
+    def made(fleet: Fleet) -> list[PairSpec]:
+        kinds = [name for name in ("mla-flashmla", "dense-triton") if name in fleet.kinds]
+        return [spec for kind in kinds for spec in poisoned.pairs(fleet, kind, ("direct",))]
+
+    return Stage("poisoned-kernels", made, poisoned.every_direction, seconds=90.0, gpus=2, usual=False)
 
 
 def _every_byte(fleet: Fleet, pair: Pair) -> list[str]:
@@ -282,5 +296,6 @@ STAGES = (
     *map(_faults, ("dense", "gdn", "mamba2")),
     *map(_unequal, ("dense", "gdn", "mamba2")),
     *map(_poisoned, ("gdn", "mamba2", "dense", "mla")),
+    _other_kernels(),
     _steps(),
 )
