@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -17,9 +17,11 @@ from kvd.backends.spans import parse_device
 from kvd.geometry.model import Region
 
 LIBRARY = "libcuda.so.1"
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 
 _current = threading.local()
 _contexts: dict[int, ctypes.c_void_p] = {}
+_streams: dict[int, ctypes.c_void_p] = {}
 _lock = threading.Lock()
 
 
@@ -137,12 +139,52 @@ def copy(device: int, to: int, source: int, size: int) -> None:
     _call("cuCtxSynchronize")
 
 
+def zero(device: int, boxes: Iterable[tuple[int, int, int, int]]) -> None:
+    """Zero boxes of memory, each (address, pitch, width, height); returns when all are zero.
+
+    On a stream of its own, which waits for nothing that was queued before.
+
+    Raises:
+        BackendError: the device reports an error.
+    """
+    enter(device)
+    stream = _stream(device)
+    try:
+        for address, pitch, width, height in boxes:
+            at, size = ctypes.c_uint64(address), ctypes.c_size_t(width)
+            if height == 1:
+                _launch("cuMemsetD8Async", at, ctypes.c_ubyte(0), size, stream)
+            else:
+                apart, rows = ctypes.c_size_t(pitch), ctypes.c_size_t(height)
+                _launch("cuMemsetD2D8Async", at, apart, ctypes.c_ubyte(0), size, rows, stream)
+    finally:
+        _call("cuStreamSynchronize", stream)
+
+
+def _stream(device: int) -> ctypes.c_void_p:
+    """A stream for small work on ``device``, whose context is current; until the process ends."""
+    with _lock:
+        if device not in _streams:
+            made = ctypes.c_void_p()
+            _call("cuStreamCreate", ctypes.byref(made), ctypes.c_uint(_NON_BLOCKING))
+            _streams[device] = made
+        return _streams[device]
+
+
 def _nothing() -> None:
     return None
 
 
+def _launch(name: str, *arguments: Any) -> None:
+    """As `_call`, for what returns at once: Python's lock is kept, as getting it back would take longer."""
+    _check(name, getattr(_holding(), name)(*arguments))
+
+
 def _call(name: str, *arguments: Any) -> None:
-    code = getattr(_library(), name)(*arguments)
+    _check(name, getattr(_library(), name)(*arguments))
+
+
+def _check(name: str, code: int) -> None:
     if code:
         raise BackendError(f"CUDA: {name}: {_says(code)}")
 
@@ -165,3 +207,9 @@ def _library() -> Any:
     if code := library.cuInit(0):
         raise BackendUnavailable(f"CUDA: cuInit: error {code}")
     return library
+
+
+@lru_cache(maxsize=1)
+def _holding() -> Any:
+    """The same library, with calls that keep Python's lock."""
+    return ctypes.PyDLL(LIBRARY)

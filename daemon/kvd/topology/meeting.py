@@ -82,20 +82,36 @@ def block_pairs(
     phase, size = read.phase, plan.block_sizes[read.group]
     if phase.local_period == phase.remote_period == 1:
         return _equal_blocks(read, size, local, remote, tokens)
-    remote_size = size * phase.local_period // phase.remote_period
     numbers = local.first + np.arange(len(local.ids), dtype=np.int64)
-    here = numbers % phase.local_period == phase.local
+    there, needed = partners(read, size, numbers, remote.first, tokens)
+    needed &= numbers % phase.local_period == phase.local
+    there, ids = there[needed], local.ids[needed]
+    if len(there):
+        _given(read, int(there[0]), int(there[-1]), remote, remote_block_size(plan, read))
+    return ids, remote.ids[there - remote.first]
+
+
+def partners(read: Read, size: int, numbers: Int64, oldest: int, tokens: int) -> tuple[Int64, Mask]:
+    """For local blocks of these numbers the remote block that each meets in this read, and whether it is copied.
+
+    Blocks are of ``size`` tokens here, and ``oldest`` is the number of the first block that the remote side has. Local
+    blocks that are not of the read's phase mean nothing.
+    """
+    phase = read.phase
+    remote_size = size * phase.local_period // phase.remote_period
     there = (numbers // phase.local_period) * phase.remote_period + phase.remote
     # The tokens that this local block and that remote block share begin at the later of the two blocks.
-    needed = here & (np.maximum(numbers * size, there * remote_size) < tokens)
+    needed: Mask = np.maximum(numbers * size, there * remote_size) < tokens
     if read.window is not None:
         # The remote side let go of blocks before the window; they are missed only where the window needs them.
         end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
-        needed &= (there >= remote.first) | (end > window_start(read.kind, read.window, tokens))
-    there, ids = there[needed], local.ids[needed]
-    if len(there):
-        _given(read, int(there[0]), int(there[-1]), remote, remote_size)
-    return ids, remote.ids[there - remote.first]
+        needed &= (there >= oldest) | (end > window_start(read.kind, read.window, tokens))
+    return there, needed
+
+
+def remote_block_size(plan: Plan, read: Read) -> int:
+    """Tokens in a block of the remote side's group."""
+    return plan.block_sizes[read.group] * read.phase.local_period // read.phase.remote_period
 
 
 def _equal_blocks(

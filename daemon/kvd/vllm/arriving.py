@@ -269,7 +269,8 @@ class PeerArrivals:
         else:
             began = time.monotonic()
             try:
-                expected = expect(peer.plan, order.block_lists(), order.tokens)
+                load.local = order.block_lists()
+                expected = expect(peer.plan, load.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", order.request_id)
@@ -323,8 +324,7 @@ class PeerArrivals:
         except BackendError as error:
             self._underway.give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
             return
-        if not arrival.announced and not self._intake.claim(arrival.load):
-            self._underway.forget(arrival)
+        if not arrival.announced and not self._underway.claim(arrival):
             return
         arrival.sent(self._landings.number, now)
         self._lively = now

@@ -172,7 +172,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._pushing = pushing if pushing.begin(kv_connector_metadata.orders) else None
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        """A step's orders. vLLM has queued the zeroing of fresh blocks by now, and nothing yet of the forward."""
+        """A step's orders. What vLLM zeroes before a step is queued by now, and nothing yet of the forward."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, _Metadata):
             self._worker.bound(connector_metadata.orders)
@@ -285,7 +285,10 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         return self._half.finished(request, block_ids, completed=request.status in _COMPLETED)
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:  # noqa: ARG002
-        """A load fills the request's own blocks, in every group."""
+        """Every group: vLLM is not to zero the blocks of a load while it writes them.
+
+        What the load does not write of them the worker zeroes itself, on every build (`kvd.topology.leftover`).
+        """
         return tuple(range(len(self._groups)))
 
     def _ended(self) -> tuple[set[str], set[str], set[str]]:

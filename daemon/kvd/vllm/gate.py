@@ -1,7 +1,8 @@
-"""Loads that wait for their device: before a step vLLM queues the zeroing of fresh blocks on the device's stream.
+"""Loads that wait for their device: steps that are queued on its stream may still write to the blocks of a load.
 
-What moves the bytes of a load knows nothing of that stream. A load that began before the zeroing has run could be
-zeroed itself.
+What moves the bytes of a load, or zeroes blocks for it, knows nothing of that stream. Builds that do not ask which
+groups a load fills (`KvdConnector.get_loaded_kv_cache_group_ids`) also queue the zeroing of its blocks there, which
+could run over what was loaded.
 """
 
 from __future__ import annotations

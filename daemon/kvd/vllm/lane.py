@@ -29,7 +29,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.slices import LEAST_BYTES
 from kvd.vllm.fault import hold_back
-from kvd.vllm.load import Load, apply_plan, complain, look, overdue, post
+from kvd.vllm.load import Load, apply_plan, clear_leftover, complain, look, overdue, post
 from kvd.vllm.peers import Peer, connect, destroy, meet
 from kvd.vllm.probe import Probing, Told
 from kvd.wire.identity import EngineCard
@@ -311,6 +311,7 @@ class PeerLane:
         try:
             lane = self._open_lane()
             with self._busy("posting"):
+                clear_leftover(load, self._peer.plan, self._local)
                 post(load, lane, self._peer.plan, traits_of(self._home, lane))
         except HOPELESS as error:
             self._give_up(load, str(error))

@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from kvd.backends import zeroing
 from kvd.backends.contract import Lane, State, Traits, Transfer, takes_picks
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
+from kvd.topology.leftover import leftover
 from kvd.topology.plan import Plan
 from kvd.topology.request import Copies, compile_request
 from kvd.topology.slices import cut, largest_prefix, piece
@@ -139,6 +141,18 @@ def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
                 slice_.transfers.append(transfer)
     load.posted = time.monotonic()
+
+
+def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:
+    """Zero what no copy of the load will write of its blocks, before any is under way (`kvd.topology.leftover`).
+
+    By then the load is this thread's to end: its blocks are nobody else's. Raises `BackendError` where the memory
+    cannot be zeroed: such a load must not complete.
+    """
+    order = load.order
+    remote = None if order.transfer_id else load.remote
+    runs = leftover(plan, load.local, remote, tokens=order.tokens, computed=order.computed)
+    zeroing.zero(geometry.regions, runs)
 
 
 def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:

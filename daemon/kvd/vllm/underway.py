@@ -10,10 +10,12 @@ import logging
 import threading
 import time
 
+from kvd.backends.errors import BackendError
 from kvd.vllm.announcing import Here, done, withdraw
 from kvd.vllm.arrivals import Arrival
 from kvd.vllm.intake import Intake
 from kvd.vllm.landing import Landings
+from kvd.vllm.load import clear_leftover
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,26 @@ class Underway:
         """Somebody else has ended it."""
         with self._lock:
             self._active.pop(arrival.key.transfer_id, None)
+
+    def claim(self, arrival: Arrival) -> bool:
+        """Whether it is ours to announce from now on. What nobody will write of its blocks is zeroed then.
+
+        Not where somebody else has ended it, nor where its blocks could not be zeroed: then it has ended here.
+        """
+        load = arrival.load
+        if not self._intake.claim(load):
+            self.forget(arrival)
+            return False
+        try:
+            clear_leftover(load, arrival.plan, self._here.local)
+        except Exception as error:  # nobody else can end the load from here on
+            if not isinstance(error, BackendError):
+                log.exception("zeroing blocks of the load of %s", load.order.request_id)
+            self.forget(arrival)
+            self._withdraw(arrival)
+            self._here.refused(load, str(error) or type(error).__name__)
+            return False
+        return True
 
     # --- ends ---
 

@@ -17,6 +17,7 @@ from kvd.geometry.model import EngineGeometry, Field, Group, Layer, WorkerGeomet
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.leftover import Runs, leftover
 from kvd.topology.plan import plan_worker
 
 Bytes = NDArray[np.uint8]
@@ -109,25 +110,36 @@ def fill(target: Memory, blocks: Blocks) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """Blocks of one request on both sides and how many of its tokens the remote side has."""
+    """Blocks of one request on both sides, how many of its tokens the remote side has and the local one had before."""
 
     local: Blocks
     remote: Blocks
     tokens: int
+    computed: int = 0
 
 
 def check(local: EngineGeometry, remote: EngineGeometry, rank: int, request: Request) -> int:
-    """Plan, compile, copy and look at every byte of worker number ``rank``. Returns how many bytes were copied."""
+    """Plan, compile, zero, copy and look at every byte of worker number ``rank``. Returns how many were copied.
+
+    What is here before is `UNTOUCHED` throughout, but for blocks in which the tokens end that are here already.
+    """
     worker = local.workers[rank]
     plan = plan_worker(worker, local.workers, remote.workers)
     compiled = compile_plan(plan, request.local, request.remote, tokens=request.tokens)
     mine = memory(worker)
-    written = tuple(np.zeros(len(r), np.int64) for r in mine.regions)
+    fill(mine, {group.index: _hit(group, request) for group in worker.groups if group.index in request.local})
+    written, zeroed = (tuple(np.zeros(len(r), np.int64) for r in mine.regions) for _ in range(2))
+    clear(
+        leftover(plan, request.local, request.remote, tokens=request.tokens, computed=request.computed),
+        mine,
+        zeroed,
+    )
     for position, rows in compiled.items():
         theirs = memory(remote.workers[position])
         fill(theirs, request.remote)
         _copy(rows, mine, theirs, written)
     _compare(mine, written, request)
+    no_leftover(mine, written, zeroed, request)
     return sum(rows.nbytes for rows in compiled.values())
 
 
@@ -140,6 +152,55 @@ def _copy(rows: Descriptors, mine: Memory, theirs: Memory, written: tuple[Int64,
         other, source = theirs.find(there, length)
         mine.regions[region][at : at + length] = theirs.regions[other][source : source + length]
         written[region][at : at + length] += 1
+
+
+def _hit(group: Group, request: Request) -> BlockList:
+    """The local block in which the tokens end that are here already: it was hit whole, so all of it is here."""
+    given, computed = request.local[group.index], request.computed
+    number = computed // group.block_size - given.first
+    inside = group.kind != "mamba" and computed % group.block_size and 0 <= number < len(given.ids)
+    return BlockList(given.first + number, given.ids[number : number + 1] if inside else given.ids[:0])
+
+
+def clear(runs: Runs, mine: Memory, zeroed: tuple[Int64, ...]) -> None:
+    """Zero them, and count how often each byte was."""
+    for address, length in zip(runs.address.tolist(), runs.length.tolist(), strict=True):
+        assert length > 0
+        region, at = mine.find(address, length)
+        mine.regions[region][at : at + length] = 0
+        zeroed[region][at : at + length] += 1
+
+
+def no_leftover(
+    mine: Memory, written: tuple[Int64, ...], zeroed: tuple[Int64, ...], request: Request
+) -> None:
+    """Every byte of every field of the load's blocks was written or zeroed, and nothing else was zeroed.
+
+    Of a block that was hit a byte may also be what it was; one of the tokens that were hit is never zero.
+    """
+    rest = tuple(count.copy() for count in zeroed)
+    for group in mine.worker.groups:
+        if group.index not in request.local:
+            continue
+        given, hit = request.local[group.index], _hit(group, request)
+        for layer in group.layers:
+            for fld in layer.page.fields:
+                where, offset = elements(fld)
+                at = positions(layer, fld, offset, given.ids)
+                count, blank = written[layer.region][at], zeroed[layer.region][at]
+                what = f"{mine.worker.rank} {layer.name} {fld.name}"
+                here = np.broadcast_to(np.isin(given.ids, hit.ids)[:, None, None], at.shape)
+                assert (blank <= 1).all(), f"{what}: a byte was zeroed twice"
+                assert not (count & blank).any(), f"{what}: a byte was written and zeroed"
+                assert (count | blank | here).all(), f"{what}: a byte is what somebody left there"
+                if group.kind != "mamba":
+                    known = firsts(group, given)[:, None] + where["token"] < request.computed
+                    assert not blank[known].any(), f"{what}: a byte that was here was zeroed"
+                assert not mine.regions[layer.region][at][blank == 1].any()
+                rest[layer.region][at] = 0
+    assert not any(count.any() for count in rest), (
+        f"{mine.worker.rank}: bytes outside of every field were zeroed"
+    )
 
 
 def _compare(mine: Memory, written: tuple[Int64, ...], request: Request) -> None:

@@ -26,13 +26,23 @@ THOROUGH = settings(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry, int, oracle.Request]:
+def cases(
+    draw: st.DrawFn, *, keeps: bool = False
+) -> tuple[EngineGeometry, EngineGeometry, int, oracle.Request]:
+    """With ``keeps`` the remote side may still have blocks from before a window."""
     model = draw(engines.models())
     local, remote = (engines.engine(draw, name, model, BLOCKS) for name in ("local", "remote"))
-    return local, remote, draw(st.integers(0, len(local.workers) - 1)), _request(draw, local, remote)
+    return (
+        local,
+        remote,
+        draw(st.integers(0, len(local.workers) - 1)),
+        _request(draw, local, remote, keeps=keeps),
+    )
 
 
-def _request(draw: st.DrawFn, local: EngineGeometry, remote: EngineGeometry) -> oracle.Request:
+def _request(
+    draw: st.DrawFn, local: EngineGeometry, remote: EngineGeometry, *, keeps: bool = False
+) -> oracle.Request:
     """A request of so many tokens that the blocks of all groups fit, some of it known to the local side already."""
     groups = (*local.workers[0].groups, *remote.workers[0].groups)
     smallest = min((g.block_size for g in groups if g.kind != "mamba"), default=1)
@@ -42,11 +52,12 @@ def _request(draw: st.DrawFn, local: EngineGeometry, remote: EngineGeometry) -> 
     states = draw(st.integers(1, 2))
     patterns = st.sampled_from(("ascending", "descending", "gaps", "random"))
     dice = Random(draw(st.integers(0, 9)))
-    drop = draw(st.booleans())
+    drop, left = draw(st.booleans()), not keeps or draw(st.booleans())
     return oracle.Request(
         local=_blocks(local.workers[0].groups, tokens, known, states, draw(patterns), dice, drop=drop),
-        remote=_blocks(remote.workers[0].groups, tokens, 0, states, draw(patterns), dice, drop=True),
+        remote=_blocks(remote.workers[0].groups, tokens, 0, states, draw(patterns), dice, drop=left),
         tokens=tokens,
+        computed=known,
     )
 
 
@@ -88,8 +99,9 @@ def _blocks(
 
 @pytest.mark.timeout(7200 if PROFILE == "nightly" else 600)
 @THOROUGH
-@given(cases())
+@given(cases(keeps=True))
 def test_every_needed_byte_is_written_once_and_is_right(
     case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
 ) -> None:
+    """And every other byte of the request's blocks that a kernel may read is zero, or was here before."""
     oracle.check(*case)

@@ -21,6 +21,7 @@ from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Region, WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
+from kvd.topology.leftover import leftover
 from kvd.topology.plan import plan_worker
 from kvd.vllm.orders import PushEnd, PushStep, StepOrders
 from kvd.vllm.settings import Settings
@@ -241,8 +242,10 @@ class SendRig:
     def all_sent(self, *requests: str) -> bool:
         return all(found == set(requests) for found in self.sent())
 
-    def expected(self, request: oracle.Request, worker: int = 0) -> tuple[oracle.Bytes, ...]:
-        """The memory of a decoding worker as pull would leave it."""
+    def expected(
+        self, request: oracle.Request, worker: int = 0, *, decoder: bool = False
+    ) -> tuple[oracle.Bytes, ...]:
+        """The memory of a decoding worker as pull would leave it: a ``decoder`` zeroes what is not written."""
         local = self.d.workers[worker]
         mine = oracle.memory(local)
         plan = plan_worker(local, self.d.workers, self.p.workers)
@@ -250,14 +253,15 @@ class SendRig:
         for position, rows in compiled.items():
             written = tuple(np.zeros(len(r), np.int64) for r in mine.regions)
             oracle._copy(rows, mine, self.workers[position].memory, written)
+        if decoder:
+            blocks, tokens = (request.local, request.remote), request.tokens
+            runs = leftover(plan, *blocks, tokens=tokens, computed=request.computed)
+            oracle.clear(runs, mine, tuple(np.zeros(len(r), np.int64) for r in mine.regions))
         return mine.regions
 
-    def as_pulled(self, request: oracle.Request, worker: int = 0) -> bool:
-        found = self.targets[worker].regions
-        return all(
-            bool((mine == right).all())
-            for mine, right in zip(found, self.expected(request, worker), strict=True)
-        )
+    def as_pulled(self, request: oracle.Request, worker: int = 0, *, decoder: bool = False) -> bool:
+        found, right = self.targets[worker].regions, self.expected(request, worker, decoder=decoder)
+        return all(bool((mine == theirs).all()) for mine, theirs in zip(found, right, strict=True))
 
     def close(self) -> None:
         for worker in self.workers:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvd.backends import memory
-from kvd.backends.memory import open_home
+from kvd.backends.memory import Faults, open_home
 from kvd.client.records import block_runs
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList
@@ -60,11 +60,11 @@ class Both:
     """A `SendRig` whose decoder is real: worker ``rank`` of it."""
 
     def __init__(self, rig: SendRig, rank: int, *, lands: bool) -> None:
-        self.rig, self.rank = rig, rank
+        self.rig, self.rank, self.faults = rig, rank, Faults()
         self.wire = Passing()
         self.wire.send = rig.send
         self.wire.state = replace(self.wire.state, engine_generation=DECODER_GENERATION)
-        home: Any = open_home("d", options={})
+        home: Any = open_home("d", options={"faults": self.faults})
         if not lands:
             home = SlowHome(home, Gates())
             home.traits = replace(home.traits, lands=False)
@@ -94,17 +94,27 @@ class Both:
 
         wire.deliver = heard
 
-    def order(self, blocks: Mapping[int, BlockList], tokens: int, *, name: str = "x") -> None:
+    def order(
+        self,
+        blocks: Mapping[int, BlockList],
+        tokens: int,
+        *,
+        computed: int = 0,
+        name: str = "x",
+        pulled: Mapping[int, BlockList] | None = None,
+    ) -> None:
+        """Load a request that is pushed; or, of ``pulled`` blocks of the prefiller, one that is read."""
+        theirs = [] if pulled is None else [pulled[group] for group in sorted(pulled)]
         prefill = RemotePrefill(
-            engine_id="p", request_id="", generation=GENERATION, host="p", port=1, tokens=tokens, blocks=(),
-            first_blocks=(), lease_seconds=0.0, lease_opened=0.0,
+            engine_id="p", request_id="", generation=GENERATION, host="p", port=1, tokens=tokens,
+            blocks=tuple(tuple(b.ids.tolist()) for b in theirs), first_blocks=tuple(b.first for b in theirs),
+            lease_seconds=0.0, lease_opened=0.0,
         )  # fmt: skip
         groups = {g: (b.first, tuple(b.ids.tolist())) for g, b in blocks.items()}
-        self.half.start(
-            StepOrders(
-                loads=[LoadOrder(name, prefill, groups, tokens, 60.0, time.monotonic(), transfer_id=name)]
-            )
-        )
+        now = time.monotonic()
+        transfer = name if pulled is None else ""
+        order = LoadOrder(name, prefill, groups, tokens, 60.0, now, transfer_id=transfer, computed=computed)
+        self.half.start(StepOrders(loads=[order]))
 
     def expire(self, name: str = "x") -> None:
         eventually(lambda: self.half._arrivals["p"]._underway._active[name].asked)
@@ -135,15 +145,15 @@ def test_whatever_is_pushed_is_what_pull_would_leave(lands: bool, data: st.DataO
     with both(shrunk(remote), shrunk(local), rank, lands=lands) as sides:
         sides.rig.fill(request.remote)
         if decoder_first:
-            sides.order(request.local, request.tokens)
+            sides.order(request.local, request.tokens, computed=request.computed)
         for reached in chunks:
             sides.rig.run(step(request.remote, reached, request.tokens))
         sides.rig.end()
         if not decoder_first:
-            sides.order(request.local, request.tokens)
+            sides.order(request.local, request.tokens, computed=request.computed)
         results = gather(sides.half, 1)
         assert not results.failed, sides.half.outcomes()
-        assert sides.rig.as_pulled(request, rank)
+        assert sides.rig.as_pulled(request, rank, decoder=True)
         reports = [d.message for d in sides.wire.delivered if isinstance(d.message, ReportTransfers)]
         (record,) = (record for report in reports for record in report.records)
         assert record.local_blocks == block_runs(request.local)
@@ -167,7 +177,7 @@ def test_the_prefiller_may_free_its_blocks_when_all_decoding_workers_have_theirs
         rig.end()
         for rank, side in enumerate(sides):
             assert gather(side.half, 1).failed == set()
-            assert rig.as_pulled(REQUEST, rank)
+            assert rig.as_pulled(REQUEST, rank, decoder=True)
         eventually(lambda: rig.all_sent("r"))
         for side in sides:
             side.half.close()
