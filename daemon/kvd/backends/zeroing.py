@@ -43,7 +43,7 @@ def zero(regions: Sequence[Region], runs: Runs) -> None:
         for address, length in zip(runs.address.tolist(), runs.length.tolist(), strict=True):
             (_holding if length < LONG else _yielding)(address, 0, length)
     else:
-        cuda_driver.zero(device, boxes(runs))
+        cuda_driver.zero(device, boxes(runs, [region.address for region in regions]))
 
 
 class Box(NamedTuple):
@@ -55,11 +55,16 @@ class Box(NamedTuple):
     height: int
 
 
-def boxes(runs: Runs) -> Iterator[Box]:
-    """The same bytes as few boxes: neighbours of one length that stand at one distance are rows of one."""
+def boxes(runs: Runs, begins: Sequence[int] = ()) -> Iterator[Box]:
+    """The same bytes as few boxes: neighbours of one length that stand at one distance are rows of one.
+
+    No box reaches over one of ``begins``, where regions begin: allocations of equal size often stand at one distance,
+    and drivers refuse a box that reaches from one allocation into the next.
+    """
     count = len(runs)
     step, width = np.diff(runs.address), runs.length
-    alike = (width[1:] == width[:-1]) & (step <= MAX_PITCH)
+    region = np.searchsorted(np.sort(np.asarray(begins, np.int64)), runs.address, side="right")
+    alike = (width[1:] == width[:-1]) & (step <= MAX_PITCH) & (region[1:] == region[:-1])
     step = np.where(alike, step, 0)  # 0 is no distance between two runs
     ends = [*(np.flatnonzero(step[1:] != step[:-1]) + 1).tolist(), len(step)] if count > 1 else []
     addresses, widths, steps = runs.address.tolist(), width.tolist(), step.tolist()

@@ -107,6 +107,14 @@ def test_runs_of_other_lengths_or_far_apart_stand_alone() -> None:
     assert [box.height for box in boxes(runs((0, 4), (8, 5), (far + 8, 5)))] == [1, 1, 1]
 
 
+def test_no_box_reaches_from_one_region_into_the_next() -> None:
+    """One run in each of three layers that stand at one distance."""
+    parts = runs((100, 32), (1100, 32), (2100, 32))
+    assert [box.height for box in boxes(parts)] == [3]
+    assert [box.height for box in boxes(parts, [0, 1000, 2000])] == [1, 1, 1]
+    assert [box.height for box in boxes(parts, [2000, 0])] == [2, 1]
+
+
 # --- on a device ---
 
 
@@ -148,6 +156,12 @@ def test_a_device_zeroes_rows_at_once_on_a_stream_of_its_own_and_is_waited_for(d
         ("cuMemsetD8Async", (BASE + 1000, 0, 64, 77)),
         ("cuStreamSynchronize", (77,)),
     ]
+
+
+def test_a_device_gets_no_launch_that_spans_two_allocations(driver: Driver) -> None:
+    regions = [Region(BASE + at, 1 << 20, "cuda:1") for at in (0, 2 << 20)]
+    zero(regions, runs((64, 32), ((2 << 20) + 64, 32), base=BASE))
+    assert [name for name, _ in driver.calls] == ["cuMemsetD8Async"] * 2 + ["cuStreamSynchronize"]
 
 
 def test_what_the_device_says_is_passed_on_and_what_was_launched_is_waited_for(driver: Driver) -> None:
