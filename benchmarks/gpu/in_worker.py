@@ -12,6 +12,9 @@ from typing import Any
 from benchmarks.gpu.digest import Sums, digest, span_of
 from benchmarks.gpu.lanes import watch_lanes, watch_steps
 from benchmarks.gpu.poison import BYTE, fill, leftover, watch_choices
+from kvd.backends import zeroing
+
+_ZERO = zeroing.zero
 
 
 def _connector() -> Any:
@@ -60,9 +63,9 @@ class Measured:
         return fill(_connector()._worker.geometry, BYTE if poisoned else 0)  # noqa: SLF001
 
     def kvb_zeroing(self, on: bool) -> bool:
-        """Whether this worker zeroes what loads leave, from now on; False where it has nothing to switch."""
-        del on
-        return False
+        """Whether this worker zeroes what loads do not write, from now on."""
+        zeroing.zero = _ZERO if on else _zero_nothing
+        return True
 
     def kvb_watch_choices(self) -> bool:
         """From now on note how clear each step's choice of a token was."""
@@ -167,6 +170,10 @@ class Measured:
                 found.setdefault(name, []).extend(float(value) for value in values)
         self._kvb_stats = []
         return found
+
+
+def _zero_nothing(*_: object) -> None:
+    """In place of `zeroing.zero`: what was in a block before stays."""
 
 
 def _load(geometry: Any, order: Any, *, sums: bool, poisoned: bool = False) -> dict[str, Any]:

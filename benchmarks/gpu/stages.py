@@ -79,6 +79,17 @@ def bare(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
     return {}
 
 
+def zeroed(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
+    """What zeroes the rest of a block, alone. Raises `RuntimeError` where a byte was not what it must be."""
+    said, complaint = _program("zeroing", "0" if fleet.device == "cuda" else "cpu", env=os.environ)
+    for found in said:
+        fleet.report.note("zeroing", gpus=("0", "0"), **found)
+        fleet.report.say(f"{found}")
+    if not said or said[-1].get("more", True) or not all(found["right"] for found in said):
+        raise RuntimeError(f"did not work: {complaint[-600:]}")
+    return {}
+
+
 def _program(name: str, *arguments: str, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
     """What a module of this package printed as results, and all else it said."""
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}", *arguments]
@@ -286,6 +297,7 @@ STAGES = (
     _staged_times(),
     _firsts(),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
+    Stage("zeroing", lambda _: (), together=zeroed, seconds=50.0, least=20.0),
     _kind("dense"),
     _times("block-small", 0),
     _hidden("hidden-small", 0),
