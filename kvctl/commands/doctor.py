@@ -20,18 +20,20 @@ def doctor(
 ) -> None:
     """What is wrong on this host, and what to do about it.
 
-    Looks at kvd and the engines that it knows, at their transfers of late, at the host, and has each transfer engine
-    that is installed move some bytes between two processes. A warning is something worth doing. Exit code 1 where a
-    check failed: transfers do not work then.
+    Looks at kvd and the engines that it knows, at their requests and transfers of late, at the host, and has each
+    transfer engine that is installed move some bytes between two processes. A warning is something worth doing. Exit
+    code 1 where a check failed: transfers do not work then.
     """
     from kvctl.doctor.of_host import host_checks
     from kvctl.doctor.of_kvd import kvd_checks
 
     checks, workers = kvd_checks(settings)
     if workers is not None:
+        from kvctl.doctor.of_requests import request_checks
         from kvctl.doctor.of_transfers import transfer_checks
 
         checks += transfer_checks(settings)
+        checks += request_checks(settings)
     else:
         checks.append(
             Check(code="TRANSFERS", about="transfers", state="skipped", found="kvd does not answer")

@@ -16,6 +16,7 @@ class Check(Struct, frozen=True, kw_only=True):
         Literal["ok", "warning", "failed", "skipped"],
         Meta(description="failed: transfers do not work; warning: they work, and something is worth doing"),
     ]
+    reason: Annotated[str, Meta(description="stable; where a code has several reasons")] = ""
     found: str
     hint: Annotated[str, Meta(description="what to do; empty where nothing is")] = ""
 

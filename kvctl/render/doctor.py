@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.doctor import Doctor
+from kvctl.documents.doctor import Check, Doctor
 from kvctl.render.table import column_table
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
@@ -14,7 +14,7 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 def doctor_screen(body: Doctor, wide: bool) -> RenderableType:
     """All checks, then what to do about those that are not well; codes when wide."""
     rows: list[list[str | Text]] = [
-        [check.about, Text(check.state, STYLES[check.state]), *([check.code] if wide else []), check.found]
+        [check.about, Text(check.state, STYLES[check.state]), *([name(check)] if wide else []), check.found]
         for check in body.checks
     ]
     parts: list[RenderableType] = [
@@ -22,11 +22,16 @@ def doctor_screen(body: Doctor, wide: bool) -> RenderableType:
         "",
     ]
     parts += [
-        Text.assemble((f"{check.state}  ", STYLES[check.state]), f"{check.code}: {check.hint}")
+        Text.assemble((f"{check.state}  ", STYLES[check.state]), f"{name(check)}: {check.hint}")
         for check in body.checks
         if check.hint and (check.state in ("warning", "failed") or wide)
     ]
     return Group(*parts, _summary(body))
+
+
+def name(check: Check) -> str:
+    """The code, and the reason where there is one."""
+    return f"{check.code} ({check.reason})" if check.reason else check.code
 
 
 def _summary(body: Doctor) -> Text:

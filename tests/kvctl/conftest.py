@@ -24,6 +24,7 @@ from kvd.wire.frame import Message, decode, encode
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, Role, WorkerCard
 from kvd.wire.names import events_address, generation_of, socket_address
 from kvd.wire.reply import Refused
+from kvd.wire.served import GetServed, Served, ServedCount, ServedRow
 from kvd.wire.transfer import (
     BlockRuns,
     GetKeptEngine,
@@ -197,6 +198,17 @@ LEDGER = (
 )
 
 
+SERVED = (
+    ServedRow(
+        engine_id="decode-0",
+        role="decode",
+        model=MODEL,
+        seconds=60.0,
+        lately=(ServedCount("loaded", "", 38, 38_000), ServedCount("plain", "", 2, 40)),
+    ),
+)
+
+
 @dataclass
 class FakeDaemon:
     """Answers from ``answers``; whatever is not there is refused. ``asked`` holds the requests as they came."""
@@ -285,6 +297,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             ListTransfers: _transfers,
+            GetServed: lambda _: Served(rows=SERVED),
             **order_answers.ANSWERS,
             GetKeptEngine: _kept_engine,
         },

@@ -21,7 +21,7 @@ from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
 from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, RankId, Role, WorkerCard
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, WorkerRow, Workers
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
@@ -194,10 +194,15 @@ def geometry(rank: int = 0, blocks: int = 8) -> bytes:
 
 
 def facts(
-    engine_id: str, *, tp: int = 1, model: str = "tiny", **known: str | float | bool | None
+    engine_id: str,
+    *,
+    tp: int = 1,
+    model: str = "tiny",
+    role: Role = "both",
+    **known: str | float | bool | None,
 ) -> EngineFacts:
     """The facts of an engine with ``tp`` workers."""
-    return EngineFacts(engine_id=engine_id, model=model, tp=tp, world_size=tp, facts=known)
+    return EngineFacts(engine_id=engine_id, model=model, role=role, tp=tp, world_size=tp, facts=known)
 
 
 def worker(engine: EngineFacts, rank: int = 0, incarnation: str = "", pid: int = 0) -> RegisterWorker:

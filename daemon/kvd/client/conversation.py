@@ -364,6 +364,8 @@ class Conversation:
         """Send what was accepted before the close, unregister, and wait a bounded time for the answers."""
         self._take_inbox()
         if self._registered():
+            for kept in self.waiting.values():
+                kept.due = kept.due if kept.key is None else 0.0  # nothing is put off any more
             self._keep_time(time.monotonic())
             farewell = Kept(Unregister(incarnation=self.incarnation), Future(), 0.0, 0.0)
             correlation = self._next_id()

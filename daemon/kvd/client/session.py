@@ -84,15 +84,18 @@ class Session:
         """
         return self._put(Kept(message, Future(), time.monotonic() + timeout, timeout))
 
-    def deliver(self, key: str, message: Fresh, keep_seconds: float = 600.0) -> Future[Message]:
+    def deliver(
+        self, key: str, message: Fresh, keep_seconds: float = 600.0, *, after: float = 0.0
+    ) -> Future[Message]:
         """Send at least once: keep ``message`` under ``key`` and repeat it until kvd gave an answer that is no refusal.
 
         A refusal that is ``final`` ends it too: the future holds `RefusedByDaemon`.
         A newer message under the same key replaces the older one. A callable is called for each sending, on the
         session's thread, so that durations in it are fresh. After ``keep_seconds`` it is dropped, counted and logged,
-        and the future holds the reason; nobody needs to look at the future.
+        and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds.
         """
-        return self._put(Kept(message, Future(), time.monotonic() + keep_seconds, keep_seconds, key))
+        now = time.monotonic()
+        return self._put(Kept(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))
 
     def cast(self, message: Message) -> bool:
         """Send once, if that is possible now. False where the queue is full; drops are counted (``dropped``)."""

@@ -10,7 +10,7 @@ import msgspec
 
 from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
-from kvd.service import orders, pushes, queries
+from kvd.service import orders, pushes, queries, serving
 from kvd.service.errors import Refusal
 from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
@@ -34,6 +34,7 @@ from kvd.wire.registration import (
     Unregister,
 )
 from kvd.wire.reply import Ok
+from kvd.wire.served import GetServed, ReportServed
 from kvd.wire.transfer import (
     GetKeptEngine,
     KeptEngine,
@@ -71,6 +72,8 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         ListEngines: partial(list_engines, parts),
         ListWorkers: partial(list_workers, parts),
         GetStatus: partial(get_status, parts),
+        ReportServed: partial(serving.report_served, parts),
+        GetServed: partial(serving.get_served, parts),
     }
 
 
@@ -83,6 +86,7 @@ def peer_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         LeaseRelease: partial(peer_lease_release, parts),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, parts)),
         ListEngines: partial(peer_list_engines, parts),
+        GetServed: partial(serving.peer_get_served, parts),
     }
 
 
@@ -217,7 +221,9 @@ def ping(parts: Parts, caller: Caller, message: Ping) -> Pong:
 
 def lease_opened(parts: Parts, caller: Caller, message: LeaseOpened) -> Ok:
     """A scheduler keeps blocks. Raises `Refusal` for anyone else."""
-    parts.leases.open(owner_of(parts.registry.by_route(caller.route), message.engine_id), message.leases)
+    owner = owner_of(parts.registry.by_route(caller.route), message.engine_id)
+    serving.opened(parts, message)
+    parts.leases.open(owner, message.leases)
     return Ok()
 
 
@@ -234,7 +240,7 @@ async def lease_claim(parts: Parts, caller: Caller, message: LeaseClaim) -> Leas
     parts.readers.claims(parts.registry.behind(caller.route), message, settings.max_seconds)
     answer: Message
     if is_ours(parts, message.key.endpoint):
-        answer = await parts.leases.claim(message)
+        answer = await peer_lease_claim(parts, caller, message)
     else:
         answer = await _ask_owner(parts, message.key, message, settings.confirm_seconds + 1.0)
     if not isinstance(answer, LeaseClaimed):
@@ -253,6 +259,7 @@ async def lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) ->
 async def release(parts: Parts, message: LeaseRelease) -> Ok:
     """Bring a release to the kvd that has the lease. Raises `Refusal` where it could not be delivered."""
     if is_ours(parts, message.key.endpoint):
+        parts.served.claimed(message.key.engine_id, message.key.request_id)
         parts.leases.release(message)
         return Ok()
     answer = await _ask_owner(parts, message.key, message, parts.config.peer.handshake_seconds)
@@ -262,12 +269,14 @@ async def release(parts: Parts, message: LeaseRelease) -> Ok:
 
 
 async def peer_lease_claim(parts: Parts, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
-    """A claim that another kvd passed on."""
+    """A claim on one of our own engines' leases, which another kvd may have passed on."""
+    parts.served.claimed(message.key.engine_id, message.key.request_id)
     return await parts.leases.claim(message)
 
 
 def peer_lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> Ok:
-    """A release that another kvd passed on."""
+    """A release of one of our own engines' leases, which another kvd may have passed on."""
+    parts.served.claimed(message.key.engine_id, message.key.request_id)
     parts.leases.release(message)
     return Ok()
 

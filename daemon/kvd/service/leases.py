@@ -247,6 +247,6 @@ def owner_of(client: Client | None, engine_id: str) -> Client:
         )
     raise Refusal(
         "KVD-NOT-OWNER",
-        f"{client.name} cannot hold leases of engine {engine_id!r}",
-        hint="leases are opened and closed by their engine's scheduler",
+        f"{client.name} cannot speak for the scheduler of engine {engine_id!r}",
+        hint="leases and counts of requests come from their engine's scheduler alone",
     )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import Status
+from kvd.wire.served import ServedRow
 
 REQUEST_SECONDS = 5.0
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
+Now = Callable[[], tuple[Status, Sequence[ServedRow]]]
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -24,8 +26,8 @@ _REASONS = {
 }
 
 
-def render(status: Status) -> str:
-    """Counters as ``kvd_*_total``, gauges as ``kvd_*``, peers with their endpoint as a label."""
+def render(status: Status, served: Sequence[ServedRow] = ()) -> str:
+    """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
     lines: list[str] = []
     for name, count in sorted(status.counters.items()):
         metric = f"kvd_{_metric(name)}_total"
@@ -38,6 +40,7 @@ def render(status: Status) -> str:
         lines += [f'kvd_peer_up{{peer="{_peer(p.endpoint)}"}} {int(p.state == "up")}' for p in status.peers]
         lines.append("# TYPE kvd_peer_rtt_seconds gauge")
         lines += [f'kvd_peer_rtt_seconds{{peer="{_peer(p.endpoint)}"}} {p.rtt:g}' for p in status.peers]
+    lines += _served(served)
     lines += [
         "# TYPE kvd_build_info gauge",
         f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1',
@@ -45,10 +48,34 @@ def render(status: Status) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page(path: str, status: Status) -> Page:
+def _served(rows: Sequence[ServedRow]) -> list[str]:
+    """How requests were served, by engine, outcome and code (`kvd.wire.served`); and leases that were claimed."""
+    counts = [
+        (
+            f'{{engine="{_label(r.engine_id)}",role="{r.role}",outcome="{n.outcome}",code="{_label(n.code)}"}}',
+            n,
+        )
+        for r in rows
+        for n in r.totals
+    ]
+    engines = [(f'{{engine="{_label(row.engine_id)}"}}', row) for row in rows if row.leases_total]
+    families = {
+        "kvd_requests_served_total": [f"{labels} {count.requests}" for labels, count in counts],
+        "kvd_prompt_tokens_served_total": [f"{labels} {count.tokens}" for labels, count in counts],
+        "kvd_prefills_kept_total": [f"{labels} {row.leases_total}" for labels, row in engines],
+        "kvd_prefills_claimed_total": [f"{labels} {row.claimed_total}" for labels, row in engines],
+    }
+    lines: list[str] = []
+    for name, samples in families.items():
+        if samples:
+            lines += [f"# TYPE {name} counter", *(f"{name}{sample}" for sample in samples)]
+    return lines
+
+
+def page(path: str, status: Status, served: Sequence[ServedRow] = ()) -> Page:
     """The status code and the text for a path."""
     if path == "/metrics":
-        return 200, render(status)
+        return 200, render(status, served)
     if path == "/healthz":
         return 200, "ok\n"
     if path == "/readyz":
@@ -56,8 +83,8 @@ def page(path: str, status: Status) -> Page:
     return 404, "there is /metrics, /healthz and /readyz\n"
 
 
-async def serve(host: str, port: int, status: Callable[[], Status]) -> asyncio.Server:
-    """A listening server; ``status`` is called for each request. Raises `OSError` where the address cannot be had."""
+async def serve(host: str, port: int, now: Now) -> asyncio.Server:
+    """A listening server; ``now`` is called for each request. Raises `OSError` where the address cannot be had."""
     open_now: set[asyncio.Task[None] | None] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +93,7 @@ async def serve(host: str, port: int, status: Callable[[], Status]) -> asyncio.S
         try:
             if len(open_now) <= MAX_CONNECTIONS:
                 async with asyncio.timeout(REQUEST_SECONDS):
-                    await _answer(reader, writer, status)
+                    await _answer(reader, writer, now)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # whoever talks nonsense, or nothing at all, gets the connection closed
         finally:
@@ -78,9 +105,7 @@ async def serve(host: str, port: int, status: Callable[[], Status]) -> asyncio.S
     return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
 
 
-async def _answer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: Callable[[], Status]
-) -> None:
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, now: Now) -> None:
     head = (await reader.readuntil(b"\n")).decode("latin-1").split()
     while (await reader.readuntil(b"\n")).strip():
         pass
@@ -89,7 +114,7 @@ async def _answer(
     elif head[0] not in ("GET", "HEAD"):
         code, text = 405, "GET and HEAD only\n"
     else:
-        code, text = page(head[1].partition("?")[0], status())
+        code, text = page(head[1].partition("?")[0], *now())
     body = text.encode()
     writer.write(
         f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"

@@ -19,6 +19,7 @@ from kvd.service.peers import Links
 from kvd.service.readers import Readers
 from kvd.service.registry import Registry
 from kvd.service.router import Router
+from kvd.service.served import ServedCounts
 from kvd.service.timelines import Timelines
 from kvd.service.turns import Turns
 
@@ -49,6 +50,7 @@ class Parts:
     peer: Router | None = None
     askers: Askers = field(default_factory=Askers)
     timelines: Timelines = field(default_factory=Timelines)
+    served: ServedCounts = field(default_factory=ServedCounts)
     draining: bool = False
     prepared: bool = False
     loop_lag: float = 0.0

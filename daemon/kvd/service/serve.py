@@ -23,7 +23,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
 from kvd.geometry import codec
-from kvd.service import connections, curve, dispatch, metrics, queries, sockets
+from kvd.service import connections, curve, dispatch, metrics, queries, serving, sockets
 from kvd.service.askers import Askers
 from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.curve import Keys
@@ -279,7 +279,7 @@ def _authenticate(context: zmq.asyncio.Context, keys: Keys) -> AsyncioAuthentica
 async def _metrics(config: Config, parts: Parts) -> asyncio.Server:
     host, port = endpoint(config.metrics.listen, "metrics.listen")
     try:
-        return await metrics.serve(host, port, lambda: queries.status(parts))
+        return await metrics.serve(host, port, lambda: (queries.status(parts), serving.served(parts, 0.0)))
     except OSError as error:
         raise StartError(
             f"metrics.listen: cannot listen on {config.metrics.listen}: {error.strerror}",
@@ -352,6 +352,7 @@ async def _forget(parts: Parts) -> None:
     while True:
         await asyncio.sleep(1.0)
         parts.handshakes.forget(time.time() - parts.config.liveness.remember_seconds)
+        parts.served.keep(parts.registry.engines)
 
 
 async def _drain(parts: Parts) -> None:

@@ -25,12 +25,14 @@ from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
+from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
 from kvd.vllm.staging import PutOuts
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.registration import OpenReader, RegisterScheduler
+from kvd.wire.served import Outcome
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ class SchedulerHalf:
         self._claims = Claims(settings, engine.engine_id, self._session, self._known)
         self._readers = self._claims.readers
         self._forced.connect(self._claims.all, self._session.deliver)
+        self._served = Served(engine.engine_id, self._session.deliver)
 
     @property
     def has_state(self) -> bool:
@@ -145,6 +148,8 @@ class SchedulerHalf:
         claim is made once: a request whose load failed is offered less of it, or nothing.
         """
         if not wants_remote_prefill(request.kv_transfer_params):
+            tokens = request.num_prompt_tokens - computed
+            self._served.plain(request.request_id, request.kv_transfer_params, tokens)
             return 0, False
         claim = self._claims.get(request.request_id)
         if claim is None:
@@ -158,11 +163,13 @@ class SchedulerHalf:
         count = claim.tokens - computed
         if claim.cause and self.policy != "fail":
             log.warning("request %s is computed here: %s", request.request_id, claim.cause)
+            self._served.decided(request.request_id, "refused", count)
             self._forced.spared(request.request_id, f"nothing was to be loaded: {claim.cause}")
             self._claims.end(claim, "miss")
             return 0, False
         if count <= 0:
             self._forced.spared(request.request_id, "nothing was to be loaded: its prompt is cached here")
+            self._served.decided(request.request_id, "cached", 0)
             self._claims.end(claim, "done")
             return 0, False
         claim.computed = computed
@@ -192,6 +199,8 @@ class SchedulerHalf:
             for index, g in enumerate(self.groups)
         }
         claim.used, claim.prefix = True, claim.tokens
+        if claim.cause:
+            self._served.decided(request.request_id, "refused", external_tokens)
         fault = None if claim.cause else self._forced.fault(claim)
         self._orders.append(
             LoadOrder(
@@ -217,6 +226,8 @@ class SchedulerHalf:
         why = claim.cause or "vLLM did not ask for its load"
         log.info("of request %s nothing is loaded: %s", claim.request_id, why)
         self._forced.spared(claim.request_id, f"nothing was to be loaded: {why}")
+        outcome: Outcome = "refused" if claim.cause else "unused"
+        self._served.decided(claim.request_id, outcome, claim.tokens - claim.computed)
         self._claims.end(claim, "miss" if claim.cause else "done")
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
@@ -233,6 +244,10 @@ class SchedulerHalf:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
                 quiet = outcomes.quiet.get(request_id, 0.0) if outcomes else 0.0
                 self._forced.load_ended(request_id, claim.cause, quiet)
+                if not claim.over:
+                    here = max(claim.computed, claim.prefix if claim.cause else 0)
+                    outcome: Outcome = "missed" if claim.cause else "loaded"
+                    self._served.decided(request_id, outcome, claim.tokens - here)
                 if self._whole_again and claim.cause and self._claims.again(claim):
                     log.info("of request %s the first %d tokens are claimed again", request_id, claim.tokens)
                     continue
@@ -260,6 +275,7 @@ class SchedulerHalf:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
+        self._served.forget(request.request_id)
         unread = self._put_outs is not None and not self._put_outs.finished(request.request_id, block_ids)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
@@ -268,33 +284,33 @@ class SchedulerHalf:
             self._claims.request_over(claim)
             return False, None
         if self._pushes.knows(request.request_id):
-            return self._pushes.finished(request.request_id, block_ids, completed=completed), None
+            return self._pushed_whole(request, block_ids, completed=completed), None
         if not wants_prefill_here(request.kv_transfer_params) or not completed:
             return False, None
-        if wants_push_here(request.kv_transfer_params):
-            return False, None  # it could not be pushed, and nobody will ask for it
+        if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
+            return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
         if unread:
-            log.warning(
-                "request %s is not offered to a decoder: its blocks are not those that were copied for it",
-                request.request_id,
+            return self._not_offered(
+                request, "NOT_COPIED", "its blocks are not those that were copied for it"
             )
-            return False, None
+        return self._offer(request, block_ids)
+
+    def _offer(
+        self, request: Request, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Keep a prefill for whoever claims it."""
         state = self._session.state
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
         self._generation = state.engine_generation or self._generation
+        if not self._generation and state.kvd_generation:
+            return self._not_offered(request, "WORKERS_MISSING", "kvd still misses workers of this engine")
         if not self._generation:
-            log.warning(
-                "request %s is not offered to a decoder: %s",
-                request.request_id,
-                "kvd still misses workers of this engine"
-                if state.kvd_generation
-                else "no kvd has answered yet",
-            )
-            return False, None
+            return self._not_offered(request, "NO_KVD", "no kvd has answered yet")
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
         if not any(len(b.ids) for b in blocks):
-            return False, None
+            return self._not_offered(request, "NO_BLOCKS", "it has none")
+        self._served.count("offered", tokens)
         seconds = self.settings.lease_seconds
         request_id = request.request_id
         self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic())
@@ -316,6 +332,19 @@ class SchedulerHalf:
             lease_opened=time.time(),
         )
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
+
+    def _pushed_whole(self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool) -> bool:
+        sends = self._pushes.finished(request.request_id, block_ids, completed=completed)
+        if completed:
+            self._served.count(
+                "pushed" if sends else "not_offered", request.num_prompt_tokens, "" if sends else "NOT_PUSHED"
+            )
+        return sends
+
+    def _not_offered(self, request: Request, code: str, why: str) -> tuple[bool, None]:
+        log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
+        self._served.count("not_offered", request.num_prompt_tokens, code)
+        return False, None
 
     def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:
         table = self._tables.get(request_id)

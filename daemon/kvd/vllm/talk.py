@@ -23,9 +23,14 @@ class Talk(Protocol):
         ...
 
     def deliver(
-        self, key: str, message: Message | Callable[[], Message], keep_seconds: float = ...
+        self,
+        key: str,
+        message: Message | Callable[[], Message],
+        keep_seconds: float = ...,
+        *,
+        after: float = ...,
     ) -> Future[Message]:
-        """Send until it is answered."""
+        """Send until it is answered, not before ``after`` seconds."""
         ...
 
     def close(self, timeout: float = ...) -> None:

@@ -7,6 +7,7 @@ told apart from noise.
 Wire versions
     1  the first one
     2  claims and releases of leases name their reader
+       schedulers report how requests were served (`kvd.wire.served`)
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from kvd.wire.registration import (
     Unregister,
 )
 from kvd.wire.reply import Ok, Refused
+from kvd.wire.served import GetServed, ReportServed, Served
 from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, Transfers
 
 WIRE_VERSION = 2
@@ -103,6 +105,9 @@ Message: TypeAlias = (
     | Workers
     | GetStatus
     | Status
+    | ReportServed
+    | GetServed
+    | Served
     | Ok
     | Refused
 )

@@ -117,6 +117,17 @@ def test_a_delivery_is_dropped_and_counted_after_its_time() -> None:
         assert one.counters["deliveries.dropped"] == 1
 
 
+def test_a_delivery_that_is_put_off_is_sent_then_or_at_the_end() -> None:
+    with daemons() as (kvd,), session(kvd, scheduler(facts("e"))) as one:
+        message = LeaseOpened(engine_id="e", leases=())
+        began = time.monotonic()
+        assert one.deliver("soon", message, after=0.3).result(5) == Ok()
+        assert time.monotonic() - began >= 0.3
+        late = one.deliver("late", message, after=60.0)
+        one.close()
+        assert late.result(0) == Ok()
+
+
 def test_a_newer_delivery_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     lonely = Session(lambda: worker(facts("e")), directory=tmp_path)
     older = lonely.deliver("k", GetStatus())

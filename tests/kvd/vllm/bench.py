@@ -261,6 +261,8 @@ class Script:
         key: str,
         message: Message | Callable[[], Message],
         keep_seconds: float = 600.0,  # noqa: ARG002 - as the real one
+        *,
+        after: float = 0.0,  # noqa: ARG002
     ) -> Future[Message]:
         self.delivered.append(Asked(message() if callable(message) else message, Future(), key))
         return self.delivered[-1].future

@@ -69,8 +69,10 @@ class Wire(Script):
             future.set_result(PeerReady(local_engine="p", peer=self.card_of_decoder))
         return future
 
-    def deliver(self, key: str, message: Any, keep_seconds: float = 600.0) -> Future[Message]:
-        future = super().deliver(key, message, keep_seconds)
+    def deliver(
+        self, key: str, message: Any, keep_seconds: float = 600.0, *, after: float = 0.0
+    ) -> Future[Message]:
+        future = super().deliver(key, message, keep_seconds, after=after)
         if not self.lost and isinstance(self.delivered[-1].message, PushProgress):
             future.set_result(Ok())
         return future

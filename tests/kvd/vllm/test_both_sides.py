@@ -45,8 +45,10 @@ class Passing(Script):
     send: Callable[[Message], list[Any]]
     cut = False
 
-    def deliver(self, key: str, message: Any, keep_seconds: float = 600.0) -> Future[Message]:
-        future = super().deliver(key, message, keep_seconds)
+    def deliver(
+        self, key: str, message: Any, keep_seconds: float = 600.0, *, after: float = 0.0
+    ) -> Future[Message]:
+        future = super().deliver(key, message, keep_seconds, after=after)
         word = self.delivered[-1].message
         if isinstance(word, (PushAnnounce, PushWithdraw, PushDone)) and not self.cut:
             way_back = msgspec.structs.replace(word.key, decoder_endpoint=Endpoint("d", 2))

@@ -1,0 +1,153 @@
+"""How requests of the local engines were served: the schedulers' totals, cut into steps of the last minutes.
+
+The prefilling side does not see whether anybody reads what it keeps. Its kvd does: each lease belongs to the step in
+which it was opened, and to those that nobody claimed until somebody does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kvd.wire.identity import EngineFacts
+from kvd.wire.served import Outcome, ReportServed, ServedCount, ServedRow
+
+STEP_SECONDS = 5.0
+STEPS = 60
+"""Steps that are kept: five minutes."""
+CLAIM_SECONDS = 10.0
+"""A lease that is younger may still be claimed: the request is on its way to a decoder, or waits there for its turn."""
+MOST_WAITING = 65_536
+"""Most leases of an engine that are remembered as not claimed."""
+MOST_KEYS = 128
+"""Most outcomes with their codes that are told apart for an engine; they are labels of a metric."""
+
+Key = tuple[Outcome, str]
+
+
+@dataclass(slots=True)
+class _Step:
+    number: int
+    counts: Counter[Key] = field(default_factory=Counter)
+    tokens: Counter[Key] = field(default_factory=Counter)
+    leases: int = 0
+    claimed: int = 0
+
+
+@dataclass(slots=True)
+class _Engine:
+    """``reported`` is what its scheduler, of that incarnation, said last; ``waiting`` are leases nobody claimed."""
+
+    incarnation: str = ""
+    reported: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    total: _Step = field(default_factory=lambda: _Step(0))
+    steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=STEPS))
+    waiting: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+    def step(self, now: float) -> _Step:
+        """The one that ``now`` belongs to."""
+        number = int(now // STEP_SECONDS)
+        if not self.steps or self.steps[-1].number != number:
+            self.steps.append(_Step(number))
+        return self.steps[-1]
+
+    def between(self, first: float, last: float) -> Iterator[_Step]:
+        """Steps that began at ``first`` or later and ended at ``last`` or earlier."""
+        for step in self.steps:
+            if step.number * STEP_SECONDS >= first and (step.number + 1) * STEP_SECONDS <= last:
+                yield step
+
+
+class ServedCounts:
+    """All local engines' counts. Methods are for the event loop; ``now`` is time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine] = {}
+
+    def report(self, incarnation: str, report: ReportServed, now: float) -> None:
+        """A scheduler's totals, of which only what is new counts."""
+        engine = self._engine(report.engine_id)
+        if engine.incarnation != incarnation:
+            engine.incarnation, engine.reported = incarnation, _sums(report.known)
+        step = engine.step(now)
+        for key, (requests, tokens) in _sums(report.totals).items():
+            before = engine.reported.get(key, (0, 0))
+            engine.reported[key] = (requests, tokens)
+            named = (
+                key
+                if key in engine.total.counts or len(engine.total.counts) < MOST_KEYS
+                else (key[0], "OTHER")
+            )
+            for counted in (step, engine.total):
+                counted.counts[named] += max(0, requests - before[0])
+                counted.tokens[named] += max(0, tokens - before[1])
+
+    def opened(self, engine_id: str, request_ids: Iterable[str], now: float) -> None:
+        """Leases that were opened just now, and not said again."""
+        engine = self._engine(engine_id)
+        step = engine.step(now)
+        for request_id in request_ids:
+            engine.waiting[request_id] = step.number
+            step.leases += 1
+            engine.total.leases += 1
+        while len(engine.waiting) > MOST_WAITING or next(iter(engine.waiting.values()), step.number) < (
+            step.number - STEPS
+        ):
+            engine.waiting.popitem(last=False)
+
+    def claimed(self, engine_id: str, request_id: str) -> None:
+        """Somebody claims a lease; only the first one counts, and only of a lease that was opened here."""
+        engine = self._engines.get(engine_id)
+        number = engine.waiting.pop(request_id, None) if engine is not None else None
+        if engine is None or number is None:
+            return
+        engine.total.claimed += 1
+        for step in reversed(engine.steps):
+            if step.number == number:
+                step.claimed += 1
+                return
+
+    def row(self, facts: EngineFacts, seconds: float, now: float) -> ServedRow:
+        """One engine's counts of the last ``seconds``, in whole steps."""
+        engine = self._engines.get(facts.engine_id) or _Engine()
+        lately = _Step(0)
+        for step in engine.between(now - seconds - STEP_SECONDS, now + STEP_SECONDS):
+            lately.counts.update(step.counts)
+            lately.tokens.update(step.tokens)
+        old = now - CLAIM_SECONDS
+        for step in engine.between(old - seconds - STEP_SECONDS, old):
+            lately.leases += step.leases
+            lately.claimed += step.claimed
+        return ServedRow(
+            engine_id=facts.engine_id,
+            role=facts.role,
+            model=facts.model,
+            seconds=seconds,
+            lately=_counts(lately),
+            totals=_counts(engine.total),
+            leases=lately.leases,
+            unclaimed=lately.leases - lately.claimed,
+            leases_total=engine.total.leases,
+            claimed_total=engine.total.claimed,
+        )
+
+    def keep(self, engine_ids: Iterable[str]) -> None:
+        """Forget all engines but these."""
+        kept = set(engine_ids)
+        self._engines = {name: engine for name, engine in self._engines.items() if name in kept}
+
+    def _engine(self, engine_id: str) -> _Engine:
+        return self._engines.setdefault(engine_id, _Engine())
+
+
+def _sums(counts: Iterable[ServedCount]) -> dict[Key, tuple[int, int]]:
+    return {(count.outcome, count.code): (count.requests, count.tokens) for count in counts}
+
+
+def _counts(step: _Step) -> tuple[ServedCount, ...]:
+    return tuple(
+        ServedCount(key[0], key[1], requests, step.tokens[key])
+        for key, requests in sorted(step.counts.items())
+        if requests
+    )

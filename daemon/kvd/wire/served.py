@@ -1,0 +1,101 @@
+"""How requests were served: what an engine's scheduler counts, and what kvd knows of the last minutes.
+
+Level-triggered, as registration is: a scheduler reports totals since its start, and what a kvd has acknowledged of
+them. A kvd that was just started takes the difference between the two, so nothing is lost or counted twice.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from kvd.wire.identity import Endpoint, Role
+
+Outcome = Literal[
+    "offered",
+    "pushed",
+    "not_offered",
+    "loaded",
+    "cached",
+    "unused",
+    "refused",
+    "missed",
+    "plain",
+]
+"""What became of a request's prompt, where the engine was asked to prefill for another
+
+- ``offered``: its blocks are kept, and the answer carries params
+- ``pushed``: its blocks are sent to a decoder
+- ``not_offered``: nothing is kept for a decoder, for the reason that ``code`` names
+
+where it came with another's prefill
+
+- ``loaded``: the KV was loaded
+- ``cached``: all of it was here already
+- ``unused``: vLLM took none of it and computed the prompt here, as for ``prompt_logprobs``
+- ``refused``: its params, its prefiller or its lease could not be used, so it was computed here; ``code`` names why
+- ``missed``: the load failed, so it was computed here; ``code`` names why
+
+and where it asked for neither: ``plain``. ``code`` is OTHER_PARAMS where it had params all the same.
+"""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+MOST_COUNTS = 256
+
+
+class ServedCount(msgspec.Struct, frozen=True, array_like=True):
+    """Requests of one outcome and code. ``tokens`` of their prompts were moved, or computed where it was not done."""
+
+    outcome: Outcome
+    code: Annotated[str, msgspec.Meta(max_length=64)]
+    requests: Count
+    tokens: Count
+
+
+Counts = Annotated[tuple[ServedCount, ...], msgspec.Meta(max_length=MOST_COUNTS)]
+
+
+class ReportServed(msgspec.Struct, tag="report_served", frozen=True, kw_only=True):
+    """A scheduler's totals since its start, and those that a kvd has acknowledged. Answered by `Ok`."""
+
+    engine_id: str
+    totals: Counts
+    known: Counts = ()
+
+
+class GetServed(msgspec.Struct, tag="get_served", frozen=True, kw_only=True):
+    """How requests were served in the last ``seconds``. Answered by `Served`.
+
+    With ``peers`` also at engines of those kvds that this one has a link to and that answer at once.
+    """
+
+    seconds: float = 60.0
+    peers: bool = False
+
+
+class ServedRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine. ``lately`` is of the last ``seconds``, ``totals`` since its kvd has known it.
+
+    Of the leases that were opened in a time as long, which ended some seconds ago so that there was time to claim them,
+    ``unclaimed`` were claimed by nobody; ``leases_total`` and ``claimed_total`` count since kvd has known the engine.
+    ``endpoint`` is that of its kvd, empty for the one that was asked.
+    """
+
+    engine_id: str
+    role: Role
+    model: str
+    seconds: float
+    lately: tuple[ServedCount, ...] = ()
+    totals: tuple[ServedCount, ...] = ()
+    leases: int = 0
+    unclaimed: int = 0
+    leases_total: int = 0
+    claimed_total: int = 0
+    endpoint: Endpoint = Endpoint()
+
+
+class Served(msgspec.Struct, tag="served", frozen=True, kw_only=True):
+    """The engines, those of the asked kvd first."""
+
+    rows: tuple[ServedRow, ...]
