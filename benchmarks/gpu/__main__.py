@@ -10,11 +10,13 @@ docs/gpu.md of what one or several runs wrote.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.fleet import SIZES, Fleet, two_kvds
 from benchmarks.gpu.machine import describe
@@ -50,6 +52,7 @@ def main() -> int:
                 report=report,
                 gpus=machine["gpus"],
                 hosts=hosts,
+                options=dict(options.option),
                 quick=options.quick,
                 ways=options.ways,
             )
@@ -76,12 +79,24 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--ways", type=lambda text: text.split(","), default=[], help="direct, stock-nixl, ..."
     )
+    parser.add_argument(
+        "--option", type=_option, action="append", default=[], help="of every connector: NAME=VALUE, as JSON"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()
     unknown = {name for wave in options.only for name in wave} - {s.name for s in STAGES}
     if unknown:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     return options
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """A setting's name and value; a value that is no JSON is a string."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _waves(text: str) -> list[list[str]]:

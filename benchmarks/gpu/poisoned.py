@@ -171,6 +171,8 @@ def _alone(fleet: Fleet, engine: EngineProcess, tokens: int) -> Said:
     """What an engine answers to that prompt, nothing loaded, the last token computed as a step of its own."""
     engine.ask_workers("kvb_choices")
     answer = engine.submit_alone(text(tokens), fleet.sizes.answer).result(ANSWER_SECONDS)
+    if not answer.error and answer.token_ids[:1] != tuple(text(tokens)[-1:]):
+        raise RuntimeError(f"the engine said {answer.token_ids[:1]} first, not the prompt's last token")
     return Said(answer.token_ids[1:], _choices(engine, fleet.sizes.answer), answer.error)
 
 

@@ -219,6 +219,21 @@ def _times(name: str, which: int) -> Stage:
     return Stage(name, pairs, together=transfers, seconds=200.0)
 
 
+def _checksums() -> Stage:
+    """Loads whose KV is added up on both sides beside loads whose KV is not."""
+
+    def pairs(fleet: Fleet) -> list[PairSpec]:
+        spec = functools.partial(PairSpec, kind="dense", mode="pull", gpus=fleet.apart, env=FIRST_RUNNER)
+        block = fleet.sizes.blocks[0]
+        return [
+            spec(way=way, block=block, options={"kv_checksum": which}, label=f"sums-{which}")
+            for way in ("direct", "nixl")
+            for which in ("off", "all")
+        ]
+
+    return Stage("checksums", pairs, together=transfers, seconds=100.0, usual=False)
+
+
 def _pieces() -> Stage:
     """Loads through transfer engines in one piece and in several; direct ones below 2 GiB are one launch anyway."""
 
@@ -295,6 +310,7 @@ STAGES = (
     _smoke(),
     _pieces(),
     _staged_times(),
+    _checksums(),
     _firsts(),
     Stage("bare", lambda _: (), together=bare, seconds=90.0, least=20.0),
     Stage("zeroing", lambda _: (), together=zeroed, seconds=50.0, least=20.0),

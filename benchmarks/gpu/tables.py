@@ -244,6 +244,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "transfers": transfer_tables.transfers,
     "first tokens": transfer_tables.first_tokens,
     "first requests": transfer_tables.first_requests,
+    "checksums": transfer_tables.checksums,
     "overlap": overlaps,
     "faults": faults,
     "steps": step_times,

@@ -77,6 +77,33 @@ def first_tokens(lines: Sequence[Line]) -> str:
     )  # fmt: skip
 
 
+def checksums(lines: Sequence[Line]) -> str:
+    """Loads whose KV is added up on both sides, beside loads whose KV is not."""
+    some = [line for line in lines if line.get("options", {}).get("kv_checksum")]
+    rows = []
+    for (place, block, tokens, way), same in groups(
+        some, "transfer", (devices_of, "block", "tokens", "way")
+    ).items():
+        by: dict[str, list[Line]] = {}
+        for line in same:
+            by.setdefault(str(line["options"]["kv_checksum"]), []).append(line)
+        base = median_of(by.get("off", []), "first_token")
+        for which, of_it in by.items():
+            first = median_of(of_it, "first_token")
+            misses = sum(line.get("state") == "miss" for line in of_it)
+            rows.append(
+                (place, block, tokens, way, which, size(_first(of_it, "bytes")), ms(_transfer_time(of_it)),
+                 ms(first), ratio(first, base), ms(median_of(of_it, "prefill")), misses)
+            )  # fmt: skip
+    return table(
+        (
+            "where", "block", "tokens", "way", "added up", "bytes", "transfer", "first token", "over off",
+            "prefill", "misses",
+        ),
+        rows,
+    )  # fmt: skip
+
+
 def first_requests(lines: Sequence[Line]) -> str:
     """The first hand-over between two engines against later ones of its length, where most pairs had one; medians."""
     some = [line for line in lines if line["what"] == "transfer" and not line["error"]]
@@ -110,9 +137,10 @@ def first_requests(lines: Sequence[Line]) -> str:
 
 def _transfers(lines: Sequence[Line]) -> Iterable[tuple[tuple[Any, ...], list[Line]]]:
     """Transfers by block, devices and tokens, apart for runs in which layers could be joined."""
-    joined = {line["run"] for line in lines if line.get("joined")}
+    plain = [line for line in lines if "kv_checksum" not in line.get("options", {})]
+    joined = {line["run"] for line in plain if line.get("joined")}
     return groups(
-        lines, "transfer", ("block", devices_of, "tokens", lambda line: line["run"] in joined)
+        plain, "transfer", ("block", devices_of, "tokens", lambda line: line["run"] in joined)
     ).items()
 
 
