@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery e2e-builds nightly completions
+.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly completions
 
 BIN := .venv/bin
 
@@ -20,6 +20,7 @@ demo:  ## two CPU engines, a daemon between them, a transfer; ARGS="..." goes to
 
 test:  ## every check and every test, real engines included
 	@.ci/setup vllm
+	@.ci/setup routers
 	@.ci/setup shells
 	@$(BIN)/python .ci/checks lint unit e2e
 
@@ -34,6 +35,7 @@ unit:  ## the tests that need no engine
 
 e2e:  ## the tests with real vLLM engines
 	@.ci/setup vllm
+	@.ci/setup routers
 	@$(BIN)/python .ci/checks e2e
 
 e2e-matrix:  ## every backend, mode and kind of cache with real engines (about an hour); writes docs/matrix.md
@@ -47,6 +49,11 @@ e2e-recovery:  ## every kind of cache, mode and backend against every fault (an 
 e2e-builds:  ## hand-overs and faults on another vLLM, VLLM=0.26.0 for instance (20 minutes); notes them in docs/builds.md
 	@.ci/setup-build $(VLLM)
 	@WRITE_BUILDS=1 .builds/$(VLLM)/bin/python -m pytest -q $(addprefix tests/e2e/test_,gpu_caches.py recovering.py by_hand.py builds.py)
+
+e2e-routers:  ## vllm-router and vLLM's own proxies, unmodified, in front of real engines (10 minutes)
+	@.ci/setup vllm
+	@.ci/setup routers
+	@$(BIN)/python .ci/checks routers
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base

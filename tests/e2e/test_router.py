@@ -49,7 +49,7 @@ def free_port() -> int:
 
 def serve(
     host: Kvd, role: str, model: Path, folder: Path
-) -> tuple[int, contextlib.AbstractContextManager[None]]:
+) -> tuple[int, contextlib.AbstractContextManager[int]]:
     """`vllm serve` on a host, and its port."""
     port = free_port()
     spec = EngineSpec(

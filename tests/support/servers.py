@@ -21,14 +21,14 @@ CALM = {
 
 
 @contextlib.contextmanager
-def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A program in a session of its own, ended with all that it started."""
+def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[int]:
+    """A program in a session of its own, ended with all that it started; its process, which leads the session."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             words, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
     try:
-        yield
+        yield process.pid
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
@@ -39,8 +39,13 @@ def program(words: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
             process.wait()
 
 
-def serve_words(model: Path, port: int, config: Mapping[str, Any], *, host: str = "127.0.0.1") -> list[str]:
-    """A command line of `vllm serve` for a tiny model, which it serves as "tiny", with that kv_transfer_config."""
+def serve_words(
+    model: Path, port: int, config: Mapping[str, Any] | None, *, host: str = "127.0.0.1", **more: Any
+) -> list[str]:
+    """A command line of `vllm serve` for a tiny model, which it serves as "tiny", with that kv_transfer_config.
+
+    ``more`` are further options, with underscores in their names; they win.
+    """
     template = model.parent / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     options = {
@@ -52,7 +57,8 @@ def serve_words(model: Path, port: int, config: Mapping[str, Any], *, host: str 
         "--max-num-batched-tokens": 256,
         "--max-num-seqs": 8,
         "--chat-template": template,
-        "--kv-transfer-config": json.dumps(config),
+        **({"--kv-transfer-config": json.dumps(config)} if config is not None else {}),
+        **{"--" + name.replace("_", "-"): value for name, value in more.items()},
     }
     words = [str(word) for option in options.items() for word in option]
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
