@@ -13,6 +13,7 @@ from kvctl.parsing import one_of
 from kvctl.settings import Settings
 from kvctl.watch import show_repeatedly
 from kvd.wire import query
+from kvd.wire.served import GetServed, Served
 
 STATES = ("ready", "partial", "gone", "unreachable")
 
@@ -31,14 +32,16 @@ def engines(
 ) -> None:
     """The engines that kvd knows, local ones and peers'.
 
-    With -o wide also generation, place, policy, open leases and the engines whose handshake is done.
+    With -o wide also generation, place, policy, open leases, what became of the prompts of the last minute's requests,
+    and the engines whose handshake is done.
     """
 
     def fetch() -> Engines:
         rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+        served = {row.engine_id: row.lately for row in daemon.ask(settings, GetServed(), Served).rows}
         return Engines(
             engines=tuple(
-                engine_document(row)
+                engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())
                 for row in rows
                 if (state is None or row.state == state) and (row.local or not local)
             )

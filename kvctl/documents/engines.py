@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -11,6 +12,7 @@ from kvctl.documents.fields import Count, RankName, Scalar, Time
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.names import rank_name
 from kvd.wire.query import EngineRow
+from kvd.wire.served import ServedCount
 
 Place = Literal["local", "peer"]
 
@@ -35,6 +37,10 @@ class Engine(Struct, frozen=True, kw_only=True):
     policy: Annotated[str, Meta(description="on a miss: recompute or fail; empty when unknown")]
     leases: Annotated[int, Meta(ge=0, description="leases open")]
     endpoint: Annotated[str | None, Meta(description="host:port of its kvd; null for a local engine")]
+    served: Annotated[
+        dict[str, Count],
+        Meta(description="requests of the last minute by what became of their prompt; of local engines"),
+    ]
     peers: Annotated[tuple[str, ...], Meta(description="engines whose handshake with this one is done")]
     reason: Annotated[str, Meta(description="why it is not ready")]
     facts: Annotated[dict[str, Scalar], Meta(description="what compatibility is decided on")]
@@ -54,9 +60,12 @@ def endpoint_name(endpoint: Endpoint) -> str | None:
     return f"{host}:{endpoint.port}"
 
 
-def engine_document(row: EngineRow) -> Engine:
-    """The document of one row of kvd's answer."""
+def engine_document(row: EngineRow, lately: tuple[ServedCount, ...] = ()) -> Engine:
+    """The document of one row of kvd's answer, and how that engine's requests were served ``lately``."""
     facts = row.engine
+    served: Counter[str] = Counter()
+    for count in lately:
+        served[count.outcome] += count.requests
     return Engine(
         engine_id=facts.engine_id,
         generation=row.generation,
@@ -75,6 +84,7 @@ def engine_document(row: EngineRow) -> Engine:
         policy=row.policy,
         leases=row.leases,
         endpoint=endpoint_name(row.endpoint),
+        served=dict(served),
         peers=row.peers,
         reason=row.reason,
         facts=facts.facts,

@@ -15,7 +15,7 @@ def engines_screen(body: Engines, wide: bool) -> RenderableType:
     reasons = wide or any(engine.reason for engine in body.engines)
     headers = ["ENGINE", "MODEL", "ROLE", "STATE", "RANKS", "SHAPE", "SINCE"]
     if wide:
-        headers += ["GENERATION", "PLACE", "GROUPS", "SCHEDULER", "POLICY", "LEASES", "PEERS"]
+        headers += ["GENERATION", "PLACE", "GROUPS", "SCHEDULER", "POLICY", "LEASES", "SERVED", "PEERS"]
     if reasons:
         headers.append("REASON")
     rows: list[list[str | Text]] = []
@@ -37,6 +37,7 @@ def engines_screen(body: Engines, wide: bool) -> RenderableType:
                 "yes" if engine.scheduler else "no",
                 engine.policy or "-",
                 str(engine.leases),
+                ", ".join(f"{count} {outcome}" for outcome, count in engine.served.items()) or "-",
                 ",".join(engine.peers) or "-",
             ]
         if reasons:
