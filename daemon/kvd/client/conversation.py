@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.wire.checksum import GetSums
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.lease import LeaseExtend
@@ -36,7 +37,7 @@ Card = Callable[[], RegisterWorker | RegisterScheduler]
 Push = Callable[[Message], Message | None]
 Fresh = Message | Callable[[], Message]
 
-REQUESTS = (LeaseExtend, PushAnnounce, PushWithdraw, PushProgress, PushDone, ForceMiss, ClearForced)
+REQUESTS = (LeaseExtend, PushAnnounce, PushWithdraw, PushProgress, PushDone, GetSums, ForceMiss, ClearForced)
 """What kvd asks of a client: the correlation id is kvd's, and not that of anything asked here."""
 MAX_MESSAGE_BYTES = 64 << 20
 QUEUE = 4096

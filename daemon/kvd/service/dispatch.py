@@ -10,13 +10,14 @@ import msgspec
 
 from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
-from kvd.service import orders, pushes, queries, serving
+from kvd.service import checksums, orders, pushes, queries, serving
 from kvd.service.errors import Refusal
 from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
 from kvd.service.passing import ask_peer, is_ours, passed_on
 from kvd.service.registry import Client, Engine
 from kvd.service.router import Caller, Handler
+from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
 from kvd.wire.identity import EngineCard, EngineFacts, LeaseKey, RankId
@@ -62,6 +63,7 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         LeaseClaim: partial(lease_claim, parts),
         LeaseRelease: partial(lease_release, parts),
         **dict.fromkeys(PUSHES, partial(pushes.from_worker, parts)),
+        GetSums: partial(checksums.from_worker, parts),
         ForceMiss: partial(orders.force_miss, parts),
         ClearForced: partial(orders.clear_forced, parts),
         ReportForced: partial(orders.report_forced, parts),
@@ -85,6 +87,7 @@ def peer_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         LeaseClaim: partial(peer_lease_claim, parts),
         LeaseRelease: partial(peer_lease_release, parts),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, parts)),
+        GetSums: partial(checksums.from_peer, parts),
         ListEngines: partial(peer_list_engines, parts),
         GetServed: partial(serving.peer_get_served, parts),
     }
@@ -294,6 +297,8 @@ async def report_transfers(parts: Parts, _caller: Caller, message: ReportTransfe
     records = tuple(_with_generation(parts, message.incarnation, record) for record in message.records)
     for record in await parts.ledger.append(records, _unknown_engines(parts, records)):
         parts.counters[f"transfers.{record.state}"] += 1
+        if record.checksum.state:
+            parts.counters[f"checksums.{record.checksum.state}"] += 1
         if record.state == "done":
             parts.counters["transfers.bytes"] += record.bytes
         else:

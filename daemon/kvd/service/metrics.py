@@ -17,6 +17,8 @@ MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
 Now = Callable[[], tuple[Status, Sequence[ServedRow]]]
+_LABELS = {"checksums": "result"}
+"""Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -30,8 +32,12 @@ def render(status: Status, served: Sequence[ServedRow] = ()) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
     lines: list[str] = []
     for name, count in sorted(status.counters.items()):
-        metric = f"kvd_{_metric(name)}_total"
-        lines += [f"# TYPE {metric} counter", f"{metric} {count}"]
+        family, _, rest = name.partition(".")
+        label = _LABELS.get(family, "")
+        metric = f"kvd_{_metric(family if label else name)}_total"
+        if not lines or not lines[-1].startswith(metric + "{"):
+            lines.append(f"# TYPE {metric} counter")
+        lines.append(f'{metric}{{{label}="{_label(rest)}"}} {count}' if label else f"{metric} {count}")
     for name, value in sorted(status.gauges.items()):
         metric = f"kvd_{_metric(name)}"
         lines += [f"# TYPE {metric} gauge", f"{metric} {value:g}"]

@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from kvd.service.errors import LedgerError, Refusal
+from kvd.wire.checksum import Sums
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
 from kvd.wire.handshake import EngineDescribed, EngineGone, PeerGone, PeerReady, Pong
@@ -35,7 +36,7 @@ TURN_SECONDS = 0.002
 
 ANSWERS = (
     Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
-    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Ok, Refused,
+    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Sums, Ok, Refused,
 )  # fmt: skip
 """What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
 

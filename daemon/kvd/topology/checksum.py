@@ -11,12 +11,12 @@ One flipped bit always shows. Rows that are swapped, shifted or overwritten show
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import gcd, lcm, prod
-from typing import TypeAlias
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from kvd.topology.errors import NotSummable
 from kvd.topology.intersect import series, steps_of
 
 Words = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
 
 WORD = 8
 """Bytes of a word."""
@@ -34,10 +35,13 @@ FEW_CELLS = 128
 """Up to so many heads or channels each are a cell of their own; of more there are as many as divide `MOST_CELLS`."""
 MOST_CELLS = 6720
 """2^6 * 3 * 5 * 7: cells of many channels then end where the shares of 2, 3, 4, 5, 6, 7, 8 ... ranks do."""
-CHUNK = 256 << 10
-"""Bytes that are read at a time: what is computed of them stays in a core's cache."""
-LEAST_RUN = 8 << 10
+CHUNK = 4 << 20
+"""Bytes that are read at a time: what is computed of them is less, and what is gathered of them as much."""
+LEAST_RUN = 16 << 10
 """Bytes of neighbouring pages from which on they are read where they stand; less is gathered first."""
+MIX = 0xD6E8FEB86659FD93
+"""A row's sum is mixed with its place by this, between two shifts by 32 bits."""
+_WORD, _PLACE, _TOKEN = 0x5EED, 0xCE11, 0x70CE
 MOST_CLASSES = 64
 """Classes of tokens that sums are kept apart for at most."""
 
@@ -152,7 +156,8 @@ class Recipe:
 
     Units of ``unit`` bytes stand ``offset`` bytes into the page with ``extents`` and ``strides`` (bytes), in the order
     heads or channels, tokens, the rest of a row; the first ``rows`` axes are not part of a row. ``weights`` has one
-    for each unit of a row, ``places`` one for each head or channel. ``tokens`` are those of a block that are held.
+    for each unit of a row, ``places`` one for each head or channel, of which those from ``cells[i]`` on are a cell's.
+    ``tokens`` are those of a block that are held.
     """
 
     unit: int
@@ -162,7 +167,13 @@ class Recipe:
     rows: int
     weights: Words
     places: Words
+    cells: tuple[int, ...]
     tokens: Int64
+
+    @property
+    def reach(self) -> int:
+        """Bytes from the first unit of a page to the end of the last."""
+        return sum((n - 1) * s for n, s in zip(self.extents, self.strides, strict=True)) + self.unit
 
     @property
     def page_bytes(self) -> int:
@@ -187,7 +198,7 @@ def recipe(fld: Field) -> Recipe:
     each = WORD // size
     lead, at = index // along, index % along
     number = lead * -(-along // each) + at // each
-    weights = _odd(number, 0x5EED) << (at % each * 8 * size).astype(np.uint64)
+    weights = _odd(number, _WORD) << (at % each * 8 * size).astype(np.uint64)
     axes = [*fld.axes_of(label), *fld.axes_of("token"), *rest_axes]
     extents, strides = [a.extent for a in axes], [a.stride for a in axes]
     words = bool(rest_axes) and rest_axes[-1].stride == size and rest_axes[-1].extent % each == 0
@@ -196,7 +207,7 @@ def recipe(fld: Field) -> Recipe:
         strides[-1] = WORD
         weights, size = weights[::each], WORD
     weights = np.ascontiguousarray(weights)
-    places = _odd(series(steps_of(fld, label)) if label else np.zeros(1, np.int64), 0xCE11)
+    places = _odd(series(steps_of(fld, label)) if label else np.zeros(1, np.int64), _PLACE)
     for shared in (weights, places):
         shared.flags.writeable = False
     return Recipe(
@@ -207,12 +218,26 @@ def recipe(fld: Field) -> Recipe:
         rows=len(axes) - len(rest_axes),
         weights=weights,
         places=places,
+        cells=cells_of(fld).starts,
         tokens=series(steps_of(fld, "token")) if fld.axes_of("token") else np.zeros(1, np.int64),
     )
 
 
-Rows: TypeAlias = Callable[[Layer, Recipe, Int64], Words]
-"""Sums of rows: of a layer's pages of so many blocks, shape (blocks, heads or channels, tokens)."""
+class Summer(Protocol):
+    """What adds up pages where they stand: `InMemory` with numpy, others on a device."""
+
+    @property
+    def chunk(self) -> int:
+        """Bytes that it is best given at a time."""
+        ...
+
+    def sums(self, layer: Layer, how: Recipe, ids: Int64, tokens: Words, counted: Flags) -> Words:
+        """Sums of a field of a layer's pages ``ids``, shape (blocks, classes, cells).
+
+        ``tokens`` are the weights of the tokens, shape (blocks, tokens); ``counted`` says which are of which class,
+        shape (classes, blocks, tokens).
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,49 +249,51 @@ class Span:
 
 
 def layer_sums(
-    layer: Layer, rows: Rows, *, firsts: Int64, ids: Int64, span: Span, classes: Classes = ALL_TOKENS
+    layer: Layer, summer: Summer, *, firsts: Int64, ids: Int64, span: Span, classes: Classes = ALL_TOKENS
 ) -> Words:
     """Sums of a layer's pages, shape (blocks, classes, cells): page ``ids[i]`` begins with token ``firsts[i]``.
 
     Tokens outside ``span`` do not count. Raises `NotSummable`.
     """
     made = np.zeros((len(ids), classes.period, columns(layer.page)[-1][2]), np.uint64)
+    numbers = np.arange(classes.period)[:, None, None]
     for fld, low, high in columns(layer.page):
-        how, cells = recipe(fld), cells_of(fld)
-        step = max(1, CHUNK // how.page_bytes)
+        how = recipe(fld)
+        step = max(1, summer.chunk // how.page_bytes)
         for at in range(0, len(ids), step):
             part = slice(at, at + step)
             tokens = firsts[part, None] + how.tokens
-            counted = (tokens >= span.begin) & (tokens < span.end)
-            mixed = mix(rows(layer, how, ids[part]), how.places, tokens)
-            if not counted.all():
-                mixed *= counted[:, None, :]
-            for which in range(classes.period):
-                here = mixed if classes.period == 1 else mixed * (classes.of(tokens) == which)[:, None, :]
-                made[part, which, low:high] = np.add.reduceat(here.sum(axis=2), cells.starts, axis=1)
+            counted = (tokens >= span.begin) & (tokens < span.end) & (classes.of(tokens) == numbers)
+            made[part, :, low:high] = summer.sums(layer, how, ids[part], _odd(tokens, _TOKEN), counted)
     return made
 
 
-def mix(rows: Words, places: Words, tokens: Int64) -> Words:
-    """Sums of rows of shape (blocks, places, tokens) mixed with where they belong: what is added up."""
-    mixed = rows + _odd(tokens, 0x70CE)[:, None, :] * places[:, None]
-    mixed ^= mixed >> np.uint64(32)
-    mixed *= np.uint64(0xD6E8FEB86659FD93)
-    mixed ^= mixed >> np.uint64(32)
-    return mixed
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """Sums of memory that numpy can read: the bytes of each of a worker's regions."""
 
+    regions: Sequence[NDArray[np.uint8]]
+    chunk: int = CHUNK
 
-Region: TypeAlias = NDArray[np.uint8]
+    def sums(self, layer: Layer, how: Recipe, ids: Int64, tokens: Words, counted: Flags) -> Words:
+        """As `Summer` says."""
+        mixed = self._rows(layer, how, ids)
+        mixed += tokens[:, None, :] * how.places[:, None]
+        mixed ^= mixed >> np.uint64(32)
+        mixed *= np.uint64(MIX)
+        mixed ^= mixed >> np.uint64(32)
+        made = [
+            np.add.reduceat(
+                (mixed if every.all() else mixed * every[:, None, :]).sum(axis=2), how.cells, axis=1
+            )
+            for every in counted
+        ]
+        return np.stack(made, axis=1)
 
-
-def rows_in(regions: Sequence[Region]) -> Rows:
-    """`Rows` of memory that numpy can read: the bytes of each of a worker's regions."""
-
-    def read(layer: Layer, how: Recipe, ids: Int64) -> Words:
-        region = regions[layer.region]
-        at = layer.offset + how.offset
-        extent = sum((n - 1) * s for n, s in zip(how.extents, how.strides, strict=True)) + how.unit
-        blocks = (len(region) - at - extent) // layer.stride + 1
+    def _rows(self, layer: Layer, how: Recipe, ids: Int64) -> Words:
+        """Sums of rows, shape (blocks, heads or channels, tokens)."""
+        region, at = self.regions[layer.region], layer.offset + how.offset
+        blocks = (len(region) - at - how.reach) // layer.stride + 1
         pages: NDArray[np.generic] = np.ndarray(
             (blocks, *how.extents), f"<u{how.unit}", region.data, at, (layer.stride, *how.strides)
         )
@@ -276,8 +303,6 @@ def rows_in(regions: Sequence[Region]) -> Rows:
         bounds = [0, *breaks.tolist(), len(ids)]
         runs = [slice(int(ids[low]), int(ids[low]) + high - low) for low, high in pairwise(bounds)]
         return np.concatenate([_row_sums(pages[run], how) for run in runs])
-
-    return read
 
 
 def _row_sums(pages: NDArray[np.generic], how: Recipe) -> Words:

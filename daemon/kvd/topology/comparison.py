@@ -18,8 +18,8 @@ from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.checksum import (
     ALL_TOKENS,
     Classes,
-    Rows,
     Span,
+    Summer,
     Words,
     cells_of,
     classes_of,
@@ -75,9 +75,9 @@ class Comparison:
     parts: tuple[_Part, ...] = ()
     asks: Mapping[int, tuple[Wanted, ...]] = field(default_factory=dict)
 
-    def own_sums(self, rows: Rows) -> dict[str, Words]:
+    def own_sums(self, summer: Summer) -> dict[str, Words]:
         """The sums of what is in this worker's memory, by layer: one for each cell. Raises `NotSummable`."""
-        return {part.layer.name: _own(part, self.blocks[part.group.index], rows) for part in self.parts}
+        return {part.layer.name: _own(part, self.blocks[part.group.index], summer) for part in self.parts}
 
     def compare(
         self, own: Mapping[str, Words], theirs: Mapping[int, Sequence[Words]]
@@ -173,7 +173,7 @@ def _classes(layer: Layer, group: Group) -> tuple[Classes, int]:
     return found.pop() if found else (ALL_TOKENS, 0)
 
 
-def _own(part: _Part, blocks: BlockList, rows: Rows) -> Words:
+def _own(part: _Part, blocks: BlockList, summer: Summer) -> Words:
     """A layer's cells; only blocks with tokens that count are read."""
     if part.group.kind == "mamba":
         ids, firsts = blocks.ids, np.zeros(len(blocks.ids), np.int64)
@@ -182,7 +182,7 @@ def _own(part: _Part, blocks: BlockList, rows: Rows) -> Words:
         low, high = part.span.begin // size - blocks.first, -(-part.span.end // size) - blocks.first
         ids = blocks.ids[max(0, low) : high]
         firsts = (blocks.first + max(0, low) + np.arange(len(ids), dtype=np.int64)) * size
-    sums: Words = layer_sums(part.layer, rows, firsts=firsts, ids=ids, span=part.span).sum(axis=(0, 1))
+    sums: Words = layer_sums(part.layer, summer, firsts=firsts, ids=ids, span=part.span).sum(axis=(0, 1))
     return sums
 
 

@@ -21,7 +21,7 @@ from kvd.topology.meeting import block_pairs
 from kvd.topology.plan import Plan, Read
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
-from kvd.wire.push import PushKey
+from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
 
 Part = tuple[RankId, str]
@@ -101,6 +101,11 @@ class Arrival:
         """The prefiller knows of it."""
         self.taken = self.taken or now
 
+    def told(self, progress: PushProgress) -> None:
+        """What a source says of all that it sent."""
+        self.remote_blocks = progress.blocks or self.remote_blocks
+        self.load.sums = self.load.sums or progress.sums
+
     def tick(self, source: RankId, layers: tuple[str, ...], now: float) -> None:
         """These layers have arrived from that worker."""
         here = self.left.intersection((source, layer) for layer in layers)
@@ -156,6 +161,8 @@ def record_arrival(
         local_blocks=block_runs(order.block_lists()),
         remote_blocks=arrival.remote_blocks,
         moments=_moments(arrival),
+        checksum=load.checksum,
+        code=load.code,
     )
     return bounded(entry)
 

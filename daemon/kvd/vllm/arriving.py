@@ -353,7 +353,7 @@ class PeerArrivals:
             return
         now = self._lively = time.monotonic()
         arrival.heard(now)
-        arrival.remote_blocks = progress.blocks or arrival.remote_blocks
+        arrival.told(progress)
         if self._fetching is None:
             for there in progress.there:
                 arrival.tick(source, there.layers, now)

@@ -18,7 +18,7 @@ from kvd.topology.plan import Plan
 from kvd.topology.request import Copies, compile_request
 from kvd.topology.slices import cut, largest_prefix, piece
 from kvd.vllm.orders import Fault, LoadOrder
-from kvd.wire.transfer import GroupShare, TransferRecord, bounded
+from kvd.wire.transfer import Checksum, GroupShare, TransferRecord, bounded
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ class Load:
     ``failures`` counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is
     stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
-    this worker's part of it is to miss.
+    this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
+    came of comparing them. ``code`` is that of a miss.
     """
 
     order: LoadOrder
@@ -72,6 +73,9 @@ class Load:
     dropped: str = ""
     fault: Fault | None = None
     then: Callable[[Load], None] | None = None
+    sums: bool = False
+    checksum: Checksum = field(default_factory=Checksum)
+    code: str = ""
 
     @property
     def copies(self) -> list[Copies]:
@@ -82,6 +86,10 @@ class Load:
     def transfers(self) -> list[Transfer]:
         """All transfers, of all slices."""
         return [transfer for slice_ in self.slices for transfer in slice_.transfers]
+
+    def spoil(self, cause: str, code: str) -> None:
+        """It has come and is not what it should be: a miss of which nothing may be used or claimed again."""
+        self.cause, self.code, self.whole = cause, code, 0
 
     @property
     def good(self) -> int:
@@ -264,6 +272,8 @@ def record(
         local_blocks=block_runs(local),
         remote_blocks=block_runs(remote),
         moments=_moments(load),
+        checksum=load.checksum,
+        code=load.code,
     )
     return bounded(entry)
 

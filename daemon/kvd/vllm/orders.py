@@ -83,7 +83,7 @@ class PushStep:
 
     ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
     not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
-    preempted, so what is under way reads blocks that are no longer its own.
+    preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up.
     """
 
     transfer_id: str
@@ -93,6 +93,7 @@ class PushStep:
     total: int
     again: bool = False
     held: int = 0
+    sums: bool = False
 
     def block_lists(self) -> dict[int, BlockList]:
         """The request's blocks by group index."""
@@ -127,6 +128,31 @@ class PutOut:
         return block_lists(self.groups)
 
 
+@dataclass(frozen=True, slots=True)
+class SumOrder:
+    """When the step has run, add up these blocks, by group index, of which the prompt's ``tokens`` count.
+
+    ``name`` is what the decoder asks by: the request's id, or that of its transfer where it is pushed.
+    """
+
+    name: str
+    request_id: str
+    groups: dict[int, Blocks]
+    tokens: int
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return block_lists(self.groups)
+
+
+@dataclass(slots=True)
+class SumOrders:
+    """Prompts to be added up when the step has run, and by name those of which nobody will ask for the sums."""
+
+    due: list[SumOrder] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class StepOrders:
     """Everything for one step.
@@ -134,7 +160,7 @@ class StepOrders:
     Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
     transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
     requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended; what of a
-    staged engine peers may read after the step. ``idle``: the step computes nothing.
+    staged engine peers may read after the step; what is added up when it has run. ``idle``: the step computes nothing.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
@@ -145,6 +171,7 @@ class StepOrders:
     pushes: list[PushStep] = field(default_factory=list)
     push_ends: list[PushEnd] = field(default_factory=list)
     put_outs: list[PutOut] = field(default_factory=list)
+    sums: SumOrders = field(default_factory=SumOrders)
     idle: bool = False
 
 

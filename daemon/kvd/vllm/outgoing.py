@@ -46,7 +46,7 @@ class Computed:
 
     ``blocks`` are the request's by group. ``epoch`` counts its preemptions: what was read from its blocks counts only
     while that is the same. ``kept``: it is complete and its blocks stay. ``over`` is the cause where nothing of it can
-    be sent any more. ``behind``: the device has yet to do a part of what was noted.
+    be sent any more. ``behind``: the device has yet to do a part of what was noted. ``sums``: its KV is added up.
     """
 
     blocks: dict[int, BlockList] = field(default_factory=dict)
@@ -56,6 +56,7 @@ class Computed:
     over: str = ""
     layers: dict[str, int] = field(default_factory=dict)
     behind: bool = False
+    sums: bool = False
 
     def reached(self, layer: str) -> int:
         """Tokens of which a layer holds KV."""
@@ -197,7 +198,7 @@ class Outgoing:
             there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
             layers[name] = there
             behind = behind or any(m.tokens > there for m in found)
-        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind)
+        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind, step.sums)
         with self._lock:
             if transfer.changes == changes and not behind:
                 transfer.known = answer

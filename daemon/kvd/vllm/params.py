@@ -34,7 +34,8 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
 
     ``blocks[g]`` are the prefiller's block ids of group ``g``, the first of which covers block number
     ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV. ``lease_seconds``
-    counts from ``lease_opened`` (Unix seconds of the prefiller's clock).
+    counts from ``lease_opened`` (Unix seconds of the prefiller's clock). ``checksum``: checksums of
+    the blocks can be asked for.
     """
 
     engine_id: str
@@ -47,6 +48,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     first_blocks: tuple[int, ...]
     lease_seconds: float
     lease_opened: float
+    checksum: bool = False
 
     def block_lists(self) -> dict[int, BlockList]:
         """The prefiller's blocks by group index."""
@@ -86,6 +88,7 @@ def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> d
         "kvd_generation": prefill.generation,
         "kvd_lease_seconds": prefill.lease_seconds,
         "kvd_lease_opened": prefill.lease_opened,
+        "kvd_checksum": int(prefill.checksum),
     }
 
 
@@ -108,6 +111,7 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
         "lease_opened": "kvd_lease_opened",
     }
     read = _convert(params, names, RemotePrefill, "hand on what the prefiller returned, unchanged")
+    read = msgspec.structs.replace(read, checksum=bool(params.get("kvd_checksum")))
     _check(read)
     _check_not_own(read.engine_id, own_engine_id)
     return read

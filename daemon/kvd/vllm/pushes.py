@@ -111,6 +111,11 @@ class Pushes:
         """Whether a request is pushed."""
         return request_id in self._active
 
+    def name(self, request_id: str) -> str:
+        """The transfer id of a request that is pushed, else nothing."""
+        push = self._active.get(request_id)
+        return push.transfer_id if push is not None else ""
+
     def take(self, output: Scheduled | None) -> tuple[list[PushStep], list[PushEnd]]:
         """What the coming step computes of pushed requests, and which of them ended since the last one."""
         steps, self._steps = self._steps, []
@@ -152,7 +157,9 @@ class Pushes:
             if not again:
                 return None
             push.again = False
-            return PushStep(push.transfer_id, request_id, {}, 0, push.total, again=True)
+            return PushStep(
+                push.transfer_id, request_id, {}, 0, push.total, again=True, sums=self._sums(push)
+            )
         if push.reached >= push.total and not again:
             return None
         computed = push.request.num_computed_tokens
@@ -169,7 +176,11 @@ class Pushes:
             push.total,
             again=again,
             held=min(push.total, computed),
+            sums=self._sums(push),
         )
+
+    def _sums(self, push: _Push) -> bool:
+        return self._settings.samples(push.transfer_id)
 
     def _last(self, push: _Push, table: Table) -> None:
         """The blocks as they are kept, where that is not what the workers know: states, and what left a window."""
@@ -182,7 +193,16 @@ class Pushes:
             request_id = push.request.request_id
             whole = push.total
             self._steps.append(
-                PushStep(push.transfer_id, request_id, plain(lists), whole, whole, again=lost, held=whole)
+                PushStep(
+                    push.transfer_id,
+                    request_id,
+                    plain(lists),
+                    whole,
+                    whole,
+                    again=lost,
+                    held=whole,
+                    sums=self._sums(push),
+                )
             )
 
     def _needs(self, index: int, first: int, now: int, total: int) -> bool:

@@ -25,6 +25,7 @@ from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
+from kvd.vllm.sampling import Sampling
 from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
 from kvd.vllm.staging import PutOuts
@@ -72,6 +73,7 @@ class SchedulerHalf:
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table)
         self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
+        self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
@@ -106,6 +108,7 @@ class SchedulerHalf:
                 self._pushes.begin(request)
             elif self._put_outs is not None:
                 self._put_outs.begin(request)
+            self._sampling.begin(request, self._pushes.name(request.request_id))
         elif wants_remote_prefill(request.kv_transfer_params):
             self._forced.arrived(request)
             self._claims.begin(
@@ -122,6 +125,7 @@ class SchedulerHalf:
             self._not_loaded(claim)
         pushes, push_ends = self._pushes.take(output)
         orders = StepOrders(
+            sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
             put_outs=self._put_outs.take(output) if self._put_outs is not None else [],
@@ -258,7 +262,7 @@ class SchedulerHalf:
     def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
         """A request has blocks: ``table`` gives them by group as they are when it is called."""
         put_out = self._put_outs is not None and self._put_outs.knows(request_id)
-        if put_out or self._pushes.knows(request_id):
+        if put_out or self._pushes.knows(request_id) or self._sampling.knows(request_id):
             self._tables[request_id] = table
 
     @property
@@ -277,6 +281,7 @@ class SchedulerHalf:
         self._tables.pop(request.request_id, None)
         self._served.forget(request.request_id)
         unread = self._put_outs is not None and not self._put_outs.finished(request.request_id, block_ids)
+        summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
             if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
@@ -293,12 +298,12 @@ class SchedulerHalf:
             return self._not_offered(
                 request, "NOT_COPIED", "its blocks are not those that were copied for it"
             )
-        return self._offer(request, block_ids)
+        return self._offer(request, block_ids, summed=summed)
 
     def _offer(
-        self, request: Request, block_ids: Sequence[Sequence[int]]
+        self, request: Request, block_ids: Sequence[Sequence[int]], *, summed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Keep a prefill for whoever claims it."""
+        """Keep a prefill for whoever claims it; ``summed``: its blocks are added up."""
         state = self._session.state
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
         self._generation = state.engine_generation or self._generation
@@ -330,6 +335,7 @@ class SchedulerHalf:
             first_blocks=tuple(b.first for b in blocks),
             lease_seconds=seconds,
             lease_opened=time.time(),
+            checksum=summed,
         )
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -26,8 +27,9 @@ _RANGES = {
     "clock_skew": (0.0, _DAY),
     "lease_grace": (0.0, _DAY),
     "piece_bytes": (1, 1 << 40),
+    "kv_checksum": (1, 1 << 31),
 }
-"""Least and most of each number: seconds, or bytes."""
+"""Least and most of each number: seconds, bytes, or requests."""
 
 
 def _says(text: str) -> msgspec.Meta:
@@ -92,6 +94,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             " between GPUs warn of a slow path."
         ),
     ] = True
+    kv_checksum: Annotated[
+        Literal["off", "all"] | int,
+        _says(
+            "Prefiller: whose KV is added up, and by the decoder again after the load; what differs is a miss. `off`,"
+            " `all`, or a number: one request in so many. docs/transfers.md says what it catches and what it costs."
+        ),
+    ] = "off"
     lease_margin: Annotated[
         float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
     ] = 0.5
@@ -102,6 +111,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         float,
         _says("Prefiller: how long beyond a lease kvd's word is awaited before blocks are freed without it."),
     ] = 5.0
+
+    def samples(self, name: str) -> bool:
+        """Whether the KV of a request (or transfer) is added up: the same answer on every worker and every time."""
+        if isinstance(self.kv_checksum, int):
+            return zlib.crc32(name.encode()) % self.kv_checksum == 0
+        return self.kv_checksum == "all"
 
 
 def read_settings(extra: Mapping[str, Any]) -> Settings:
@@ -132,7 +147,8 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
 
 
 def _unit(name: str) -> str:
-    return "bytes" if name.endswith("_bytes") else "seconds"
+    units = {"piece_bytes": "bytes", "kv_checksum": "requests"}
+    return units.get(name, "seconds")
 
 
 def _name(kind: Any) -> str:
@@ -148,4 +164,4 @@ def _name(kind: Any) -> str:
         int: "a whole number",
         type(None): "null",
     }
-    return " or ".join(words[part] for part in (get_args(kind) or (kind,)))
+    return " or ".join(words[part] if part in words else _name(part) for part in (get_args(kind) or (kind,)))

@@ -50,6 +50,7 @@ class Target:
     ``source`` are the prefiller's blocks as they were posted last, by its groups.
     ``looked`` is what was computed when nothing of it was left to be posted.
     ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
+    ``sums``: its KV is added up.
     """
 
     announce: PushAnnounce
@@ -70,6 +71,7 @@ class Target:
     dirty: bool = False
     settled: float | None = None
     released: bool = False
+    sums: bool = False
     blocks: dict[int, BlockList] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -200,6 +202,7 @@ def progress(target: Target, source: RankId) -> PushProgress:
         failed=target.cause if over else "",
         quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
         blocks=_source_runs(target),
+        sums=target.sums and target.complete,
     )
 
 

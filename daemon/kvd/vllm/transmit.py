@@ -36,6 +36,7 @@ def advance(
             close(target, "the prefiller was not sent this request in time")
         return
     wanted = target.announce.tokens
+    target.sums = target.sums or computed.sums
     if computed.over:
         close(target, computed.over)
     elif computed.total != wanted:

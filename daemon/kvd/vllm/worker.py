@@ -24,9 +24,11 @@ from kvd.backends.contract import Home
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
+from kvd.topology.plan import Plan
 from kvd.vllm.announcing import Here, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, record_arrival
 from kvd.vllm.arriving import PeerArrivals
+from kvd.vllm.checking import Checking
 from kvd.vllm.fault import concerns
 from kvd.vllm.gate import Gate
 from kvd.vllm.lane import PeerLane
@@ -34,13 +36,16 @@ from kvd.vllm.load import Load, record
 from kvd.vllm.marks import no_mark
 from kvd.vllm.orders import Fault, LoadOrder, PutOut, StepOrders, StepOutcomes
 from kvd.vllm.outgoing import Ready
+from kvd.vllm.page_sums import summer_of
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.paths import Paths
 from kvd.vllm.pushing import Pushing
 from kvd.vllm.settings import Settings
 from kvd.vllm.staging import stager
+from kvd.vllm.summing import Summing
 from kvd.vllm.talk import Talk
 from kvd.vllm.watch import Watch
+from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
@@ -122,6 +127,9 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=home.metadata(),
         )
+        summer = functools.cache(lambda: summer_of(geometry))
+        self._summing = Summing(geometry, summer, mark)
+        self._checking = Checking(geometry, summer, lambda: self._session, self._cards.get)
         self._watch = Watch(self._watch_lanes)
         self._session = open_session(lambda: RegisterWorker(self._card), self._pushed)
 
@@ -134,6 +142,7 @@ class WorkerHalf:
     def start(self, orders: StepOrders) -> None:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
         self._results.sent.update(orders.freed)
+        self._summing.begin(orders)
         self._put_outs = orders.put_outs
         now = time.monotonic()
         for order in orders.loads:
@@ -168,6 +177,7 @@ class WorkerHalf:
 
     def stepped(self) -> None:
         """After the step's forward is queued. Waits for it on staged engines, and only where a prefill ends with it."""
+        self._summing.stepped()
         if self._stager is not None:
             self._stager.put_out(self._put_outs)
         self._put_outs = []
@@ -189,7 +199,7 @@ class WorkerHalf:
                 self._results.lost_blocks |= load.order.block_ids
                 self._outcomes.prefixes[request_id] = load.prefix
         results, self._results = self._results, Results()
-        results.sent |= self.pushing.sent()
+        results.sent |= self._summing.unsummed(self.pushing.sent())
         return results
 
     def _ends(self, wait: float) -> Iterator[Load]:
@@ -218,12 +228,15 @@ class WorkerHalf:
         for lane in lanes:
             lane.stop()
         self.pushing.stop()
+        self._summing.stop()
+        self._checking.stop()
         until = time.monotonic() + CLOSE_SECONDS
         self._gate.close(until)
         stuck = [lane.engine_id for lane in lanes if not lane.join(until - time.monotonic())]
         stuck += self.pushing.join(until)
         self._watch.close()
         self._session.close()
+        stuck += [work.name for work in (self._summing, self._checking) if not work.join(until)]
         if stuck:
             log.error("shutting down with lanes at work (%s): the memory stays registered", ", ".join(stuck))
         else:
@@ -384,6 +397,8 @@ class WorkerHalf:
             self._learn(message)
         elif isinstance(message, (PushAnnounce, PushWithdraw, PushDone)):
             return self.pushing.pushed(message)
+        elif isinstance(message, GetSums):
+            return self._summing.answer(message)
         elif isinstance(message, PeerGone) and self._known.get(message.engine_id) == message.generation:
             self._known.pop(message.engine_id, None)
             with self._lock:
@@ -416,14 +431,20 @@ class WorkerHalf:
         """On a lane's thread, the watcher's or the session's: hand over to the step, and write it down."""
         if load.then is not None:
             load.then(load)
-            return
-        self._ended.put(load)
-        self._write_down(load, functools.partial(record, load))
+        else:
+            self._checked(load, load.plan, functools.partial(record, load))
 
     def _arrived(self, arrival: Arrival) -> None:
         """On the thread of arrivals: as `_load_ended`."""
-        self._ended.put(arrival.load)
-        self._write_down(arrival.load, functools.partial(record_arrival, arrival))
+        self._checked(arrival.load, arrival.plan, functools.partial(record_arrival, arrival))
+
+    def _checked(self, load: Load, plan: Plan | None, made: Callable[..., TransferRecord]) -> None:
+        def ended() -> None:
+            self._ended.put(load)
+            self._write_down(load, made)
+
+        if not self._checking.begin(load, plan, ended):
+            ended()
 
     def _write_down(self, load: Load, made: Callable[..., TransferRecord]) -> None:
         try:

@@ -8,6 +8,7 @@ Wire versions
     1  the first one
     2  claims and releases of leases name their reader
        schedulers report how requests were served (`kvd.wire.served`)
+       decoding workers ask for checksums of KV (`kvd.wire.checksum`)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvd.wire.checksum import GetSums, Sums
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch
 from kvd.wire.handshake import (
     DescribeEngine,
@@ -87,6 +89,8 @@ Message: TypeAlias = (
     | PushWithdraw
     | PushProgress
     | PushDone
+    | GetSums
+    | Sums
     | ReportTransfers
     | ListTransfers
     | Transfers

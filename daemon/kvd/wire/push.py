@@ -84,8 +84,8 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
 
     ``failed`` is the cause. Without ``quiet`` beside it something may still land, and no other word follows: the
     decoder has to close its landing. ``blocks`` are the request's on the sender's side, for the ledger, once all that
-    it supplies is there; left out where they lie in more than `MAX_RUNS` runs. Answered by `Ok`; one that nobody waits
-    for is no error.
+    it supplies is there; left out where they lie in more than `MAX_RUNS` runs. ``sums``: it has checksums of them
+    (`kvd.wire.checksum`). Answered by `Ok`; one that nobody waits for is no error.
     """
 
     key: PushKey
@@ -94,6 +94,7 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     failed: str = ""
     quiet: bool = False
     blocks: tuple[BlockRuns, ...] = ()
+    sums: bool = False
 
 
 class PushDone(msgspec.Struct, tag="push_done", frozen=True, kw_only=True):

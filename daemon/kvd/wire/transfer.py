@@ -36,6 +36,27 @@ class GroupShare(msgspec.Struct, frozen=True):
     bytes: int
 
 
+class GroupChecksum(msgspec.Struct, frozen=True):
+    """What of one KV cache group was compared: so many layers; ``differs`` names the first that is not the same."""
+
+    group: int
+    layers: int
+    differs: str = ""
+
+
+class Checksum(msgspec.Struct, frozen=True, kw_only=True):
+    """The prefiller's sums of what it handed over against the decoder's of what it has.
+
+    ``why`` says why it is ``unknown``; the state is empty where nothing was to be compared. ``seconds`` are from the
+    end of the load to the end of the comparison.
+    """
+
+    state: Literal["", "ok", "differs", "unknown"] = ""
+    why: str = ""
+    groups: tuple[GroupChecksum, ...] = ()
+    seconds: float = 0.0
+
+
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV.
 
@@ -82,6 +103,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     remote_blocks: tuple[BlockRuns, ...] = ()
     blocks_cut: bool = False
     moments: dict[str, float] = {}
+    checksum: Checksum = Checksum()
+    code: str = ""
 
 
 def bounded(record: TransferRecord) -> TransferRecord:

@@ -17,12 +17,12 @@ from kvd.geometry.model import Axis, EngineGeometry, Field, Layer, Page, WorkerG
 from kvd.topology.blocks import BlockList
 from kvd.topology.checksum import (
     Classes,
+    InMemory,
     Span,
     cells_of,
     classes_of,
     columns,
     layer_sums,
-    rows_in,
 )
 from kvd.topology.errors import NotSummable
 from tests.kvd.topology import engines, oracle
@@ -104,8 +104,8 @@ def sums_of(holder: Held, layer: Layer, size: int, blocks: BlockList, span: Span
     """Of a layer: (blocks, cells)."""
     count = np.arange(len(blocks.ids), dtype=np.int64)
     firsts = (blocks.first + count) * size if size else count
-    rows = rows_in(holder.regions)
-    return layer_sums(layer, rows, firsts=firsts, ids=blocks.ids, span=span)[:, 0]
+    summer = InMemory(holder.regions)
+    return layer_sums(layer, summer, firsts=firsts, ids=blocks.ids, span=span)[:, 0]
 
 
 Sums = dict[tuple[str, str, int], int]
@@ -315,7 +315,7 @@ def test_elements_of_a_size_that_no_type_has_are_refused() -> None:
     with pytest.raises(NotSummable, match="elements of 3 bytes"):
         layer_sums(
             layer,
-            rows_in([np.zeros(12, np.uint8)]),
+            InMemory([np.zeros(12, np.uint8)]),
             firsts=np.zeros(1, np.int64),
             ids=np.zeros(1, np.int64),
             span=Span(0, 1),

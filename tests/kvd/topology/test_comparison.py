@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import ALL_TOKENS, Classes, Span, layer_sums, rows_in
+from kvd.topology.checksum import ALL_TOKENS, Classes, InMemory, Span, layer_sums
 from kvd.topology.comparison import Comparison, GroupResult, Wanted, comparison
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
@@ -41,7 +41,7 @@ def answer(
     tables = [
         layer_sums(
             layer,
-            rows_in(regions),
+            InMemory(regions),
             firsts=firsts,
             ids=ids,
             span=Span(0, 1 << 40 if state else total),
@@ -62,7 +62,7 @@ class Loaded:
     answers: Mapping[int, list[NDArray[np.uint64]]]
 
     def results(self) -> tuple[GroupResult, ...]:
-        return self.against.compare(self.against.own_sums(rows_in(self.memory.regions)), self.answers)
+        return self.against.compare(self.against.own_sums(InMemory(self.memory.regions)), self.answers)
 
 
 def load(
