@@ -28,6 +28,27 @@ class Blocks(Struct, frozen=True, kw_only=True):
     runs: Annotated[tuple[tuple[int, int], ...], Meta(description="runs of neighbours: first id, how many")]
 
 
+class ChecksumOfGroup(Struct, frozen=True, kw_only=True):
+    """What was compared of one KV cache group."""
+
+    group: Count
+    layers: Annotated[Count, Meta(description="layers that were compared")]
+    differs: Annotated[
+        str, Meta(description="the first layer that is not the same, with both sums; else empty")
+    ]
+
+
+class Checksum(Struct, frozen=True, kw_only=True):
+    """The prefiller's checksums of what it handed over against the decoder's of what it has."""
+
+    state: Annotated[
+        Literal["", "ok", "differs", "unknown"], Meta(description="empty where nothing was to be compared")
+    ]
+    why: Annotated[str, Meta(description="why it is unknown")]
+    seconds: Annotated[Seconds, Meta(description="from the end of the load to that of the comparison")]
+    groups: tuple[ChecksumOfGroup, ...]
+
+
 class Transfer(Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV, as it stands in the ledger."""
 
@@ -69,6 +90,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
         tuple[Blocks, ...], Meta(description="the same; empty of a push, which never learns them")
     ]
     blocks_cut: Annotated[bool, Meta(description="there were more runs of blocks than the ledger keeps")]
+    checksum: Checksum
 
 
 class Transfers(Struct, frozen=True, kw_only=True):
@@ -113,6 +135,15 @@ def transfer_document(row: LedgerRow) -> Transfer:
         local_blocks=_blocks(record.local_blocks),
         remote_blocks=_blocks(record.remote_blocks),
         blocks_cut=record.blocks_cut,
+        checksum=Checksum(
+            state=record.checksum.state,
+            why=record.checksum.why,
+            seconds=record.checksum.seconds,
+            groups=tuple(
+                ChecksumOfGroup(group=g.group, layers=g.layers, differs=g.differs)
+                for g in record.checksum.groups
+            ),
+        ),
     )
 
 

@@ -48,6 +48,7 @@ def whole_transfer_screen(body: WholeTransfer, wide: bool) -> RenderableType:
         *timeline(body.parts),
         Text(""),
         _figures(body.parts),
+        *([Text(""), _checksums(body.parts)] if any(part.checksum.state for part in body.parts) else []),
         *(([Text(""), _blocks(body.parts)]) if wide else []),
     )
 
@@ -130,6 +131,21 @@ def _figures(parts: tuple[Transfer, ...]) -> RenderableType:
         for part in parts
     ]
     return column_table(headers, rows, right="BYTES RATE COPIES TRIES")
+
+
+def _checksums(parts: tuple[Transfer, ...]) -> RenderableType:
+    """What was compared with the prefiller's sums, group by group, or why nothing was."""
+    rows: list[list[str | Text]] = []
+    for part in parts:
+        found = part.checksum
+        time = span(found.seconds)
+        for group in found.groups:
+            what = "differs" if group.differs else "ok"
+            layers = str(group.layers)
+            rows.append([part.local_rank, what, f"g{group.group}", layers, time, group.differs or "-"])
+        if found.state and not found.groups:
+            rows.append([part.local_rank, found.state, "-", "-", time, found.why or "-"])
+    return column_table(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, right="LAYERS TIME")
 
 
 def _blocks(parts: tuple[Transfer, ...]) -> RenderableType:
