@@ -106,9 +106,10 @@ class Leases:
         lease = self.table.get(name)
         if lease is None:
             why = "released" if name in self._ended else "expired, or never opened"
-            return _none(name, f"engine {name[0]!r} holds no lease {name[1]!r}: {why}")
+            reason = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
+            return _none(name, reason, ended=name in self._ended)
         if reader in lease.gone:
-            return _none(name, f"reader {reader} has released lease {name[1]!r}")
+            return _none(name, f"reader {reader} has released lease {name[1]!r}", ended=True)
         if reader not in lease.readers and len(lease.readers) + len(lease.gone) >= MAX_READERS:
             return _none(name, f"lease {name[1]!r} had {MAX_READERS} readers: no more are let in")
         self._events.counters["leases.renewals" if reader in lease.readers else "leases.claims"] += 1
@@ -120,7 +121,7 @@ class Leases:
             reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
         lease = self.table.get(name)
         if lease is None or reader not in lease.readers:
-            return _none(name, reason or "the lease ended meanwhile")
+            return _none(name, reason or "the lease ended meanwhile", ended=True)
         lease.readers[reader] = lease.expires
         # What is counted from the claim's sending, which was before `received`, ends before the lease does.
         seconds = max(0.0, lease.expires - received - self.settings.margin_seconds)
@@ -233,8 +234,8 @@ class Leases:
             self._ended.popitem(last=False)
 
 
-def _none(name: Name, reason: str) -> LeaseClaimed:
-    return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason)
+def _none(name: Name, reason: str, *, ended: bool = False) -> LeaseClaimed:
+    return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason, ended=ended)
 
 
 def owner_of(client: Client | None, engine_id: str) -> Client:

@@ -315,7 +315,7 @@ class Claims:
         elif claim.lease_retries < UNKNOWN_LEASE_RETRIES and not claim.valid_until:
             claim.lease_retries += 1
             claim.lease_due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease_retries
-        elif not claim.valid_until:
+        elif answer.ended or not claim.valid_until:  # a kvd that was just started may not know the lease yet
             prefill, why = claim.prefill, answer.reason or "no such lease"
             claim.cause = (
                 f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}"
@@ -334,7 +334,7 @@ class Claims:
             )
         elif left > 0:
             claim.valid_until, claim.by_clock = now + left, True
-            self._releases.reads_by_clock(key, claim.reader, left)
+            claim.lease_asked, claim.lease = now, self._releases.reads_by_clock(key, claim.reader, left)
         else:
             claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and {why}"
 

@@ -8,9 +8,11 @@ released is not read that way.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from concurrent.futures import Future
 from typing import Literal
 
 from kvd.vllm.talk import Talk
+from kvd.wire.frame import Message
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 
@@ -35,10 +37,10 @@ class Releases:
         """Whether a reader of this scheduler has released the lease, so that its blocks may be free."""
         return _name(key) in self._released or _name(key) in self._held
 
-    def reads_by_clock(self, key: LeaseKey, reader: str, seconds: float) -> None:
-        """A reader goes by the prefiller's statement for ``seconds``; its claim is sent until a kvd has taken it."""
+    def reads_by_clock(self, key: LeaseKey, reader: str, seconds: float) -> Future[Message]:
+        """A reader goes by the prefiller's statement for ``seconds``; its claim is sent until a kvd has answered it."""
         self._by_clock[_name(key)] += 1
-        self._session.deliver(f"reader {reader}", LeaseClaim(key=key, reader=reader), seconds)
+        return self._session.deliver(f"reader {reader}", LeaseClaim(key=key, reader=reader), seconds)
 
     def release(self, key: LeaseKey, reader: str, result: Result, *, by_clock: bool) -> None:
         """A reader needs the blocks no longer. It takes the place of its claim, where that still waits to be sent."""

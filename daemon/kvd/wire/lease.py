@@ -36,14 +36,15 @@ class LeaseClaim(msgspec.Struct, tag="lease_claim", frozen=True, kw_only=True):
 
 
 class LeaseClaimed(msgspec.Struct, tag="lease_claimed", frozen=True, kw_only=True):
-    """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0.
+    """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0: no lease.
 
-    No lease.
+    ``ended``: there was one for certain, and its blocks may be free. Else it may not have been opened here yet.
     """
 
     request_id: str
     seconds: float
     reason: str = ""
+    ended: bool = False
 
 
 class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=True):

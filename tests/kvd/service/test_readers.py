@@ -87,7 +87,7 @@ def test_a_release_counts_once_and_its_reader_does_not_come_back() -> None:
         release(decoder, key, "one")
         release(decoder, key, "one")
         late = claim(decoder, key, "one", extend=30.0)
-        assert (late.seconds, "has released" in late.reason) == (0.0, True)
+        assert (late.seconds, late.ended, "has released" in late.reason) == (0.0, True, True)
         assert prefiller.still_holds()
         release(decoder, key, "two")
         assert prefiller.wait_ended() == [("r", "released")]

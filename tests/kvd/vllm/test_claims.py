@@ -56,8 +56,8 @@ class Desk:
         return self.claim
 
 
-def claimed(seconds: float, reason: str = "") -> LeaseClaimed:
-    return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason)
+def claimed(seconds: float, reason: str = "", *, ended: bool = False) -> LeaseClaimed:
+    return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason, ended=ended)
 
 
 def test_peer_and_lease_are_asked_for_at_once() -> None:
@@ -340,6 +340,20 @@ def test_the_card_names_what_is_read() -> None:
     assert desk.claims.readers(now) == ()
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None:
+    """A kvd that does not know it may have been started just now: what was promised before still is."""
+    desk = Desk()
+    desk.peer(PEER)
+    desk.lease(claimed(30.0))
+    now = desk.advance().lease_asked
+    desk.claims.renew(now + 25.0)
+    desk.lease(claimed(0.0, "released", ended=ended))
+    desk.claims.renew(now + 25.5)
+    said = "prefiller p no longer keeps blocks of request p-1: released"
+    assert desk.claim.cause == (said if ended else "")
+
+
 class Clocked(Desk):
     """Two requests with one lease: the first was claimed, then kvd went away, and the second goes by the clock."""
 
@@ -378,6 +392,15 @@ def test_a_reader_that_kvd_does_not_know_is_claimed_as_soon_as_it_can_be(away: S
     desk.claims.end(second, "done")
     first, last = (x.key for x in desk.script.delivered)
     assert first == last, "the release takes its place"
+
+
+def test_what_kvd_says_when_it_is_back_weighs_more_than_the_clock(away: SessionState) -> None:
+    desk = Clocked(away)
+    second = desk.second()
+    (asked,) = desk.script.delivered
+    asked.answer(claimed(0.0, "released", ended=True))
+    desk.claims.renew(time.monotonic())
+    assert second.cause == "prefiller p no longer keeps blocks of request p-1: released"
 
 
 def test_what_was_released_here_is_not_read_by_the_clock(away: SessionState) -> None:
