@@ -27,6 +27,7 @@ from kvd.topology.checksum import (
     layer_sums,
     width,
 )
+from kvd.topology.descriptors import Int64
 from kvd.topology.errors import NotSummable
 from kvd.topology.intersect import series, steps_of
 from kvd.topology.plan import Plan
@@ -203,10 +204,11 @@ def _differing(
             other, first, last = next(c for c in columns(layer.page) if c[0].name == fld.name)
             size = remotes[at].groups[part.wanted.group].block_size
             held.append((other, size, tables[at][part.wanted, name][first:last]))
-        for cell, sources in _sources(fld, part.wanted, tuple((other, size) for other, size, _ in held)):
-            known[cell] = True
-            total = sum(int(held[source][2][place]) for source, place in sources)
-            there[cell] = total % (1 << 64)
+        for number, cells, places in _sources(
+            fld, part.wanted, tuple((other, size) for other, size, _ in held)
+        ):
+            known[cells] = True
+            there[cells] += held[number][2][places]
         compared = compared or bool(known.any())
         wrong = np.flatnonzero(known & (there != here))
         if len(wrong):
@@ -220,12 +222,14 @@ def _differing(
 @lru_cache(maxsize=1024)
 def _sources(
     mine: Field, wanted: Wanted, others: tuple[tuple[Field, int], ...]
-) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-    """For each cell of a local field that remote fields make up: which of them, and which cell of each.
+) -> tuple[tuple[int, Int64, Int64], ...]:
+    """Which of the remote fields make up cells of a local one: its number, cells here, and the same cells there.
 
-    Remote fields come with the size of their blocks. Replicas count once; cells that our share cuts are left out.
+    Remote fields come with the size of their blocks. Replicas count once; cells that our share cuts are left out, and
+    those that the remote fields do not make up.
     """
-    cells, found = cells_of(mine), []
+    cells = cells_of(mine)
+    found: dict[int, list[tuple[int, int]]] = {}
     wanted_tokens, held = _tokens(wanted, others)
     for i in range(len(cells)):
         if cells.label and cells.members[i] < cells.width:
@@ -242,8 +246,10 @@ def _sources(
                 parts[low, held[number]] = (number, place)
                 covered += theirs.members[place] * len(held[number])
         if covered == cells.members[i] * wanted_tokens:
-            found.append((i, tuple(parts.values())))
-    return tuple(found)
+            for number, place in parts.values():
+                found.setdefault(number, []).append((i, place))
+    columns_of = {number: np.array(pairs, np.int64).T for number, pairs in found.items()}
+    return tuple((number, here, there) for number, (here, there) in columns_of.items())
 
 
 def _tokens(wanted: Wanted, others: tuple[tuple[Field, int], ...]) -> tuple[int, list[frozenset[int]]]:
