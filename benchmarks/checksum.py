@@ -4,7 +4,7 @@
 
 ``prefill`` is what a prefilling worker does (sums block by block), ``decode`` what a decoding one does (sums of all
 blocks together). Blocks are neighbours (``run``) or lie in random order (``scattered``). One core, or one device.
-Prefill, decode and copy take turns.
+Prefill, decode and copy take turns. On a device its sums are held against numpy's first.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -25,7 +25,7 @@ from kvd.geometry.live import Blocks, Dim, LiveTensor, StateShape, attention_lay
 from kvd.geometry.model import Group, Layer, Rank, Region, WorkerGeometry
 from kvd.geometry.shards import Share
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import Span, layer_sums
+from kvd.topology.checksum import InMemory, Span, layer_sums
 from kvd.topology.comparison import comparison
 from kvd.topology.plan import plan_worker
 from kvd.vllm.page_sums import OnDevice, summer_of
@@ -126,6 +126,21 @@ class Memory:
             self.torch.cuda.synchronize()
 
 
+def check(memory: Memory, layer: Layer, summer: Any, block: int) -> None:
+    """Exit where a device adds up something else than numpy does of a copy of the same bytes."""
+    if memory.device == "cpu":
+        return
+    ids = np.array([0, 1, 2, 5, 3], np.int64)
+    firsts = np.arange(len(ids)) * max(1, block)
+    span = Span(1 if block else 0, int(firsts[-1]) + max(1, block // 2))
+    copied = InMemory([memory.source.cpu().numpy()])
+    ours, theirs = (layer_sums(layer, by, firsts=firsts, ids=ids, span=span) for by in (copied, summer))
+    if not (ours == theirs).all():
+        raise SystemExit(
+            f"{memory.device} has other sums than numpy: {theirs.ravel()[:4]}, {ours.ravel()[:4]}"
+        )
+
+
 def measure(memory: Memory, name: str, rounds: int) -> list[dict[str, Any]]:
     """Both sides of one kind, with blocks as neighbours and scattered."""
     make, block = kinds(memory.region.length)[name]
@@ -133,6 +148,7 @@ def measure(memory: Memory, name: str, rounds: int) -> list[dict[str, Any]]:
     kind: Any = "full" if block else "mamba"
     worker = WorkerGeometry(Rank(), count, (memory.region,), (Group(0, kind, block or 16, (layer,)),))
     summer = memory.summer(worker)
+    check(memory, layer, summer, block)
     plan = plan_worker(worker, (worker,), (worker,))
     nbytes = count * layer.page.content
     rows = []

@@ -28,6 +28,8 @@ CELLS: tuple[tuple[str, Mode, str], ...] = (
     ("qwen3.5-gdn", "pull", "direct"),
     ("qwen3.5-gdn", "push", "nixl"),
 )
+ALWAYS = (CELLS[0], CELLS[3])
+"""Those that are part of every run."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Pair:
             wait_for(engine.reset_prefix_cache, 60.0)
 
 
-@pytest.fixture(scope="module", params=CELLS, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(c, marks=() if c in ALWAYS else pytest.mark.matrix) for c in CELLS],
+    ids="-".join,
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     model, mode, backend = request.param
     folder = tmp_path_factory.mktemp("checksums")
