@@ -106,7 +106,7 @@ def pull_params() -> Body:
 def push_params(transfer_id: str, prefiller: Prefiller) -> tuple[Body, Body]:
     """To the prefiller and to the decoder, at the same time."""
     both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
-    source = {"remote_engine_id": prefiller.engine_id, "kvd_contract": 1}
+    source = {"remote_engine_id": prefiller.engine_id, "kvd_contract": 2}
     source |= {"remote_host": prefiller.kvd_host, "remote_port": prefiller.kvd_port}
     return (
         {"do_remote_decode": True, "do_remote_prefill": False} | both,

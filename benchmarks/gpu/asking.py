@@ -116,7 +116,7 @@ def push_params(pair: Pair, transfer_id: str) -> tuple[dict[str, Any], dict[str,
             "remote_engine_id": pair.ids[0],
             "remote_host": status.endpoint.host,
             "remote_port": status.endpoint.port,
-            "kvd_contract": 1,
+            "kvd_contract": 2,
         },
     )
 

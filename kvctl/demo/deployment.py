@@ -127,7 +127,7 @@ class Deployment:
         """
         there = self.prefill_host.endpoint()
         both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
-        source = {"remote_engine_id": engine_id(self.prefill_host), "kvd_contract": 1}
+        source = {"remote_engine_id": engine_id(self.prefill_host), "kvd_contract": 2}
         return (
             {"do_remote_decode": True, "do_remote_prefill": False, **both},
             {"do_remote_decode": False, "do_remote_prefill": True, **both, **source}

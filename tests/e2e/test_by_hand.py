@@ -248,7 +248,7 @@ def handed_over(prefill: Engine, decode: Engine, hosts: tuple[Kvd, Kvd], mode: s
         decode.arrive(name, answer.kv_transfer_params, 2)
     else:
         endpoint = hosts[0].endpoint()
-        both = {"transfer_mode": "push", "kvd_transfer_id": "x", "kvd_contract": 1}
+        both = {"transfer_mode": "push", "kvd_transfer_id": "x", "kvd_contract": 2}
         decode.arrive(
             name,
             {

@@ -13,7 +13,6 @@ from kvctl.demo.engine import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.documents.demo import Mode
-from kvd.vllm.checking import MISMATCH
 from tests.support import overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of
@@ -121,7 +120,7 @@ def test_what_was_overwritten_before_it_was_read_is_computed_here(pair: Pair) ->
     assert (asked.prefilled.error, asked.decoded.error) == ("", "")
     assert asked.decoded.token_ids == right
     (record,) = handed_over(pair.engines, asked.handed_over)
-    assert (record.state, record.code) == ("miss", MISMATCH)
+    assert (record.state, record.code) == ("miss", "CHECKSUM_MISMATCH")
     assert record.checksum.state == "differs"
     assert counter(pair.engines.decode_host, "checksums.differs") == before + 1
     pair.forget()

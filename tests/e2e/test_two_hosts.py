@@ -177,7 +177,7 @@ def test_a_prompt_is_pulled_over_the_wire(hosts: Hosts) -> None:
 def test_a_prompt_is_pushed_over_the_wire(hosts: Hosts) -> None:
     prefiller, decoder = hosts
     prompt = prompt_of(700, seed=2)
-    both = {"transfer_mode": "push", "kvd_transfer_id": "pushed-1", "kvd_contract": 1}
+    both = {"transfer_mode": "push", "kvd_transfer_id": "pushed-1", "kvd_contract": 2}
     source = {
         "remote_engine_id": prefiller.engine_id,
         "remote_host": prefiller.network.address,

@@ -91,7 +91,7 @@ async def test_push_asks_both_at_once_under_one_transfer_id() -> None:
         "remote_engine_id": "engine-0",
         "remote_host": "10.0.0.0",
         "remote_port": 7766,
-        "kvd_contract": 1,
+        "kvd_contract": 2,
     }
     assert p.asked[0]["max_tokens"] == 1
     assert d.asked[0]["max_tokens"] == 9

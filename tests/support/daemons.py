@@ -222,11 +222,18 @@ def worker(engine: EngineFacts, rank: int = 0, incarnation: str = "", pid: int =
 
 
 def scheduler(
-    engine: EngineFacts, leases: tuple[OpenLease, ...] = (), incarnation: str = ""
+    engine: EngineFacts,
+    leases: tuple[OpenLease, ...] = (),
+    incarnation: str = "",
+    digest_key: bytes = b"",
 ) -> RegisterScheduler:
     """What a scheduler presents."""
     return RegisterScheduler(
-        engine=engine, incarnation=incarnation or uuid.uuid4().hex, pid=os.getpid(), leases=leases
+        engine=engine,
+        incarnation=incarnation or uuid.uuid4().hex,
+        pid=os.getpid(),
+        leases=leases,
+        digest_key=digest_key,
     )
 
 

@@ -47,6 +47,8 @@ from kvd.wire.transfer import (
 
 MAX_NAME = 512
 """Longest engine id or incarnation, in characters."""
+MAX_KEY = 64
+"""Longest key for digests of prompts, in bytes."""
 PUSHES: tuple[type[Any], ...] = (PushAnnounce, PushWithdraw, PushProgress, PushDone)
 
 
@@ -131,6 +133,10 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
 def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler) -> Registered:
     """Take the scheduler and the leases it holds. Raises `Refusal`."""
     _check_identity(message.engine, message.incarnation, None)
+    if len(message.digest_key) > MAX_KEY:
+        raise Refusal(
+            "KVD-BAD-CARD", f"digest_key has {len(message.digest_key)} bytes, wanted are at most {MAX_KEY}"
+        )
     client = Client(
         kind="scheduler",
         engine=message.engine,
@@ -139,6 +145,7 @@ def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler)
         route=caller.route,
         uid=caller.uid,
         policy=message.policy,
+        digest_key=message.digest_key,
     )
     registered = _take(parts, caller, client)
     parts.leases.present(client, message.leases)
@@ -205,7 +212,8 @@ def get_peer(parts: Parts, caller: Caller, message: GetPeer) -> Message | Awaita
 
 async def describe_engine(parts: Parts, caller: Caller, message: DescribeEngine) -> EngineDescribed:
     """The card of an engine of ours, for another kvd, which is told when it ends. Raises `Refusal`."""
-    engine = await parts.registry.wait_ready(
+    wait = parts.registry.wait_up if message.keyed else parts.registry.wait_ready
+    engine = await wait(
         message.engine_id, parts.config.peer.handshake_seconds / 2, settling=parts.handshakes.settling
     )
     parts.askers.described(caller.route, message.kvd_id, engine)

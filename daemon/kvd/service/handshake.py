@@ -85,7 +85,7 @@ class Handshakes:
         self._events = events
         self._push = push
         self._verdicts = verdicts
-        self._flights: dict[tuple[Key, str], asyncio.Task[PeerEngine]] = {}
+        self._flights: dict[tuple[Key, str, bool], asyncio.Task[PeerEngine]] = {}
         self._asking: Counter[tuple[str, str, bytes]] = Counter()
         self._refused: set[tuple[str, str]] = set()
         self._handing_out = asyncio.Lock()
@@ -103,7 +103,7 @@ class Handshakes:
             return None
         if peer.users.get(ask.local_engine) != engine.generation:
             return None
-        if ask.generation not in ("", peer.card.generation):
+        if ask.generation not in ("", peer.card.generation) or (ask.keyed and not peer.card.digest_key):
             return None
         return self._answer(peer, ask.endpoint, engine, asker)
 
@@ -168,13 +168,15 @@ class Handshakes:
     ) -> PeerReady:
         """What a client of a local engine is told of a peer: one object for all that are told the same."""
         client = self._registry.by_route(route)
-        brief = client is not None and client.kind == "scheduler"
+        brief = client is not None and client.kind == "scheduler"  # it alone gets the key
         which = engine.facts.engine_id, seconds > 0, brief
         ready = peer.answers.get(which)
         if ready is None:
             ready = peer.answers[which] = PeerReady(
                 local_engine=engine.facts.engine_id,
-                peer=msgspec.structs.replace(peer.card, workers=()) if brief else peer.card,
+                peer=msgspec.structs.replace(
+                    peer.card, **({"workers": ()} if brief else {"digest_key": b""})
+                ),
                 endpoint=endpoint,
                 seconds=seconds,
                 cached=seconds == 0,
@@ -281,36 +283,42 @@ class Handshakes:
             log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)
 
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
-        engine = await self._registry.wait_ready(
-            ask.engine_id, self._peer.handshake_seconds, settling=self.settling
-        )
+        wait = self._registry.wait_up if ask.keyed else self._registry.wait_ready
+        engine = await wait(ask.engine_id, self._peer.handshake_seconds, settling=self.settling)
         known = self.peers.get(key)
         if known is None or known.state == "gone" or known.card.generation != engine.generation:
             return self._keep(key, PeerEngine(engine.card(), engine.shape)), True
+        if engine.scheduler is not None:
+            _learn_key(known, engine.scheduler.digest_key)
         return known, True
 
     async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         known = self.peers.get(key)
-        if known and known.state != "gone" and ask.generation in ("", known.card.generation):
+        current = known and known.state != "gone" and ask.generation in ("", known.card.generation)
+        if known and current and (known.card.digest_key or not ask.keyed):
             return known, True
-        flight = self._flights.get((key, ask.generation))
+        which = key, ask.generation, ask.keyed
+        flight = self._flights.get(which)
         if flight is None:
             self._events.counters["handshakes.flights"] += 1
-            flight = asyncio.get_running_loop().create_task(self._fetch(key))
-            self._flights[key, ask.generation] = flight
-            flight.add_done_callback(lambda done: self._landed((key, ask.generation), done))
+            flight = asyncio.get_running_loop().create_task(self._fetch(key, keyed=ask.keyed))
+            self._flights[which] = flight
+            flight.add_done_callback(lambda done: self._landed(which, done))
         # Shielded: one caller that is given up must not end the flight of the others.
         return self._keep(key, await asyncio.shield(flight)), False
 
-    def _landed(self, flight: tuple[Key, str], done: asyncio.Task[PeerEngine]) -> None:
+    def _landed(self, flight: tuple[Key, str, bool], done: asyncio.Task[PeerEngine]) -> None:
         del self._flights[flight]
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left
 
-    async def _fetch(self, key: Key) -> PeerEngine:
+    async def _fetch(self, key: Key, *, keyed: bool) -> PeerEngine:
         endpoint, engine_id = key
         question = DescribeEngine(
-            engine_id=engine_id, kvd_id=self._myself.kvd_id, kvd_generation=self._myself.generation
+            engine_id=engine_id,
+            kvd_id=self._myself.kvd_id,
+            kvd_generation=self._myself.generation,
+            keyed=keyed,
         )
         try:
             answer = await self._links.get(endpoint).ask(question, self._peer.handshake_seconds)
@@ -336,6 +344,7 @@ class Handshakes:
         known = self.peers.get(key)
         if known is not None:
             if known.state != "gone" and known.card.generation == fetched.card.generation:
+                _learn_key(known, fetched.card.digest_key)
                 return known
             if known.state != "gone":
                 self.peer_engine_gone(
@@ -369,6 +378,13 @@ class Handshakes:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.state, peer.reason, peer.since = state, reason, time.time()
+
+
+def _learn_key(peer: PeerEngine, key: bytes) -> None:
+    """The scheduler of that generation came after its workers, or is another one: whoever asks is to have its key."""
+    if key and key != peer.card.digest_key:
+        peer.card = msgspec.structs.replace(peer.card, digest_key=key)
+        peer.answers.clear()
 
 
 def complementary(local: Role, peer: Role) -> bool:

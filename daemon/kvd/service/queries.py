@@ -6,11 +6,13 @@ import os
 import time
 from importlib.metadata import PackageNotFoundError, version
 
+import msgspec
+
 from kvd.service.handshake import HERE
 from kvd.service.log import dropped
 from kvd.service.parts import Parts
 from kvd.service.registry import place
-from kvd.wire.identity import RankId
+from kvd.wire.identity import EngineCard, RankId
 from kvd.wire.query import EngineRow, Engines, ListEngines, Status, WorkerRow, Workers
 
 
@@ -34,7 +36,7 @@ def engines(parts: Parts, query: ListEngines, *, local_only: bool = False) -> En
                     endpoint=key[0],
                     reason=peer.reason,
                     peers=tuple(sorted(peer.users)),
-                    card=peer.card if query.cards else None,
+                    card=_without_key(peer.card) if query.cards else None,
                 )
             )
     return Engines(rows=tuple(rows))
@@ -57,8 +59,13 @@ def _local_row(parts: Parts, engine_id: str, *, cards: bool) -> EngineRow:
         leases=parts.leases.count(engine_id),
         reason=engine.reason,
         peers=tuple(sorted(peers)),
-        card=engine.card() if cards and engine.state == "ready" else None,
+        card=_without_key(engine.card()) if cards and engine.state == "ready" else None,
     )
+
+
+def _without_key(card: EngineCard) -> EngineCard:
+    """A card for operators, and what they write to files: the key is for schedulers alone."""
+    return msgspec.structs.replace(card, digest_key=b"")
 
 
 def workers(parts: Parts) -> Workers:

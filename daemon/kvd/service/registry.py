@@ -22,6 +22,8 @@ ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
 ENDED_KEPT = 64
 """Generations of an engine that are remembered as ended."""
+SCHEDULER_SECONDS = 2.0
+"""How long the scheduler of an engine with all its workers is waited for: after a restart of kvd it is near."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,8 @@ class Client:
     """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
     ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
-    ``shape`` its digest without addresses. ``ended``: it is gone for certain, and not only silent.
+    ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not
+    only silent.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -42,6 +45,7 @@ class Client:
     geometry: WorkerGeometry | None = None
     shape: str = ""
     policy: str = ""
+    digest_key: bytes = field(default=b"", repr=False)
     uid: int = -1
     regions: int = 0
     registered_bytes: int = 0
@@ -91,7 +95,13 @@ class Engine:
     def card(self) -> EngineCard:
         """What peers are told of it. Only for an engine that is ready."""
         cards = (worker.card for worker in self.ordered)
-        return EngineCard(engine=self.facts, generation=self.generation, workers=tuple(c for c in cards if c))
+        key = self.scheduler.digest_key if self.scheduler is not None else b""
+        return EngineCard(
+            engine=self.facts,
+            generation=self.generation,
+            workers=tuple(c for c in cards if c),
+            digest_key=key,
+        )
 
     @property
     def ordered(self) -> tuple[Client, ...]:
@@ -156,6 +166,8 @@ class Registry:
                 f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid
             )
         self._settle(engine, "")
+        if engine.up:
+            _wake(engine)
         if engine.up and (known is None or known.state == "gone"):
             self._watcher.engine_up(engine)
         return engine
@@ -226,6 +238,14 @@ class Registry:
         engine = self.engines.get(engine_id)
         return engine if engine is not None and engine.state == "ready" else None
 
+    async def wait_up(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
+        """As `wait_ready`; an engine whose scheduler alone is missing is waited for, and given without in the end."""
+        until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
+        engine = await self.wait_ready(engine_id, seconds, settling=settling)
+        while not engine.up and engine.state != "gone" and (left := until - time.monotonic()) > 0:
+            await _woken(engine, left)
+        return await self.wait_ready(engine_id, seconds, settling=settling)
+
     async def wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
         """The engine, waiting ``seconds`` for its missing workers; for an unknown one only while kvd is ``settling``.
 
@@ -240,14 +260,7 @@ class Registry:
             if engine is None:
                 await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd
                 continue
-            waiter = asyncio.get_running_loop().create_future()
-            engine.waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, left)
-            except TimeoutError:
-                continue
-            finally:
-                engine.waiters.discard(waiter)
+            await _woken(engine, left)
         return ready
 
     def ended(self, engine_id: str, generation: str, *, settling: bool) -> bool:
@@ -281,9 +294,25 @@ class Registry:
                 "engine.ready", engine.facts.engine_id, generation=generation, workers=len(engine.workers)
             )
             self._watcher.engine_ready(engine)
-            for waiter in engine.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            _wake(engine)
+
+
+async def _woken(engine: Engine, seconds: float) -> None:
+    """Wait until the engine is more complete, ``seconds`` at most."""
+    waiter = asyncio.get_running_loop().create_future()
+    engine.waiters.add(waiter)
+    try:
+        await asyncio.wait_for(waiter, seconds)
+    except TimeoutError:
+        pass
+    finally:
+        engine.waiters.discard(waiter)
+
+
+def _wake(engine: Engine) -> None:
+    for waiter in engine.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
 
 
 def place(rank: RankId) -> tuple[int, int, int]:

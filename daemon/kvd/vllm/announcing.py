@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvd.backends.contract import Home
 from kvd.geometry.model import WorkerGeometry
 from kvd.vllm.arrivals import Arrival
+from kvd.vllm.cause import Cause
 from kvd.vllm.load import Load
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.talk import Talk
@@ -40,7 +41,7 @@ class Here:
     read_seconds: float
     read: Callable[[Load], None]
     ended: Callable[[Arrival], None]
-    refused: Callable[[Load, str], None]
+    refused: Callable[[Load, Cause], None]
 
 
 def push_key(engine_id: str, rank: RankId, transfer_id: str, prefill: RemotePrefill) -> PushKey:
@@ -71,6 +72,7 @@ def announce(
             computed=order.computed,
             blocks=tuple(BlockRun(group, first, ids) for group, (first, ids) in sorted(order.groups.items())),
             landing=landing,
+            digest=order.digest,
             seconds=max(0.001, arrival.load.deadline - time.monotonic()),
         )
 

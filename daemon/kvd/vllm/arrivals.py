@@ -19,6 +19,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.meeting import block_pairs
 from kvd.topology.plan import Plan, Read
+from kvd.vllm.cause import NO_CAUSE, Cause, code_of
 from kvd.vllm.load import Load, group_shares
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey, PushProgress
@@ -61,7 +62,7 @@ class Arrival:
     key: PushKey
     left: set[Part] = field(default_factory=set)
     quiet: set[RankId] = field(default_factory=set)
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     announced: float = 0.0
     asked: float = 0.0
     taken: float = 0.0
@@ -148,7 +149,8 @@ def record_arrival(
         backend=arrival.backend or backend,
         mode="push",
         state="miss" if load.cause else "done",
-        cause=load.cause,
+        cause=str(load.cause),
+        code=code_of(load.cause),
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens - order.computed,
         bytes=expected.bytes,
@@ -162,7 +164,6 @@ def record_arrival(
         remote_blocks=arrival.remote_blocks,
         moments=_moments(arrival),
         checksum=load.checksum,
-        code=load.code,
     )
     return bounded(entry)
 

@@ -27,6 +27,7 @@ from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.vllm.announcing import Here, announce, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, Part, expect
+from kvd.vllm.cause import NO_CAUSE, SHUTTING_DOWN, Cause, as_cause, from_error, refusal_code
 from kvd.vllm.fault import strikes
 from kvd.vllm.fetching import Fetching
 from kvd.vllm.intake import Intake
@@ -96,7 +97,7 @@ class PeerArrivals:
         self._intake = Intake()
         self._peer: Peer | None = None
         self._fetching: Fetching | None = None
-        self._absent = f"peer {engine_id} is not known here"
+        self._absent = Cause(f"peer {engine_id} is not known here", "PEER_REFUSED")
         self._landings = Landings(engine_id, here.home, self._busy)
         self._underway = Underway(engine_id, here, self._intake, self._landings)
         self._next = math.inf
@@ -112,7 +113,7 @@ class PeerArrivals:
     def load(self, load: Load) -> None:
         """Have one request's KV pushed."""
         if not self._intake.put(load, self._inbox.put):
-            self._here.refused(load, "the engine is shutting down")
+            self._here.refused(load, SHUTTING_DOWN)
 
     def progress(self, progress: PushProgress) -> None:
         """A prefilling worker's word. One about a transfer that is not on its way is no error."""
@@ -151,7 +152,8 @@ class PeerArrivals:
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._doing or 'with other loads'}"
         for load in self._intake.claim_late(now, everything=bool(stuck)):
             self._decline(load)
-            self._here.refused(load, f"not announced within its {load.deadline - load.received:.1f} s: {why}")
+            late = f"not announced within its {load.deadline - load.received:.1f} s: {why}"
+            self._here.refused(load, Cause(late, "TOO_LATE"))
         looks = [max(a.load.deadline + patience, a.load.complain_at) for a in held]
         return min([*self._intake.deadlines, *looks], default=math.inf)
 
@@ -165,10 +167,8 @@ class PeerArrivals:
             except Exception as error:  # the thread must outlive any single load
                 log.exception("what %s pushes: unexpected error", self.engine_id)
                 self._next = 0.0
-                self._underway.end_all(
-                    f"unexpected error among the arrivals: {type(error).__name__}: {error}"
-                )
-        self._underway.end_all("the engine is shutting down")
+                self._underway.end_all(from_error(error, "unexpected error among the arrivals"))
+        self._underway.end_all(SHUTTING_DOWN)
         while self._underway:  # reads of our own that are still under way; the lanes end them
             word = self._inbox.get()
             if isinstance(word, _Read):
@@ -176,7 +176,7 @@ class PeerArrivals:
                 self._underway.end_settled()
         self._underway.bury(math.inf)
         for load in self._intake.claim_late(math.inf):
-            self._here.refused(load, "the engine is shutting down")
+            self._here.refused(load, SHUTTING_DOWN)
 
     def _turn(self) -> bool:
         heard = False
@@ -227,7 +227,7 @@ class PeerArrivals:
         elif isinstance(word, _Dropped):
             self._drop(word)
         elif self._peer is not None and self._peer.card.generation == word.generation:
-            self._part(f"peer {self.engine_id} is gone: {word.reason}")
+            self._part(Cause(f"peer {self.engine_id} is gone: {word.reason}", "PEER_GONE"))
 
     # --- the peer ---
 
@@ -235,18 +235,19 @@ class PeerArrivals:
         if self._peer is not None and self._peer.card.generation == card.generation:
             return
         if self._peer is not None:
-            self._part(f"peer {self.engine_id} restarted as generation {card.generation}")
+            restarted = f"peer {self.engine_id} restarted as generation {card.generation}"
+            self._part(Cause(restarted, "PEER_GONE"))
         here = self._here
         try:
             self._peer = meet(card, here.local, here.siblings)
         except (GeometryError, TopologyError) as error:
-            self._absent = f"peer {self.engine_id} does not fit: {error}"
+            self._absent = from_error(error, f"peer {self.engine_id} does not fit")
             return
         if not self._landings.possible:
             remotes = engine_geometry(card).workers
             self._fetching = Fetching(here.local, here.siblings, remotes, here.read, here.read_seconds)
 
-    def _part(self, why: str) -> None:
+    def _part(self, why: Cause) -> None:
         """This generation of the peer is over, and nobody is there to say that it writes no more."""
         self._peer, self._absent = None, why
         self._underway.end_all(why)
@@ -261,11 +262,11 @@ class PeerArrivals:
             self._refuse(load, self._absent)
         elif order.prefill.generation != peer.card.generation:
             generations = f"generation {peer.card.generation} now, the push was asked of generation"
-            self._refuse(load, f"peer {self.engine_id} is {generations} {order.prefill.generation}")
+            other = f"peer {self.engine_id} is {generations} {order.prefill.generation}"
+            self._refuse(load, Cause(other, "PEER_GONE"))
         elif not self._intake.name(order.transfer_id):
-            self._refuse(
-                load, f"transfer {order.transfer_id} was announced before: an id is for one prefill only"
-            )
+            before = f"transfer {order.transfer_id} was announced before: an id is for one prefill only"
+            self._refuse(load, Cause(before, "BAD_PARAMS"))
         else:
             began = time.monotonic()
             try:
@@ -274,12 +275,12 @@ class PeerArrivals:
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", order.request_id)
-                self._refuse(load, str(error) or type(error).__name__)
+                self._refuse(load, from_error(error))
             else:
                 key = push_key(self._here.engine_id, self._here.rank, order.transfer_id, order.prefill)
                 self._underway.take_up(Arrival(load, peer.plan, expected, key), began)
 
-    def _refuse(self, load: Load, cause: str) -> None:
+    def _refuse(self, load: Load, cause: Cause) -> None:
         if self._intake.claim(load):
             self._decline(load)
             self._here.refused(load, cause)
@@ -301,10 +302,14 @@ class PeerArrivals:
         elif (fault := arrival.load.fault) is not None and strikes(fault, arrival, self._here.local):
             self._underway.give_up(arrival, fault.cause)
         elif not arrival.left and not arrival.reading:
-            self._underway.end(arrival, "")
+            self._underway.end(arrival, NO_CAUSE)
         elif now > arrival.load.deadline:
             self._underway.give_up(
-                arrival, f"not complete within its {arrival.load.deadline - arrival.load.received:.1f} s"
+                arrival,
+                Cause(
+                    f"not complete within its {arrival.load.deadline - arrival.load.received:.1f} s",
+                    "TOO_LATE",
+                ),
             )
         elif now >= arrival.due:
             self._announce(arrival, now)
@@ -316,13 +321,16 @@ class PeerArrivals:
             arrival.due = now + GENERATION_AGAIN
             if left <= 0:
                 self._underway.give_up(
-                    arrival, "kvd misses workers of this engine, so its blocks cannot be announced"
+                    arrival,
+                    Cause(
+                        "kvd misses workers of this engine, so its blocks cannot be announced", "PEER_AWAY"
+                    ),
                 )
             return
         try:
             self._landings.open()
         except BackendError as error:
-            self._underway.give_up(arrival, f"peer {self.engine_id} cannot write here: {error}")
+            self._underway.give_up(arrival, from_error(error, f"peer {self.engine_id} cannot write here"))
             return
         if not arrival.announced and not self._underway.claim(arrival):
             return
@@ -341,7 +349,10 @@ class PeerArrivals:
             arrival.heard(time.monotonic())
         elif not arrival.taken:
             self._underway.give_up(
-                arrival, f"prefiller {self.engine_id} did not take the announcement: {error}"
+                arrival,
+                Cause(
+                    f"prefiller {self.engine_id} did not take the announcement: {error}", refusal_code(error)
+                ),
             )
 
     def _progress(self, progress: PushProgress) -> None:
@@ -363,11 +374,11 @@ class PeerArrivals:
             arrival.quiet.add(source)
         name = f"prefiller {self.engine_id}/{rank_name(source)}"
         if progress.failed:
-            self._underway.give_up(arrival, f"{name}: {progress.failed}")
+            self._underway.give_up(arrival, as_cause(f"{name}: {progress.failed}", progress.code))
             if not progress.quiet:
                 arrival.withdrawn = -math.inf  # the source cannot tell what may still land, and never will
         elif progress.quiet and any(rank == source for rank, _ in arrival.left):
-            self._underway.give_up(arrival, f"{name} writes no more of it")
+            self._underway.give_up(arrival, Cause(f"{name} writes no more of it", "PREFILL_ENDED"))
 
     def _fetch(self, arrival: Arrival, progress: PushProgress) -> None:
         def ended(load: Load, complete: tuple[Part, ...]) -> None:
@@ -379,7 +390,7 @@ class PeerArrivals:
         except Exception as error:
             if not isinstance(error, TopologyError):
                 log.exception("read of transfer %s", arrival.key.transfer_id)
-            self._underway.give_up(arrival, str(error) or type(error).__name__)
+            self._underway.give_up(arrival, from_error(error))
 
     def _was_read(self, word: _Read) -> None:
         word.arrival.reading.discard(word.load)

@@ -22,6 +22,7 @@ from kvd.topology.checksum import Summer, Words
 from kvd.topology.comparison import Comparison, Wanted, comparison
 from kvd.topology.errors import NotSummable, TopologyError
 from kvd.topology.plan import Plan
+from kvd.vllm.cause import Cause
 from kvd.vllm.load import Load
 from kvd.vllm.talk import Talk
 from kvd.wire.checksum import GetSums, Sums, SumsOf
@@ -31,8 +32,6 @@ from kvd.wire.transfer import Checksum, GroupChecksum
 
 log = logging.getLogger(__name__)
 
-MISMATCH = "CHECKSUM_MISMATCH"
-"""The code of a load whose sums differ."""
 WAIT_SECONDS = 5.0
 """How long the prefiller's sums are awaited at most; never longer than the load may take."""
 AGAIN = (0.005, 0.2)
@@ -113,7 +112,7 @@ class Checking:
         load.checksum = Checksum(state=found.state, why=found.why, groups=found.groups, seconds=seconds)
         if found.state == "differs":
             wrong = "; ".join(f"group {g.group} {g.differs}" for g in found.groups if g.differs)
-            load.spoil(f"checksums differ from the prefiller's: {wrong}", MISMATCH)
+            load.spoil(Cause(f"checksums differ from the prefiller's: {wrong}", "CHECKSUM_MISMATCH"))
 
     def _compared(self, load: Load, plan: Plan, until: float) -> Checksum:
         order = load.order

@@ -1,8 +1,11 @@
 """The decoding side's claims: one for each request that was prefilled elsewhere, from arrival to its end.
 
-A claim becomes usable when the peer engine is known to fit (handshake) and its blocks are certain to be kept
-long enough (lease). The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller
-one, of the prefix that came: at most `MAX_AGAIN` times, while the lease holds.
+A claim becomes usable when the peer engine is known to fit (handshake), its prompt is found to be this request's
+(digest) and its blocks are certain to be kept long enough (lease). Nothing is claimed, and so nothing released, before
+the prompts were compared: the request that a lease is for may be another one.
+
+The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller one, of the prefix
+that came: at most `MAX_AGAIN` times, while the lease holds.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ from typing import Any
 
 import msgspec
 
-from kvd.client.errors import ClientError, RefusedByDaemon
+from kvd.client.errors import ClientError
+from kvd.vllm.cause import NO_CAUSE, Cause, refusal_code, was_away
 from kvd.vllm.errors import BadParams
 from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import RemotePrefill, RemotePush, read_remote_prefill, read_remote_push, wants_push
+from kvd.vllm.prompts import Prompt
 from kvd.vllm.releases import Releases, Result
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
@@ -43,8 +48,6 @@ An unknown lease is asked for again a few times.
 UNKNOWN_LEASE_PAUSE = 0.05
 MAX_AGAIN = 2
 """Smaller claims that may follow one that missed."""
-PEER_AWAY = "KVD-PEER-UNREACHABLE"
-"""kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
 
 _NOBODY = RemotePrefill(
     engine_id="",
@@ -65,15 +68,18 @@ class Claim:
     """One request's claim, under an id of its own (``reader``): others may claim the same lease.
 
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
-    until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so.
-    ``used``: a load was ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the request
-    has finished. ``prefix``: tokens that may be claimed after a miss, ``again`` how often that was done.
+    until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so. ``prompt`` is
+    there until it has been compared with the one that was prefilled, ``digest`` is its own where the prefiller
+    compares. ``used``: a load was ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the
+    request has finished. ``prefix``: tokens that may be claimed after a miss, ``again`` how often that was done.
     """
 
     request_id: str
     prefill: RemotePrefill
     tokens: int
     began: float
+    prompt: Prompt | None = None
+    digest: str = ""
     reader: str = field(default_factory=lambda: uuid.uuid4().hex)
     peer: Future[Message] | None = None
     lease: Future[Message] | None = None
@@ -88,7 +94,7 @@ class Claim:
     ended: bool = False
     over: bool = False
     computed: int = 0
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     transfer_id: str = ""
     prefix: int = 0
     again: int = 0
@@ -126,42 +132,54 @@ class Claims:
                 self._key(x.prefill), x.reader, max(0.0, x.valid_until - now) or self._settings.lease_seconds
             )
             for x in self.all()
-            if x.prefill.request_id and not x.ended
+            if x.prefill.request_id and not x.ended and not _others(x)
         )
 
-    def begin(self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool) -> None:
-        """A request with a remote prefill arrived: ask for the peer and claim its lease, both at once."""
+    def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
+        """A request with a remote prefill arrived: ask for the peer, and claim its lease where the prompt is the same.
+
+        Both at once where the prefiller's key is known already.
+        """
         if wants_push(params):
-            self._begin_push(request_id, params, prompt_tokens, state=state)
+            self._begin_push(request_id, params, prompt, state=state)
             return
         now, prefill = time.monotonic(), _NOBODY
         try:
             prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
-            tokens = _usable_tokens(prefill, prompt_tokens, state=state)
+            if prefill.tokens <= prompt.tokens:  # else it is another prompt
+                _check_state(prefill, prompt.tokens, state=state)
         except BadParams as error:
             # Policy `fail` needs a load that can fail, so tokens are claimed here too.
-            tokens = max(1, prompt_tokens - 1)
-            self._claims[request_id] = Claim(request_id, prefill, tokens, now, cause=str(error))
+            tokens = max(1, prompt.tokens - 1)
+            self._claims[request_id] = Claim(
+                request_id, prefill, tokens, now, cause=Cause(str(error), "BAD_PARAMS")
+            )
             return
-        claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now)
-        self._ask_peer(claim)
-        self._ask_lease(claim, now, 0.0)
+        tokens = min(prefill.tokens, prompt.tokens)
+        claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now, prompt)
+        self._compare(claim)
+        if not claim.cause:
+            self._ask_peer(claim)
+            if claim.prompt is None:
+                self._ask_lease(claim, now, 0.0)
 
-    def _begin_push(
-        self, request_id: str, params: Mapping[str, Any], prompt_tokens: int, *, state: bool
-    ) -> None:
-        """As `begin` where the prefiller pushes: its blocks are nothing to us, so there is no lease to claim."""
-        now, prefill, tokens = time.monotonic(), _NOBODY, max(0, prompt_tokens - state)
+    def _begin_push(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
+        """As `begin` where the prefiller pushes: its blocks are nothing to us, so there is no lease to claim.
+
+        The prefiller compares the prompts, since the router does not carry its digest.
+        """
+        now, prefill, tokens = time.monotonic(), _NOBODY, max(0, prompt.tokens - state)
         try:
             pushed = self._read_push(params)
         except BadParams as error:
-            self._claims[request_id] = Claim(request_id, prefill, max(1, tokens), now, cause=str(error))
+            cause = Cause(str(error), "BAD_PARAMS")
+            self._claims[request_id] = Claim(request_id, prefill, max(1, tokens), now, cause=cause)
             return
         prefill = msgspec.structs.replace(
             _NOBODY, engine_id=pushed.engine_id, host=pushed.host, port=pushed.port, tokens=tokens
         )
         claim = self._claims[request_id] = Claim(
-            request_id, prefill, tokens, now, valid_until=math.inf, transfer_id=pushed.transfer_id
+            request_id, prefill, tokens, now, prompt, valid_until=math.inf, transfer_id=pushed.transfer_id
         )
         self._ask_peer(claim)
 
@@ -173,20 +191,49 @@ class Claims:
             )
         return read_remote_push(params, own_engine_id=self._engine_id)
 
+    def _compare(self, claim: Claim) -> None:
+        """Find out whether this is the prompt that was prefilled, as soon as the key is there for it."""
+        prefill, prompt = claim.prefill, claim.prompt
+        if prompt is None or claim.cause:
+            return
+        if prefill.tokens > prompt.tokens:
+            other = f"the prompt that was prefilled has {prefill.tokens} tokens and this one {prompt.tokens}"
+            claim.cause = _mismatch(claim, other)
+        elif key := self._known.digest_key(prefill):
+            digest = prompt.digest(key, claim.tokens)
+            if claim.transfer_id:
+                claim.digest = digest
+            elif digest != prefill.digest:
+                other = (
+                    f"the {prefill.tokens} tokens that were prefilled are not those that this one begins with"
+                )
+                claim.cause = _mismatch(claim, other)
+            claim.prompt = None
+        elif claim.peer_known:
+            claim.cause = Cause(
+                f"prefiller {prefill.engine_id}: its key for digests of prompts is not known here, so whether it"
+                " prefilled this prompt cannot be told (see `kvctl workers`: has its scheduler registered?)",
+                "PROMPT_UNCHECKED",
+            )
+
     def advance(self, claim: Claim, now: float) -> None:
         """Look at what has come in for a claim; never waits."""
         if claim.pending and not claim.peer_known:
             self._look_at_peer(claim)
-        if claim.pending and not claim.valid_until:
+            self._compare(claim)
+        if claim.pending and not claim.valid_until and claim.prompt is None:
             self._look_at_lease(claim, now)
         if claim.pending and now - claim.began > self._settings.handshake_timeout:
-            claim.cause = (
+            claim.cause = Cause(
                 f"prefiller {claim.prefill.engine_id} at {claim.prefill.host}:{claim.prefill.port} was not known within"
-                f" {self._settings.handshake_timeout:g} s (see `kvctl engines`, `kvctl status`)"
+                f" {self._settings.handshake_timeout:g} s (see `kvctl engines`, `kvctl status`)",
+                "PEER_AWAY",
             )
         if not claim.pending and not claim.cause and not claim.used and claim.valid_until <= now:
             name = claim.prefill.request_id
-            claim.cause = f"the lease of request {name} ran out while this one waited for its turn"
+            claim.cause = Cause(
+                f"the lease of request {name} ran out while this one waited for its turn", "LEASE_ENDED"
+            )
 
     def renew(self, now: float, scheduled: Container[str] = ()) -> list[Claim]:
         """Extend the leases of claims that wait for their turn while they run low.
@@ -219,7 +266,7 @@ class Claims:
         less = 0 < claim.prefix < claim.tokens
         if claim.over or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
             return False
-        claim.tokens, claim.cause, claim.used = claim.prefix, "", False
+        claim.tokens, claim.cause, claim.used = claim.prefix, NO_CAUSE, False
         claim.again += 1
         return True
 
@@ -231,7 +278,7 @@ class Claims:
         if claim.transfer_id and not claim.used:
             self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
-        if claim.prefill.request_id:
+        if claim.prefill.request_id and not _others(claim):
             self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)
         if claim.over:
             self._claims.pop(claim.request_id, None)
@@ -257,6 +304,7 @@ class Claims:
                 engine_id=prefill.engine_id,
                 endpoint=Endpoint(prefill.host, prefill.port),
                 generation=prefill.generation,
+                keyed=True,
             ),
             self._settings.handshake_timeout,
         )
@@ -267,14 +315,18 @@ class Claims:
             try:
                 answer = claim.peer.result()
             except ClientError as error:
-                if not (_away(error) and self._known.fits(prefill)):
-                    claim.cause = f"prefiller {prefill.engine_id}: {error.message}"
+                if not (was_away(error) and self._known.fits(prefill)):
+                    claim.cause = Cause(
+                        f"prefiller {prefill.engine_id}: {error.message}", refusal_code(error)
+                    )
                     return
             else:
                 if not isinstance(answer, PeerReady):
-                    claim.cause = f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}"
+                    claim.cause = Cause(
+                        f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}", "PEER_REFUSED"
+                    )
                     return
-                self._known.learn(prefill.engine_id, answer.peer.generation)
+                self._known.learn(answer.peer)
                 if claim.transfer_id:  # the router cannot know it
                     claim.prefill = msgspec.structs.replace(prefill, generation=answer.peer.generation)
                 claim.handshake_seconds = answer.seconds
@@ -303,13 +355,18 @@ class Claims:
             log.info("claim of request %s: %s", claim.request_id, error.message)
             if claim.valid_until:
                 return  # an extension: what was certain before still is
-            if _away(error):
+            if was_away(error):
                 self._lease_by_clock(claim, time.monotonic(), error.message)
             else:
-                claim.cause = f"lease of request {claim.prefill.request_id}: {error.message}"
+                claim.cause = Cause(
+                    f"lease of request {claim.prefill.request_id}: {error.message}", "LEASE_ENDED"
+                )
             return
         if not isinstance(answer, LeaseClaimed):
-            claim.cause = f"lease of request {claim.prefill.request_id}: kvd answered {type(answer).__name__}"
+            claim.cause = Cause(
+                f"lease of request {claim.prefill.request_id}: kvd answered {type(answer).__name__}",
+                "LEASE_ENDED",
+            )
         elif answer.seconds > 0:
             claim.valid_until = claim.lease_asked + answer.seconds - self._settings.lease_margin
         elif claim.lease_retries < UNKNOWN_LEASE_RETRIES and not claim.valid_until:
@@ -317,8 +374,9 @@ class Claims:
             claim.lease_due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease_retries
         elif answer.ended or not claim.valid_until:  # a kvd that was just started may not know the lease yet
             prefill, why = claim.prefill, answer.reason or "no such lease"
-            claim.cause = (
-                f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}"
+            claim.cause = Cause(
+                f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}",
+                "LEASE_ENDED",
             )
 
     def _lease_by_clock(self, claim: Claim, now: float, why: str) -> None:
@@ -328,15 +386,17 @@ class Claims:
         left = prefill.lease_opened + prefill.lease_seconds - time.time() - margin
         key = self._key(prefill)
         if self._releases.was_released(key):
-            name = prefill.request_id
-            claim.cause = (
-                f"the lease of request {name} was released by another request of this engine, and {why}"
+            claim.cause = Cause(
+                f"the lease of request {prefill.request_id} was released by another request of this engine, and {why}",
+                "LEASE_ENDED",
             )
         elif left > 0:
             claim.valid_until, claim.by_clock = now + left, True
             claim.lease_asked, claim.lease = now, self._releases.reads_by_clock(key, claim.reader, left)
         else:
-            claim.cause = f"the lease of request {prefill.request_id} ran out by the clock, and {why}"
+            claim.cause = Cause(
+                f"the lease of request {prefill.request_id} ran out by the clock, and {why}", "LEASE_ENDED"
+            )
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
         claim.lease_asked = now
@@ -354,21 +414,26 @@ class Claims:
         )
 
 
-def _away(error: ClientError) -> bool:
-    """Whether nobody answered, ours or the peer's kvd; else the answer was no."""
-    return not isinstance(error, RefusedByDaemon) or error.code == PEER_AWAY
+def _others(claim: Claim) -> bool:
+    """Whether the lease is, or may be, for another prompt's request, which may still come for it."""
+    if claim.cause:
+        return claim.cause.code in ("PROMPT_MISMATCH", "PROMPT_UNCHECKED")
+    return claim.prompt is not None
 
 
-def _usable_tokens(prefill: RemotePrefill, prompt_tokens: int, *, state: bool) -> int:
-    """How many tokens a claim may cover.
+def _mismatch(claim: Claim, other: str) -> Cause:
+    prefill = claim.prefill
+    return Cause(
+        f"request {prefill.request_id} of prefiller {prefill.engine_id} had another prompt: {other} (one set of params"
+        " for several prompts, params of the client's own, or another tokenizer, chat template or adapter)",
+        "PROMPT_MISMATCH",
+    )
 
-    A state fits one position only, and the last token must be computed here.
-    """
-    if not state:
-        return min(prefill.tokens, prompt_tokens)
-    if prefill.tokens >= prompt_tokens:
+
+def _check_state(prefill: RemotePrefill, prompt_tokens: int, *, state: bool) -> None:
+    """A state fits one position only, and the last token must be computed here. Raises `BadParams`."""
+    if state and prefill.tokens == prompt_tokens:
         raise BadParams(
             f"the prefiller's state is the one after {prefill.tokens} tokens and the prompt has {prompt_tokens}:"
             " the last one must be computed here, so a state of one token less is needed"
         )
-    return prefill.tokens

@@ -11,6 +11,7 @@ from kvd.client.errors import ClientError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import UnknownEngine
 from kvd.topology.push import LayerPush, plan_push
+from kvd.vllm.cause import Cause, refusal_code
 from kvd.vllm.talk import Talk
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
@@ -53,7 +54,11 @@ def know_decoder(card: EngineCard, siblings: tuple[WorkerGeometry, ...], source:
 
 
 def ask_for_decoder(
-    session: Talk, prefiller: str, key: PushKey, generation: str, answered: Callable[[EngineCard | str], None]
+    session: Talk,
+    prefiller: str,
+    key: PushKey,
+    generation: str,
+    answered: Callable[[EngineCard | Cause], None],
 ) -> None:
     """Ask kvd for the decoder of a push; ``answered`` gets its card or the reason, on the session's thread."""
 
@@ -61,12 +66,12 @@ def ask_for_decoder(
         try:
             answer = done.result()
         except ClientError as error:
-            answered(f"decoder {key.decoder}: {error.message}")
+            answered(Cause(f"decoder {key.decoder}: {error.message}", refusal_code(error)))
             return
         if isinstance(answer, PeerReady):
             answered(answer.peer)
         else:
-            answered(f"decoder {key.decoder}: kvd answered {type(answer).__name__}")
+            answered(Cause(f"decoder {key.decoder}: kvd answered {type(answer).__name__}", "PEER_REFUSED"))
 
     session.call(
         GetPeer(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from kvd.vllm.cause import Cause
 from kvd.vllm.claims import Claim
 from kvd.vllm.forced_plan import Engine, make_plan, planned
 from kvd.vllm.orders import Fault
@@ -345,7 +346,7 @@ def _miss(request: PlannedMiss) -> Miss:
 
 def _fault(order: _Order, *, began: bool) -> Fault:
     message = order.message
-    cause = f"forced by {message.asker}"
+    cause = Cause(f"forced by {message.asker}", "FORCED")
     part = message.part
     fault = Fault(cause, "flight", rank=part.rank, group=part.group, layer=part.layer)
     if part.group is not None or part.layer:

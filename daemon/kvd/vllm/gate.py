@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from kvd.vllm.cause import NO_CAUSE, SHUTTING_DOWN, Cause, from_error
 from kvd.vllm.load import Load
 from kvd.vllm.outgoing import Ready
 
@@ -28,7 +29,7 @@ class Gate:
     ``passed`` and ``refused`` are called on that thread, one of them for each load.
     """
 
-    def __init__(self, passed: Callable[[Load], None], refused: Callable[[Load, str], None]) -> None:
+    def __init__(self, passed: Callable[[Load], None], refused: Callable[[Load, Cause], None]) -> None:
         self._passed = passed
         self._refused = refused
         self._inbox: queue.Queue[tuple[Load, Ready] | None] = queue.Queue()
@@ -56,19 +57,19 @@ class Gate:
                 cause = self._await(load, ready)
             except Exception as error:  # the device's, and the thread must outlive it
                 log.exception("waiting for the device before the load of %s", load.order.request_id)
-                cause = f"the device could not be asked: {type(error).__name__}: {error}"
+                cause = from_error(error, "the device could not be asked")
             if cause:
                 self._refused(load, cause)
             else:
                 self._passed(load)
 
-    def _await(self, load: Load, ready: Ready) -> str:
+    def _await(self, load: Load, ready: Ready) -> Cause:
         """Why it must not begin, or nothing once the mark is reached."""
         while not ready():
             if self._closing.wait(LOOK):
-                return "the engine is shutting down"
+                return SHUTTING_DOWN
             if load.dropped:
                 return load.dropped
             if time.monotonic() > load.deadline:
-                return f"the device was busy for its {load.deadline - load.received:.1f} s"
-        return ""
+                return Cause(f"the device was busy for its {load.deadline - load.received:.1f} s", "TOO_LATE")
+        return NO_CAUSE

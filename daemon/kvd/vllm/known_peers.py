@@ -1,10 +1,11 @@
-"""Which peer engines kvd has found to fit, for the requests that arrive while it is away."""
+"""Which peer engines are known to fit, and under which key each makes digests of its prompts."""
 
 from __future__ import annotations
 
 from kvd.vllm.params import RemotePrefill
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
+from kvd.wire.identity import EngineCard
 
 
 class KnownPeers:
@@ -14,19 +15,31 @@ class KnownPeers:
     """
 
     def __init__(self) -> None:
-        self._generations: dict[str, str] = {}
+        self._found: dict[str, tuple[str, bytes]] = {}
 
-    def learn(self, engine_id: str, generation: str) -> None:
+    def learn(self, card: EngineCard) -> None:
         """This generation was found to fit."""
-        self._generations[engine_id] = generation
+        engine_id = card.engine.engine_id
+        generation, key = self._found.get(engine_id, ("", b""))
+        known = key if generation == card.generation else b""
+        self._found[engine_id] = card.generation, card.digest_key or known
 
     def pushed(self, message: Message) -> None:
         """On the session's thread: a peer became known, or its generation ended."""
         if isinstance(message, PeerReady):
-            self.learn(message.peer.engine.engine_id, message.peer.generation)
-        elif isinstance(message, PeerGone) and self._generations.get(message.engine_id) == message.generation:
-            self._generations.pop(message.engine_id, None)
+            self.learn(message.peer)
+        elif isinstance(message, PeerGone) and self._generation(message.engine_id) == message.generation:
+            self._found.pop(message.engine_id, None)
 
     def fits(self, prefill: RemotePrefill) -> bool:
         """Whether a prefill comes from a generation that is known to fit."""
-        return self._generations.get(prefill.engine_id) == prefill.generation
+        return self._generation(prefill.engine_id) == prefill.generation
+
+    def digest_key(self, prefill: RemotePrefill) -> bytes:
+        """The key of the generation that a prefill comes from, empty where it is not known."""
+        generation, key = self._found.get(prefill.engine_id, ("", b""))
+        return key if generation == prefill.generation else b""
+
+    def _generation(self, engine_id: str) -> str | None:
+        found = self._found.get(engine_id)
+        return None if found is None else found[0]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Home, Landing, LandingHome
 from kvd.vllm.arrivals import Arrival
+from kvd.vllm.cause import Cause
 from kvd.vllm.lane import DESTROY_AGAIN
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ class _Undead:
     """A landing that could not be closed, and what may still be written through it, each with its cause."""
 
     landing: Landing
-    arrivals: list[tuple[Arrival, str]]
+    arrivals: list[tuple[Arrival, Cause]]
     again: float
 
 
@@ -90,13 +91,13 @@ class Landings:
             return landing, error
         return None
 
-    def hold(self, landing: Landing, arrivals: list[tuple[Arrival, str]]) -> None:
+    def hold(self, landing: Landing, arrivals: list[tuple[Arrival, Cause]]) -> None:
         """Keep what was announced on a landing that could not be closed."""
         self._undead.append(_Undead(landing, arrivals, time.monotonic() + DESTROY_AGAIN))
 
-    def bury(self, now: float) -> list[tuple[Arrival, str]]:
+    def bury(self, now: float) -> list[tuple[Arrival, Cause]]:
         """Try again to close what could not be closed; gives what need not wait any more."""
-        freed: list[tuple[Arrival, str]] = []
+        freed: list[tuple[Arrival, Cause]] = []
         for undead in [u for u in self._undead if now >= u.again]:
             if self._close(undead.landing):
                 undead.again = time.monotonic() + DESTROY_AGAIN

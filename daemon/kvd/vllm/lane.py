@@ -28,6 +28,7 @@ from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.slices import LEAST_BYTES
+from kvd.vllm.cause import NO_CAUSE, SHUTTING_DOWN, Cause, from_error
 from kvd.vllm.fault import hold_back
 from kvd.vllm.load import Load, apply_plan, clear_leftover, complain, look, overdue, post
 from kvd.vllm.peers import Peer, connect, destroy, meet
@@ -63,7 +64,7 @@ class _Undead:
     """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
 
     lane: Lane
-    loads: list[tuple[Load, str]]
+    loads: list[tuple[Load, Cause]]
     again: float
 
 
@@ -99,7 +100,7 @@ class PeerLane:
         self._stopped = False
         self._lane: Lane | None = None
         self._peer: Peer | None = None
-        self._absent = f"peer {engine_id} is not known here"
+        self._absent = Cause(f"peer {engine_id} is not known here", "PEER_REFUSED")
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
         self._undead: list[_Undead] = []
@@ -120,7 +121,7 @@ class PeerLane:
                 self._waiting[id(load)] = load
                 self._inbox.put(load)
         if stopped:
-            self._end(load, "the engine is shutting down")
+            self._end(load, SHUTTING_DOWN)
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
@@ -159,7 +160,8 @@ class PeerLane:
             complain(load, now, self.engine_id, self._doing)
         why = f"the thread of peer {self.engine_id} is busy {self._doing or 'with other loads'}"
         for load in late:
-            self._end(load, f"not begun within its {load.deadline - load.received:.1f} s: {why}")
+            late_by = f"not begun within its {load.deadline - load.received:.1f} s"
+            self._end(load, Cause(f"{late_by}: {why}", "TOO_LATE"))
         looks = [load.deadline for load in waiting]
         looks += [max(load.deadline + STUCK_AFTER, load.complain_at) for load in posted]
         return min(looks, default=math.inf)
@@ -173,15 +175,13 @@ class PeerLane:
                 open_ = self._turn()
             except Exception as error:  # the thread must outlive any single load
                 log.exception("lane to %s: unexpected error", self.engine_id)
-                self._drop_lane(
-                    self._active, f"unexpected error in the lane: {type(error).__name__}: {error}"
-                )
-        self._drop_lane(self._active, "the engine is shutting down")
+                self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
+        self._drop_lane(self._active, SHUTTING_DOWN)
         self._bury(math.inf)
         with self._lock:
             waiting, self._waiting = list(self._waiting.values()), {}
         for load in waiting:
-            self._end(load, "the engine is shutting down")
+            self._end(load, SHUTTING_DOWN)
 
     def _turn(self) -> bool:
         try:
@@ -216,7 +216,7 @@ class PeerLane:
                 self._refuse(message.load, message.load.dropped)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
-                self._part(f"peer {self.engine_id} is gone: {message.reason}")
+                self._part(Cause(f"peer {self.engine_id} is gone: {message.reason}", "PEER_GONE"))
         elif id(message) in self._waiting:
             self._start(message)
 
@@ -224,11 +224,12 @@ class PeerLane:
         if self._peer is not None and self._peer.card.generation == card.generation:
             return
         if self._peer is not None:
-            self._part(f"peer {self.engine_id} restarted as generation {card.generation}")
+            restarted = f"peer {self.engine_id} restarted as generation {card.generation}"
+            self._part(Cause(restarted, "PEER_GONE"))
         try:
             peer = meet(card, self._local, self._siblings)
         except (GeometryError, TopologyError) as error:
-            self._absent = f"peer {self.engine_id} does not fit: {error}"
+            self._absent = from_error(error, f"peer {self.engine_id} does not fit")
             log.error("%s", self._absent)  # noqa: TRY400 - the message says it all
             return
         self._peer = peer
@@ -250,7 +251,7 @@ class PeerLane:
         if failed and not self._active:  # else its loads tell what the lane is worth
             self._drop_lane()
 
-    def _part(self, why: str) -> None:
+    def _part(self, why: Cause) -> None:
         """This generation of the peer is over: so are its loads, and the lane that its metadata went into."""
         self._peer, self._absent = None, why
         due, self._due = self._due, []
@@ -267,8 +268,11 @@ class PeerLane:
         elif generation != peer.card.generation:
             self._refuse(
                 load,
-                f"peer {self.engine_id} is generation {peer.card.generation} now, the blocks are of generation"
-                f" {generation}",
+                Cause(
+                    f"peer {self.engine_id} is generation {peer.card.generation} now, the blocks are of generation"
+                    f" {generation}",
+                    "PEER_GONE",
+                ),
             )
         else:
             try:
@@ -281,7 +285,7 @@ class PeerLane:
             except Exception as error:
                 if not isinstance(error, TopologyError):
                     log.exception("plan for the load of %s", load.order.request_id)
-                self._refuse(load, str(error) or type(error).__name__)
+                self._refuse(load, from_error(error))
             else:
                 self._due.append(load)
 
@@ -293,7 +297,7 @@ class PeerLane:
                 self._active.append(load)
         return mine
 
-    def _refuse(self, load: Load, cause: str) -> None:
+    def _refuse(self, load: Load, cause: Cause) -> None:
         if self._claim(load, post=False):
             self._end(load, cause)
 
@@ -314,12 +318,12 @@ class PeerLane:
                 clear_leftover(load, self._peer.plan, self._local)
                 post(load, lane, self._peer.plan, traits_of(self._home, lane))
         except HOPELESS as error:
-            self._give_up(load, str(error))
+            self._give_up(load, from_error(error))
         except BackendError as error:
             self._failed(load, error.message)
         except Exception as error:  # a part of it may be posted, so the lane goes; the other loads start over
             log.exception("posting the load of %s", load.order.request_id)
-            self._drop_lane([load], f"{type(error).__name__}: {error}")
+            self._drop_lane([load], from_error(error))
         else:
             if load.fault is not None and load.fault.when == "flight":
                 self._give_up(load, load.fault.cause)
@@ -350,9 +354,9 @@ class PeerLane:
             log.info("load of %s from %s failed (%s); trying again on a new lane", request, peer, reason)
             self._drop_lane()
         else:
-            self._give_up(load, reason)
+            self._give_up(load, Cause(reason, "TRANSFER_FAILED"))
 
-    def _give_up(self, load: Load, cause: str) -> None:
+    def _give_up(self, load: Load, cause: Cause) -> None:
         """End a posted load as a miss; where bytes may be on the way, after the lane is gone."""
         if load.transfers:
             self._drop_lane([load], cause)
@@ -360,7 +364,7 @@ class PeerLane:
             self._active.remove(load)
             self._end(load, cause)
 
-    def _drop_lane(self, ending: Sequence[Load] = (), cause: str = "") -> None:
+    def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause = NO_CAUSE) -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
         lane, self._lane = self._lane, None
         self._probing.stop()
@@ -370,7 +374,7 @@ class PeerLane:
         with self._lock:
             if lane is not None and error:
                 # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
-                held = [*ends, *((load, error) for load in rest)]
+                held = [*ends, *((load, Cause(error, "TRANSFER_FAILED")) for load in rest)]
                 self._undead.append(_Undead(lane, held, time.monotonic() + DESTROY_AGAIN))
                 ends, rest = [], []
             self._active = []
@@ -393,7 +397,7 @@ class PeerLane:
             for load, cause in undead.loads:
                 self._end(load, cause)
 
-    def _end(self, load: Load, cause: str) -> None:
+    def _end(self, load: Load, cause: Cause) -> None:
         load.cause = cause
         load.ended = time.monotonic()
         try:

@@ -17,6 +17,7 @@ from kvd.topology.leftover import leftover
 from kvd.topology.plan import Plan
 from kvd.topology.request import Copies, compile_request
 from kvd.topology.slices import cut, largest_prefix, piece
+from kvd.vllm.cause import NO_CAUSE, Cause, code_of
 from kvd.vllm.orders import Fault, LoadOrder
 from kvd.wire.transfer import Checksum, GroupShare, TransferRecord, bounded
 
@@ -49,7 +50,7 @@ class Load:
     stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them. ``code`` is that of a miss.
+    came of comparing them.
     """
 
     order: LoadOrder
@@ -68,14 +69,13 @@ class Load:
     failures: int = 0
     complain_at: float = 0.0
     plan: Plan | None = None
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     lost: bool = False
-    dropped: str = ""
+    dropped: Cause = NO_CAUSE
     fault: Fault | None = None
     then: Callable[[Load], None] | None = None
     sums: bool = False
     checksum: Checksum = field(default_factory=Checksum)
-    code: str = ""
 
     @property
     def copies(self) -> list[Copies]:
@@ -87,9 +87,9 @@ class Load:
         """All transfers, of all slices."""
         return [transfer for slice_ in self.slices for transfer in slice_.transfers]
 
-    def spoil(self, cause: str, code: str) -> None:
+    def spoil(self, cause: Cause) -> None:
         """It has come and is not what it should be: a miss of which nothing may be used or claimed again."""
-        self.cause, self.code, self.whole = cause, code, 0
+        self.cause, self.whole = cause, 0
 
     @property
     def good(self) -> int:
@@ -208,11 +208,11 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     return (State.PENDING if waiting else State.DONE), ""
 
 
-def overdue(load: Load, what: str) -> str:
+def overdue(load: Load, what: str) -> Cause:
     """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now."""
     if time.monotonic() <= load.deadline:
-        return ""
-    return f"not {what} within its {load.deadline - load.received:.1f} s"
+        return NO_CAUSE
+    return Cause(f"not {what} within its {load.deadline - load.received:.1f} s", "TOO_LATE")
 
 
 def complain(load: Load, now: float, peer: str, doing: str) -> None:
@@ -253,7 +253,8 @@ def record(
         backend=next((t.backend for t in load.transfers if t.backend), backend),
         mode="push" if order.transfer_id else "pull",
         state="miss" if load.cause else "done",
-        cause=load.cause,
+        cause=str(load.cause),
+        code=code_of(load.cause),
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens,
         bytes=sum(copies.nbytes for copies in load.copies),
@@ -273,7 +274,6 @@ def record(
         remote_blocks=block_runs(remote),
         moments=_moments(load),
         checksum=load.checksum,
-        code=load.code,
     )
     return bounded(entry)
 

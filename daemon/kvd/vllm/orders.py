@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from kvd.topology.blocks import BlockList
+from kvd.vllm.cause import NO_CAUSE, Cause
 from kvd.vllm.params import RemotePrefill
 from kvd.wire.identity import RankId
 
@@ -36,7 +37,7 @@ class Fault:
     arrived; with a ``group`` or ``layer`` when all else has. With a ``rank`` only that worker's part misses.
     """
 
-    cause: str
+    cause: Cause
     when: Literal["before", "flight", "layers"]
     rank: RankId | None = None
     group: int | None = None
@@ -50,8 +51,9 @@ class LoadOrder:
     ``groups`` gives the local blocks to fill by group index. ``seconds`` from now the load must be complete,
     or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
     (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
-    pushed: ``prefill`` then names the engine and its generation and no blocks, and the first ``computed`` of the
-    ``tokens`` are here already. With a ``fault`` it is to miss. ``again`` counts the claims of this request before.
+    pushed: ``prefill`` then names the engine and its generation and no blocks, the first ``computed`` of the ``tokens``
+    are here already, and ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss.
+    ``again`` counts the claims of this request before.
     """
 
     request_id: str
@@ -61,8 +63,9 @@ class LoadOrder:
     seconds: float
     claimed: float
     handshake_seconds: float = 0.0
-    refused: str = ""
+    refused: Cause = NO_CAUSE
     transfer_id: str = ""
+    digest: str = ""
     computed: int = 0
     fault: Fault | None = None
     again: int = 0
@@ -83,7 +86,8 @@ class PushStep:
 
     ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
     not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
-    preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up.
+    preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up. ``digest`` is
+    of those ``total`` tokens.
     """
 
     transfer_id: str
@@ -94,6 +98,7 @@ class PushStep:
     again: bool = False
     held: int = 0
     sums: bool = False
+    digest: str = ""
 
     def block_lists(self) -> dict[int, BlockList]:
         """The request's blocks by group index."""
@@ -112,7 +117,7 @@ class PushEnd:
     transfer_id: str
     request_id: str
     seconds: float
-    cause: str = ""
+    cause: Cause = NO_CAUSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +184,11 @@ class StepOrders:
 class StepOutcomes:
     """What happened to loads since the last step, by request.
 
-    ``loads``: an empty string for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
+    ``loads``: an empty cause for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
     it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
     """
 
-    loads: dict[str, str] = field(default_factory=dict)
+    loads: dict[str, Cause] = field(default_factory=dict)
     quiet: dict[str, float] = field(default_factory=dict)
     prefixes: dict[str, int] = field(default_factory=dict)
 

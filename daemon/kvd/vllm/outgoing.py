@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvd.topology.blocks import BlockList
+from kvd.vllm.cause import ABORTED, NO_CAUSE, Cause
 from kvd.vllm.orders import PushEnd, PushStep
 from kvd.wire.identity import RankId
 
@@ -27,7 +28,7 @@ REMEMBERED = 600.0
 """Seconds for which the end of a transfer is remembered: announcements may come late, and more than once."""
 GRACE = 5.0
 """Seconds beyond its time for which a request's blocks wait for senders that do not come to an end."""
-ABORTED = "the prefiller's request was aborted"
+NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
 _ALL = ""
 """Stands for all layers among the names of marks."""
 
@@ -47,16 +48,18 @@ class Computed:
     ``blocks`` are the request's by group. ``epoch`` counts its preemptions: what was read from its blocks counts only
     while that is the same. ``kept``: it is complete and its blocks stay. ``over`` is the cause where nothing of it can
     be sent any more. ``behind``: the device has yet to do a part of what was noted. ``sums``: its KV is added up.
+    ``digest`` is of the prompt.
     """
 
     blocks: dict[int, BlockList] = field(default_factory=dict)
     total: int = 0
     epoch: int = 0
     kept: bool = False
-    over: str = ""
+    over: Cause = NO_CAUSE
     layers: dict[str, int] = field(default_factory=dict)
     behind: bool = False
     sums: bool = False
+    digest: str = ""
 
     def reached(self, layer: str) -> int:
         """Tokens of which a layer holds KV."""
@@ -76,7 +79,7 @@ class _Transfer:
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     until: float = math.inf
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     known: Computed | None = None
     changes: int = 0
 
@@ -113,7 +116,7 @@ class Outgoing:
             str, float
         ] = {}  # announced, but of no request here: since when nobody waits any more
         self._ended: set[str] = set()
-        self._over: dict[str, tuple[str, float]] = {}
+        self._over: dict[str, tuple[Cause, float]] = {}
         self._now: tuple[str, ...] = ()
         self._noted: set[str] = set()
 
@@ -161,14 +164,16 @@ class Outgoing:
                 transfer = self._transfers[name]
                 owed = self._owed.get(name, {}).values()
                 if not transfer.cause and now > transfer.until:
-                    transfer.cause = "its time is over: the prefiller's blocks are no longer kept"
+                    transfer.cause = Cause(
+                        "its time is over: the prefiller's blocks are no longer kept", "LEASE_ENDED"
+                    )
                     transfer.changed()
                     wakes += [o.wake for o in owed]
                 waits = any(o.waiting for o in owed)
                 late = bool(transfer.cause) and (not waits or now > transfer.until + GRACE)
                 if late or (not waits and any(o.done for o in owed)):
                     free.add(transfer.step.request_id)
-                    self._forget(name, transfer.cause or "its blocks are no longer kept", now)
+                    self._forget(name, transfer.cause or NOT_KEPT, now)
         for wake in wakes:
             wake()
         return free
@@ -198,7 +203,7 @@ class Outgoing:
             there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
             layers[name] = there
             behind = behind or any(m.tokens > there for m in found)
-        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind, step.sums)
+        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind, step.sums, step.digest)
         with self._lock:
             if transfer.changes == changes and not behind:
                 transfer.known = answer
@@ -274,7 +279,7 @@ class Outgoing:
             transfer.changed()
             self._ended.add(end.transfer_id)
 
-    def _forget(self, transfer_id: str, cause: str, now: float) -> None:
+    def _forget(self, transfer_id: str, cause: Cause, now: float) -> None:
         self._transfers.pop(transfer_id, None)
         self._ended.discard(transfer_id)
         while len(self._over) >= MOST_TRANSFERS:

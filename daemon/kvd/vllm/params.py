@@ -22,20 +22,27 @@ from kvd.vllm.errors import BadParams
 
 Read = TypeVar("Read")
 
-CONTRACT = 1
+CONTRACT = 2
+"""Version of the entries. 2 has the prompt's digest, and kvd's address under names of its own."""
+PUSH_CONTRACTS = (1, CONTRACT)
+"""What a router may say in push: its entries are the same in both."""
 LONGEST_NAME = 512
 """Most characters of a transfer id and an engine id, as in kvd."""
 MOST_BLOCKS = 1 << 31
 """Block ids and numbers are below this: vLLM's tables hold 32 bits."""
+LONGEST_SHOWN = 80
+"""Characters of a client's value that a message shows."""
+_TRUE = (True,)
+"""``1`` and ``1.0`` are equal to it."""
 
 
 class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     """What a decoder is told of a finished prefill.
 
     ``blocks[g]`` are the prefiller's block ids of group ``g``, the first of which covers block number
-    ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV. ``lease_seconds``
-    counts from ``lease_opened`` (Unix seconds of the prefiller's clock). ``checksum``: checksums of
-    the blocks can be asked for.
+    ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV, ``digest`` is of those tokens
+    (`kvd.vllm.prompt_digest`). ``lease_seconds`` counts from ``lease_opened`` (Unix seconds of the prefiller's clock).
+    ``checksum``: checksums of the blocks can be asked for.
     """
 
     engine_id: str
@@ -49,6 +56,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: float
     lease_opened: float
     checksum: bool = False
+    digest: str = ""
 
     def block_lists(self) -> dict[int, BlockList]:
         """The prefiller's blocks by group index."""
@@ -58,14 +66,18 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def wants_prefill_here(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request is to be prefilled here and decoded elsewhere."""
-    return bool(params) and bool((params or {}).get("do_remote_decode"))
+def wants_prefill_here(params: object) -> bool:
+    """Whether a request is to be prefilled here and decoded elsewhere. Only a true one says so: text never does."""
+    return isinstance(params, Mapping) and params.get("do_remote_decode") in _TRUE
 
 
-def wants_remote_prefill(params: Mapping[str, Any] | None) -> bool:
-    """Whether a request was prefilled elsewhere and is to be decoded here."""
-    return bool(params) and bool((params or {}).get("do_remote_prefill"))
+def wants_remote_prefill(params: object) -> bool:
+    """Whether a request says that it was prefilled elsewhere and is to be decoded here; how well is looked at later."""
+    return (
+        isinstance(params, Mapping)
+        and bool(params.get("do_remote_prefill"))
+        and not wants_prefill_here(params)
+    )
 
 
 def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> dict[str, Any]:
@@ -79,6 +91,9 @@ def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> d
         "remote_port": prefill.port,
         "remote_block_ids": [list(ids) for ids in prefill.blocks],
         "remote_num_tokens": prefill.tokens,
+        "kvd_host": prefill.host,
+        "kvd_port": prefill.port,
+        "kvd_digest": prefill.digest,
         "tp_size": tp,
         "pp_size": pp,
         "dcp_size": dcp,
@@ -97,13 +112,13 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
 
     Raises `BadParams` that names the entry and, where there is one, the next step.
     """
-    _check_contract(params, "the prefiller does not run KvdConnector, or another version of it")
+    _check_contract(params, (CONTRACT,), "the prefiller does not run KvdConnector, or another version of it")
     names = {
         "engine_id": "remote_engine_id",
         "request_id": "remote_request_id",
         "generation": "kvd_generation",
-        "host": "remote_host",
-        "port": "remote_port",
+        **_address(params),
+        "digest": "kvd_digest",
         "tokens": "remote_num_tokens",
         "blocks": "remote_block_ids",
         "first_blocks": "kvd_first_blocks",
@@ -112,7 +127,7 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
     }
     read = _convert(params, names, RemotePrefill, "hand on what the prefiller returned, unchanged")
     read = msgspec.structs.replace(read, checksum=bool(params.get("kvd_checksum")))
-    _check(read)
+    _check(read, _address(params)["port"])
     _check_not_own(read.engine_id, own_engine_id)
     return read
 
@@ -129,16 +144,16 @@ class RemotePush(msgspec.Struct, frozen=True, kw_only=True):
     port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
-def wants_push(params: Mapping[str, Any] | None) -> bool:
+def wants_push(params: object) -> bool:
     """Whether the router wants the KV to be pushed: it names the transfer, or the mode."""
-    return params is not None and (
+    return isinstance(params, Mapping) and (
         params.get("kvd_transfer_id") is not None or params.get("transfer_mode") == "push"
     )
 
 
 def read_remote_push(params: Mapping[str, Any], *, own_engine_id: str = "") -> RemotePush:
     """The decoder's view of the params of a push. Raises `BadParams` that names the entry."""
-    _check_contract(params, "the router must say which contract it speaks")
+    _check_contract(params, PUSH_CONTRACTS, "the router must say which contract it speaks")
     if params.get("transfer_mode") != "push":
         raise BadParams(
             f"kv_transfer_params have kvd_transfer_id and transfer_mode {params.get('transfer_mode')!r}: a transfer id"
@@ -147,19 +162,31 @@ def read_remote_push(params: Mapping[str, Any], *, own_engine_id: str = "") -> R
     names = {
         "transfer_id": "kvd_transfer_id",
         "engine_id": "remote_engine_id",
-        "host": "remote_host",
-        "port": "remote_port",
+        **_address(params),
     }
     read = _convert(params, names, RemotePush, "a pushed request needs what names the prefiller")
     _check_not_own(read.engine_id, own_engine_id)
     return read
 
 
-def _check_contract(params: Mapping[str, Any], why: str) -> None:
-    contract = params.get("kvd_contract")
-    if contract != CONTRACT:
+def _address(params: Mapping[str, Any]) -> dict[str, str]:
+    """Where kvd's address stands: some routers put the host of the prefiller's HTTP address under ``remote_host``."""
+    ours = params.get("kvd_host") is not None or params.get("kvd_port") is not None
+    return (
+        {"host": "kvd_host", "port": "kvd_port"} if ours else {"host": "remote_host", "port": "remote_port"}
+    )
+
+
+def _check_contract(params: Mapping[str, Any], spoken: tuple[int, ...], why: str) -> None:
+    wanted = params.get("do_remote_prefill")
+    if wanted not in _TRUE:
         raise BadParams(
-            f"kv_transfer_params have kvd_contract {contract!r}, this side speaks {CONTRACT}: {why}"
+            f"kv_transfer_params have do_remote_prefill {_short(wanted)}, that must be true or false"
+        )
+    contract = params.get("kvd_contract")
+    if isinstance(contract, bool) or contract not in spoken:
+        raise BadParams(
+            f"kv_transfer_params have kvd_contract {_short(contract)}, this side speaks {CONTRACT}: {why}"
         )
 
 
@@ -167,8 +194,10 @@ def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[Rea
     """A struct from the entries that ``names`` gives for its fields; ``step`` says what to do where one is missing."""
     if missing := [theirs for theirs in names.values() if theirs not in params]:
         raise BadParams(f"kv_transfer_params lack {', '.join(missing)}: {step}")
+    if broken := [theirs for theirs in names.values() if not _can_be_sent(params[theirs])]:
+        raise BadParams(f"kv_transfer_params: {', '.join(broken)}: half a surrogate pair is no text")
     try:
-        return msgspec.convert({ours: params[theirs] for ours, theirs in names.items()}, kind)
+        return msgspec.convert({ours: _whole(params[theirs]) for ours, theirs in names.items()}, kind)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")
         entry = where.rstrip("`")
@@ -176,6 +205,32 @@ def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[Rea
         raise BadParams(
             f"kv_transfer_params: {what}, at {names.get(ours, ours)}{entry[len(ours) :]}"
         ) from None
+
+
+def _whole(value: Any, depth: int = 2) -> Any:
+    """The value with 30 for 30.0, in lists of lists too: JSON has one kind of number, and routers hand on either."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if depth and isinstance(value, (list, tuple)) and set(map(type, value)) & {float, list, tuple}:
+        return [_whole(part, depth - 1) for part in value]
+    return value
+
+
+def _can_be_sent(value: object) -> bool:
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def _short(value: object) -> str:
+    """A client's value for a message."""
+    if not isinstance(value, (str, int, float, type(None))):
+        return f"of type {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 def _check_not_own(engine_id: str, own_engine_id: str) -> None:
@@ -186,18 +241,20 @@ def _check_not_own(engine_id: str, own_engine_id: str) -> None:
         )
 
 
-def _check(read: RemotePrefill) -> None:
+def _check(read: RemotePrefill, port: str) -> None:
     """Raise `BadParams` for values of the right type that mean nothing."""
     lease = (read.lease_seconds, read.lease_opened)
     wrong = ""
-    if not read.generation:
+    if not read.digest:
+        wrong = "kvd_digest is empty, so whether this is the prompt that was prefilled is unknown"
+    elif not read.generation:
         wrong = "kvd_generation is empty, so whose blocks these are is unknown"
     elif len(read.blocks) != len(read.first_blocks):
         wrong = f"remote_block_ids are of {len(read.blocks)} groups and kvd_first_blocks of {len(read.first_blocks)}"
-    elif read.tokens < 0:
+    elif not 0 <= read.tokens < MOST_BLOCKS:
         wrong = f"remote_num_tokens is {read.tokens}"
     elif not 0 <= read.port < 1 << 16:
-        wrong = f"remote_port is {read.port}"
+        wrong = f"{port} is {read.port}"
     elif bad := [n for n in (*read.first_blocks, *chain(*read.blocks)) if not 0 <= n < MOST_BLOCKS]:
         wrong = f"{bad[0]} is no block"
     elif not all(math.isfinite(seconds) and seconds >= 0 for seconds in lease):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kvd.topology.blocks import BlockList, offered, window_start
+from kvd.vllm.cause import ABORTED, Cause
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import PushEnd, PushStep, plain
 from kvd.vllm.params import LONGEST_NAME
@@ -16,7 +17,6 @@ from kvd.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
 
-ABORTED = "the prefiller's request was aborted"
 Table = Sequence[Sequence[int]]
 """A request's block ids by group."""
 
@@ -26,8 +26,10 @@ class Request(Protocol):
 
     request_id: str
     kv_transfer_params: dict[str, Any] | None
+    prompt_token_ids: list[int] | None
     num_prompt_tokens: int
     num_computed_tokens: int
+    _all_token_ids: list[int]
 
 
 class BlockState(Protocol):
@@ -67,6 +69,7 @@ class _Push:
     reached: int = 0
     firsts: tuple[int, ...] = ()
     again: bool = False
+    digest: str = ""
 
 
 class Pushes:
@@ -77,8 +80,10 @@ class Pushes:
         settings: Settings,
         groups: Sequence[GroupFacts],
         table: Callable[[str], Table | None] = lambda _request_id: None,
+        digest: Callable[[Request], str] = lambda _request: "",
     ) -> None:
-        """``table`` gives a request's block ids where a step's output does not."""
+        """``table`` gives a request's block ids where a step's output does not, ``digest`` is of its whole prompt."""
+        self._digest = digest
         self._settings = settings
         self._groups = tuple(groups)
         self._table = table
@@ -105,7 +110,8 @@ class Pushes:
         if cause:
             log.warning("request %s is not pushed: %s", request.request_id, cause)
         else:
-            self._active[request.request_id] = _Push(str(name), request, request.num_prompt_tokens)
+            total = request.num_prompt_tokens
+            self._active[request.request_id] = _Push(str(name), request, total, digest=self._digest(request))
 
     def knows(self, request_id: str) -> bool:
         """Whether a request is pushed."""
@@ -134,7 +140,8 @@ class Pushes:
         push = self._active.pop(request_id)
         computed = push.request.num_computed_tokens
         if not completed or computed < push.total:
-            cause = ABORTED if not completed else f"only {computed} of its {push.total} tokens were computed"
+            few = Cause(f"only {computed} of its {push.total} tokens were computed", "PREFILL_ENDED")
+            cause = few if completed else ABORTED
             self._ends.append(PushEnd(push.transfer_id, request_id, 0.0, cause))
             return False
         self._last(push, table)
@@ -158,7 +165,14 @@ class Pushes:
                 return None
             push.again = False
             return PushStep(
-                push.transfer_id, request_id, {}, 0, push.total, again=True, sums=self._sums(push)
+                push.transfer_id,
+                request_id,
+                {},
+                0,
+                push.total,
+                again=True,
+                sums=self._sums(push),
+                digest=push.digest,
             )
         if push.reached >= push.total and not again:
             return None
@@ -177,6 +191,7 @@ class Pushes:
             again=again,
             held=min(push.total, computed),
             sums=self._sums(push),
+            digest=push.digest,
         )
 
     def _sums(self, push: _Push) -> bool:
@@ -202,6 +217,7 @@ class Pushes:
                     again=lost,
                     held=whole,
                     sums=self._sums(push),
+                    digest=push.digest,
                 )
             )
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvd.topology.blocks import offered, wanted
+from kvd.vllm.cause import code_of
 from kvd.vllm.claims import Claim, Claims
 from kvd.vllm.forced import Forced
 from kvd.vllm.forced_plan import Engine
@@ -24,6 +25,9 @@ from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
+from kvd.vllm.prompt_digest import new_key
+from kvd.vllm.prompts import Request as PromptRequest
+from kvd.vllm.prompts import prompt_of
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
 from kvd.vllm.sampling import Sampling
 from kvd.vllm.served import Served
@@ -69,9 +73,15 @@ class SchedulerHalf:
         self.groups = tuple(groups)
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
+        self._digest_key = new_key()
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
-        self._pushes = Pushes(settings, self.groups, self._table)
+        self._pushes = Pushes(
+            settings,
+            self.groups,
+            self._table,
+            lambda request: self._digest(request, request.num_prompt_tokens),
+        )
         self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
@@ -114,7 +124,7 @@ class SchedulerHalf:
             self._claims.begin(
                 request.request_id,
                 request.kv_transfer_params or {},
-                request.num_prompt_tokens,
+                prompt_of(request),
                 state=self.has_state,
             )
 
@@ -167,7 +177,7 @@ class SchedulerHalf:
         count = claim.tokens - computed
         if claim.cause and self.policy != "fail":
             log.warning("request %s is computed here: %s", request.request_id, claim.cause)
-            self._served.decided(request.request_id, "refused", count)
+            self._served.decided(request.request_id, "refused", count, claim.cause.code)
             self._forced.spared(request.request_id, f"nothing was to be loaded: {claim.cause}")
             self._claims.end(claim, "miss")
             return 0, False
@@ -204,7 +214,7 @@ class SchedulerHalf:
         }
         claim.used, claim.prefix = True, claim.tokens
         if claim.cause:
-            self._served.decided(request.request_id, "refused", external_tokens)
+            self._served.decided(request.request_id, "refused", external_tokens, claim.cause.code)
         fault = None if claim.cause else self._forced.fault(claim)
         self._orders.append(
             LoadOrder(
@@ -219,6 +229,7 @@ class SchedulerHalf:
                 handshake_seconds=claim.handshake_seconds,
                 refused=claim.cause,
                 transfer_id=claim.transfer_id,
+                digest=claim.digest,
                 computed=claim.computed,
                 fault=fault,
                 again=claim.again,
@@ -231,7 +242,7 @@ class SchedulerHalf:
         log.info("of request %s nothing is loaded: %s", claim.request_id, why)
         self._forced.spared(claim.request_id, f"nothing was to be loaded: {why}")
         outcome: Outcome = "refused" if claim.cause else "unused"
-        self._served.decided(claim.request_id, outcome, claim.tokens - claim.computed)
+        self._served.decided(claim.request_id, outcome, claim.tokens - claim.computed, code_of(claim.cause))
         self._claims.end(claim, "miss" if claim.cause else "done")
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
@@ -251,7 +262,7 @@ class SchedulerHalf:
                 if not claim.over:
                     here = max(claim.computed, claim.prefix if claim.cause else 0)
                     outcome: Outcome = "missed" if claim.cause else "loaded"
-                    self._served.decided(request_id, outcome, claim.tokens - here)
+                    self._served.decided(request_id, outcome, claim.tokens - here, code_of(claim.cause))
                 if self._whole_again and claim.cause and self._claims.again(claim):
                     log.info("of request %s the first %d tokens are claimed again", request_id, claim.tokens)
                     continue
@@ -336,6 +347,7 @@ class SchedulerHalf:
             lease_seconds=seconds,
             lease_opened=time.time(),
             checksum=summed,
+            digest=self._digest(request, tokens),
         )
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
 
@@ -351,6 +363,9 @@ class SchedulerHalf:
         log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
         self._served.count("not_offered", request.num_prompt_tokens, code)
         return False, None
+
+    def _digest(self, request: PromptRequest, tokens: int) -> str:
+        return prompt_of(request).digest(self._digest_key, tokens)
 
     def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:
         table = self._tables.get(request_id)
@@ -371,6 +386,7 @@ class SchedulerHalf:
             policy=self.policy,
             leases=self._leases.held(time.monotonic()),
             readers=self._readers(time.monotonic()),
+            digest_key=self._digest_key,
         )
 
     def _pushed(self, message: Message) -> Message | None:

@@ -25,6 +25,7 @@ from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
+from kvd.vllm.cause import Cause
 from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.vllm.outgoing import Outgoing
 from kvd.vllm.staging import Stager
@@ -72,7 +73,7 @@ class _Heard:
 @dataclass(frozen=True, slots=True)
 class _Absent:
     generation: str
-    cause: str
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,8 @@ class Sender:
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
-                close(target, f"unexpected error in the sender: {type(error).__name__}: {error}")
+                what = f"unexpected error in the sender: {type(error).__name__}: {error}"
+                close(target, Cause(what, "INTERNAL"))
         self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
         for target in self._live:
             if target.news:
@@ -311,7 +313,7 @@ class Sender:
     def _ask(self, key: PushKey, generation: str) -> None:
         self._asked = generation
 
-        def answered(found: EngineCard | str) -> None:
+        def answered(found: EngineCard | Cause) -> None:
             self._put(found if isinstance(found, EngineCard) else _Absent(generation, found))
 
         ask_for_decoder(self._session(), self._prefiller, key, generation, answered)
@@ -323,7 +325,8 @@ class Sender:
             try:
                 self._peer = know_decoder(card, self._siblings, self._rank)
             except GeometryError as error:
-                self._absent(_Absent(card.generation, f"decoder {self.decoder} does not fit: {error}"))
+                cause = Cause(f"decoder {self.decoder} does not fit: {error}", "DOES_NOT_FIT")
+                self._absent(_Absent(card.generation, cause))
                 return
         for name, _ in self._targets:
             self._outgoing.workers(name, self.decoder, self._peer.ranks)
@@ -336,16 +339,14 @@ class Sender:
         wanted = target.announce.generations[1]
         if wanted != peer.generation:
             now = peer.generation
-            close(
-                target,
-                f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}",
-            )
+            other = f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}"
+            close(target, Cause(other, "PEER_REFUSED"))
             return
         self._outgoing.workers(target.key.transfer_id, self.decoder, peer.ranks)
         try:
             target.pushes = peer.plan(target.key.rank)
         except TopologyError as error:
-            close(target, f"decoder {self.decoder} does not fit: {error}")
+            close(target, Cause(f"decoder {self.decoder} does not fit: {error}", "DOES_NOT_FIT"))
 
     def _absent(self, item: _Absent) -> None:
         self._asked = None

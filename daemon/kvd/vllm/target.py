@@ -16,6 +16,7 @@ from kvd.client.records import block_runs
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
+from kvd.vllm.cause import NO_CAUSE, Cause, code_of
 from kvd.vllm.outgoing import Computed
 from kvd.wire.identity import RankId
 from kvd.wire.names import rank_name
@@ -67,7 +68,7 @@ class Target:
     news: bool = False
     closing: float | None = None
     withdrawn: bool = False
-    cause: str = ""
+    cause: Cause = NO_CAUSE
     dirty: bool = False
     settled: float | None = None
     released: bool = False
@@ -199,7 +200,8 @@ def progress(target: Target, source: RankId) -> PushProgress:
             )
             for (group, source_group, tokens), names in by_group.items()
         ),
-        failed=target.cause if over else "",
+        failed=str(target.cause) if over else "",
+        code=code_of(target.cause) if over else "",
         quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
         blocks=_source_runs(target),
         sums=target.sums and target.complete,

@@ -8,6 +8,7 @@ import time
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
+from kvd.vllm.cause import Cause
 from kvd.vllm.outgoing import Computed, Outgoing
 from kvd.vllm.staging import Stager
 from kvd.vllm.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
@@ -33,16 +34,20 @@ def advance(
     """Send what is computed and not sent, as far as the transfer stands; None where it is not known yet."""
     if computed is None:
         if now > target.deadline:
-            close(target, "the prefiller was not sent this request in time")
+            close(target, Cause("the prefiller was not sent this request in time", "PREFILL_ENDED"))
         return
     wanted = target.announce.tokens
     target.sums = target.sums or computed.sums
     if computed.over:
         close(target, computed.over)
     elif computed.total != wanted:
-        close(target, f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}")
+        other = f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}"
+        close(target, Cause(other, "PROMPT_MISMATCH"))
+    elif computed.digest != target.announce.digest:
+        other = f"the {wanted} tokens of the prefiller's prompt are not those of the decoder's"
+        close(target, Cause(f"{other}: a transfer id is for one prompt", "PROMPT_MISMATCH"))
     elif now > target.deadline:
-        close(target, "the decoder's time for it is over")
+        close(target, Cause("the decoder's time for it is over", "TOO_LATE"))
     elif target.direct:
         _offer(target, computed, outgoing, stager)
     else:
@@ -57,7 +62,7 @@ def poll(target: Target, outgoing: Outgoing, lanes: WriteLanes) -> None:
             target.flying.remove(piece)
             target.dirty = True
             lanes.leave()
-            close(target, f"{piece.transfer.peer}: {piece.transfer.reason}")
+            close(target, Cause(f"{piece.transfer.peer}: {piece.transfer.reason}", "TRANSFER_FAILED"))
         elif state is State.DONE:
             target.flying.remove(piece)
             if piece.epoch == outgoing.epoch(target.key.transfer_id):
@@ -78,7 +83,7 @@ def quieten(target: Target, lanes: WriteLanes, now: float) -> None:
         settle(target)
 
 
-def close(target: Target, cause: str) -> None:
+def close(target: Target, cause: Cause) -> None:
     """Post nothing more of it, and say why once nothing is under way."""
     if target.closing is None and target.settled is None:
         target.closing, target.cause = time.monotonic(), cause
@@ -93,7 +98,10 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
         return
     if target.epoch not in (None, computed.epoch):
         # What it reads now is overwritten, and nothing says which of it.
-        close(target, "the prefiller preempted the request while its blocks were read")
+        close(
+            target,
+            Cause("the prefiller preempted the request while its blocks were read", "PREFILL_ENDED"),
+        )
         return
     target.epoch = computed.epoch
     ends = due(target, computed)
@@ -105,7 +113,10 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
         try:
             stager.put_out_layers(computed.blocks, chunks, target.announce.tokens)
         except (BackendError, TopologyError) as error:
-            close(target, f"its blocks cannot be copied for the decoder: {error}")
+            why = f"its blocks cannot be copied for the decoder: {error}"
+            close(
+                target, Cause(why, "DOES_NOT_FIT" if isinstance(error, TopologyError) else "TRANSFER_FAILED")
+            )
             return
         if outgoing.epoch(target.key.transfer_id) != computed.epoch:
             return  # overwritten while they were copied: the next look closes it
@@ -132,7 +143,7 @@ def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLa
                 continue
             piece = lanes.post(target, rows, layers, computed.epoch)
         except TopologyError as error:
-            close(target, f"its blocks do not fit: {error}")
+            close(target, Cause(f"its blocks do not fit: {error}", "DOES_NOT_FIT"))
         except BackendError as error:
             _refused(target, error.message, lanes)
         else:
@@ -153,7 +164,7 @@ def _refused(target: Target, reason: str, lanes: WriteLanes) -> None:
     target.failures += 1
     lanes.leave()
     if target.failures >= MAX_FAILURES:
-        close(target, reason)
+        close(target, Cause(reason, "TRANSFER_FAILED"))
         return
     name, decoder = target.key.transfer_id, target.key.decoder
     log.info("push of %s to %s failed (%s); trying again on a new lane", name, decoder, reason)

@@ -13,6 +13,7 @@ import time
 from kvd.backends.errors import BackendError
 from kvd.vllm.announcing import Here, done, withdraw
 from kvd.vllm.arrivals import Arrival
+from kvd.vllm.cause import Cause, from_error
 from kvd.vllm.intake import Intake
 from kvd.vllm.landing import Landings
 from kvd.vllm.load import clear_leftover
@@ -80,13 +81,13 @@ class Underway:
                 log.exception("zeroing blocks of the load of %s", load.order.request_id)
             self.forget(arrival)
             self._withdraw(arrival)
-            self._here.refused(load, str(error) or type(error).__name__)
+            self._here.refused(load, from_error(error))
             return False
         return True
 
     # --- ends ---
 
-    def give_up(self, arrival: Arrival, cause: str) -> None:
+    def give_up(self, arrival: Arrival, cause: Cause) -> None:
         """A miss, to be reported when nothing of it can land any more: ask the sources to write no more.
 
         They are asked also where it was never announced: they keep blocks for somebody who would.
@@ -107,7 +108,7 @@ class Underway:
             return True
         return not arrival.reading and (arrival.silent or not self._landings.possible)
 
-    def end(self, arrival: Arrival, cause: str) -> None:
+    def end(self, arrival: Arrival, cause: Cause) -> None:
         """Report it: done, or a miss with that cause."""
         self.forget(arrival)
         if not arrival.announced and not self._intake.claim(arrival.load):
@@ -127,7 +128,7 @@ class Underway:
             if arrival.cause and self.settled(arrival):
                 self.end(arrival, arrival.cause)
 
-    def end_all(self, why: str) -> None:
+    def end_all(self, why: Cause) -> None:
         """Give up whatever there is, and ask nobody."""
         for arrival in self._active.values():
             if not arrival.cause:
@@ -153,7 +154,9 @@ class Underway:
         # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
         landing, error = stands
         with self._lock:
-            self._landings.hold(landing, [(arrival, arrival.cause or error) for arrival in held])
+            self._landings.hold(
+                landing, [(arrival, arrival.cause or Cause(error, "TRANSFER_FAILED")) for arrival in held]
+            )
             for arrival in held:
                 del self._active[arrival.key.transfer_id]
         for arrival in held:

@@ -28,6 +28,7 @@ from kvd.topology.plan import Plan
 from kvd.vllm.announcing import Here, push_key, withdraw
 from kvd.vllm.arrivals import Arrival, record_arrival
 from kvd.vllm.arriving import PeerArrivals
+from kvd.vllm.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.vllm.checking import Checking
 from kvd.vllm.fault import concerns
 from kvd.vllm.gate import Gate
@@ -163,7 +164,9 @@ class WorkerHalf:
         elif load.fault is not None and load.fault.when == "before":
             self._refuse_unannounced(load, load.fault.cause)
         elif order.seconds <= 0:
-            self._refuse_unannounced(load, "the lease on its blocks ran out before the load began")
+            self._refuse_unannounced(
+                load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED")
+            )
         elif self._reached is not None:
             self._gate.put(load, self._reached)
         else:
@@ -263,7 +266,7 @@ class WorkerHalf:
         engine_id = load.order.prefill.engine_id
         way = self._peer_arrivals(engine_id) if load.order.transfer_id else self._lane(engine_id)
         if way is None or load.dropped:
-            self._refuse_unannounced(load, load.dropped or "the engine is shutting down")
+            self._refuse_unannounced(load, load.dropped or SHUTTING_DOWN)
         else:
             way.load(load)
             self._watch.nudge()
@@ -298,7 +301,7 @@ class WorkerHalf:
         load = self._begun.get(request_id)
         if load is None:
             return
-        load.dropped = "the request is over"
+        load.dropped = REQUEST_OVER
         if load.order.transfer_id:
             with self._lock:
                 arrivals = self._arrivals.get(load.order.prefill.engine_id)
@@ -331,7 +334,7 @@ class WorkerHalf:
         """Read a part of what is pushed to a worker that reads by itself."""
         lane = self._lane(load.order.prefill.engine_id)
         if lane is None:
-            self._refuse(load, "the engine is shutting down")
+            self._refuse(load, SHUTTING_DOWN)
         else:
             lane.load(load)
             self._watch.nudge()
@@ -362,16 +365,16 @@ class WorkerHalf:
                     self._learn(answer)
                     self._hand_over(load)
                 else:
-                    self._refuse_unannounced(
-                        load, f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}"
-                    )
+                    other = f"peer {prefill.engine_id}: kvd answered {type(answer).__name__}"
+                    self._refuse_unannounced(load, Cause(other, "PEER_REFUSED"))
             except ClientError as error:
-                self._refuse_unannounced(load, f"peer {prefill.engine_id}: {error.message}")
+                no = Cause(f"peer {prefill.engine_id}: {error.message}", refusal_code(error))
+                self._refuse_unannounced(load, no)
             except (
                 Exception
             ) as error:  # a future swallows what its callback raises, and the request would wait
                 log.exception("answer about peer %s", prefill.engine_id)
-                self._refuse_unannounced(load, f"peer {prefill.engine_id}: {type(error).__name__}: {error}")
+                self._refuse_unannounced(load, from_error(error, f"peer {prefill.engine_id}"))
 
         future.add_done_callback(answered)
 
@@ -416,13 +419,13 @@ class WorkerHalf:
 
     # --- ends ---
 
-    def _refuse_unannounced(self, load: Load, cause: str) -> None:
+    def _refuse_unannounced(self, load: Load, cause: Cause) -> None:
         """It ends before its prefiller heard of it, and need not keep blocks for it any longer."""
         if load.order.transfer_id:
             self._decline(load.order.transfer_id, load.order.prefill)
         self._refuse(load, cause)
 
-    def _refuse(self, load: Load, cause: str) -> None:
+    def _refuse(self, load: Load, cause: Cause) -> None:
         load.cause = cause
         load.ended = time.monotonic()
         self._load_ended(load)

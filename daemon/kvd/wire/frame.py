@@ -9,6 +9,7 @@ Wire versions
     2  claims and releases of leases name their reader
        schedulers report how requests were served (`kvd.wire.served`)
        decoding workers ask for checksums of KV (`kvd.wire.checksum`)
+       cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
 """
 
 from __future__ import annotations

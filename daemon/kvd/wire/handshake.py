@@ -11,20 +11,22 @@ class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
     """A local client of engine ``local_engine`` wants peer engine ``engine_id`` behind ``endpoint``.
 
     ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached
-    answer of another generation is then not good enough. Answered by `PeerReady` or `Refused`.
+    answer of another generation is then not good enough. ``keyed``: nor is one without the peer's ``digest_key``, as
+    long as its kvd may have it. Answered by `PeerReady` or `Refused`.
     """
 
     local_engine: str
     engine_id: str
     endpoint: Endpoint = Endpoint()
     generation: str = ""
+    keyed: bool = False
 
 
 class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
     Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
-    of which it needs nothing.
+    of which it needs nothing, and it alone gets the ``digest_key``.
 
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
@@ -50,12 +52,14 @@ class PeerGone(msgspec.Struct, tag="peer_gone", frozen=True, kw_only=True):
 class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only=True):
     """kvd to kvd: the card of an engine of yours, and tell me when it changes.
 
-    Answered by `EngineDescribed`.
+    ``keyed``: it is worth waiting a moment for the engine's scheduler, which has the key. Answered by
+    `EngineDescribed`.
     """
 
     engine_id: str
     kvd_id: str
     kvd_generation: str
+    keyed: bool = False
 
 
 class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_only=True):

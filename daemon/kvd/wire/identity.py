@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -74,8 +74,20 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete engine as a peer sees it; ``generation`` is `generation_of` its workers' incarnations."""
+    """One complete engine as a peer sees it; ``generation`` is `generation_of` its workers' incarnations.
+
+    ``digest_key`` is the secret under which its scheduler makes digests of prompts; empty while none is registered, and
+    for whoever has no use for it.
+    """
 
     engine: EngineFacts
     generation: str
     workers: tuple[WorkerCard, ...]
+    digest_key: bytes = b""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """All of it but the secret."""
+        return [(f, getattr(self, f)) for f in self.__struct_fields__ if f != "digest_key"]
+
+    def __repr__(self) -> str:
+        return f"EngineCard({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"

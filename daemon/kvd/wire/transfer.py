@@ -74,6 +74,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     claim, so below zero), ``handshake`` (the peer was known), ``planned`` (the first piece), ``posting``, ``posted``,
     ``first`` and ``last`` (completions), ``reported``, and of a push ``announced`` and ``taken``; what did not happen
     is not there. ``attempts`` counts lanes that were tried, or announcements.
+    ``cause`` says in words why a miss is one, ``code`` in one of `kvd.wire.miss`.
     The blocks are those of this worker and of the engine that it has the KV from; ``remote_blocks`` is empty where it
     never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty.
     """
@@ -89,6 +90,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["pull", "push"]
     state: TransferState
     cause: str = ""
+    code: str = ""
     started: float = 0.0
     tokens: int = 0
     bytes: int = 0
@@ -104,7 +106,6 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cut: bool = False
     moments: dict[str, float] = {}
     checksum: Checksum = Checksum()
-    code: str = ""
 
 
 def bounded(record: TransferRecord) -> TransferRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -15,9 +15,11 @@ import numpy as np
 from kvd.client.errors import ClientError
 from kvd.client.session import SessionState
 from kvd.geometry.model import Rank
+from kvd.vllm.cause import NO_CAUSE, Cause
 from kvd.vllm.groups import group_facts
 from kvd.vllm.orders import LoadOrder
 from kvd.vllm.params import RemotePrefill
+from kvd.vllm.prompts import Prompt, prompt_of
 from kvd.vllm.tensors import Place
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerReady
@@ -25,6 +27,8 @@ from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 
 T = TypeVar("T")
 GENERATION = "gen-1"
+KEY = bytes(range(32))
+"""The prefiller's, for digests of prompts."""
 
 
 def eventually(look: Callable[[], T], seconds: float = 10.0) -> T:
@@ -171,8 +175,18 @@ def ready(card: WorkerCard, generation: str = GENERATION, local: str = "d") -> P
     """What kvd answers about the engine of one worker."""
     return PeerReady(
         local_engine=local,
-        peer=EngineCard(engine=card.engine, generation=generation, workers=(card,)),
+        peer=EngineCard(engine=card.engine, generation=generation, workers=(card,), digest_key=KEY),
         seconds=0.25,
+    )
+
+
+def prompt(token_ids: Iterable[int] = range(8), **more: Any) -> Prompt:
+    """The prompt of a request with these tokens; ``more`` is what only some requests have."""
+    ids = list(token_ids)
+    return prompt_of(
+        SimpleNamespace(
+            **{"prompt_token_ids": ids, "num_prompt_tokens": len(ids), "_all_token_ids": ids, **more}
+        )
     )
 
 
@@ -185,7 +199,9 @@ def prefill(
     generation: str = GENERATION,
     engine_id: str = "p",
     lease_opened: float | None = None,
+    digest: str | None = None,
 ) -> RemotePrefill:
+    """Without a ``digest`` it is of a prompt of the tokens 0, 1, 2, ..."""
     return RemotePrefill(
         engine_id=engine_id,
         request_id=request_id,
@@ -197,7 +213,13 @@ def prefill(
         first_blocks=first or tuple(0 for _ in blocks),
         lease_seconds=30.0,
         lease_opened=time.time() if lease_opened is None else lease_opened,
+        digest=prompt(range(tokens)).digest(KEY, tokens) if digest is None else digest,
     )
+
+
+def why(text: str) -> Cause:
+    """A cause of some code, none without a text."""
+    return Cause(text, "TRANSFER_FAILED") if text else NO_CAUSE
 
 
 def order(
@@ -214,7 +236,7 @@ def order(
         tokens=remote.tokens,
         seconds=seconds,
         claimed=time.monotonic(),
-        refused=refused,
+        refused=why(refused),
     )
 
 

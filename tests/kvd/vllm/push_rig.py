@@ -21,6 +21,7 @@ from kvd.geometry.model import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.push import compile_chunk, plan_push
+from kvd.vllm.cause import Cause
 from kvd.vllm.orders import LoadOrder, StepOrders
 from kvd.vllm.settings import Settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
@@ -262,7 +263,7 @@ class PushRig:
     def results(self, count: int = 1) -> Results:
         return gather(self.decoder, count)
 
-    def causes(self) -> dict[str, str]:
+    def causes(self) -> dict[str, Cause]:
         outcomes = self.decoder.outcomes()
         return outcomes.loads if outcomes else {}
 

@@ -13,6 +13,7 @@ import numpy as np
 from kvd.backends.contract import Operation, State, Transfer
 from kvd.backends.memory import Faults, MemoryHome, MemoryLane, open_home
 from kvd.topology.descriptors import Descriptors
+from kvd.vllm.cause import Cause
 from kvd.vllm.orders import LoadOrder, StepOrders
 from kvd.vllm.settings import Settings
 from kvd.vllm.tensors import sibling_geometries, worker_geometry
@@ -173,7 +174,7 @@ class Rig:
         """The results of ``count`` loads, as vLLM's steps would gather them."""
         return gather(self.decoder, count)
 
-    def causes(self) -> dict[str, str]:
+    def causes(self) -> dict[str, Cause]:
         """Causes by request of what `results` gave last."""
         outcomes = self.decoder.outcomes()
         return outcomes.loads if outcomes else {}

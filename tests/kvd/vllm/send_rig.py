@@ -32,7 +32,7 @@ from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerC
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from tests.kvd.topology import oracle
-from tests.kvd.vllm.bench import GENERATION, Asked, Script, eventually
+from tests.kvd.vllm.bench import GENERATION, Asked, Script, eventually, why
 from tests.kvd.vllm.rig import Gates, SlowHome
 
 DECODER_GENERATION = "d-gen"
@@ -111,6 +111,7 @@ class SendRig:
         self.settings = Settings(backend="memory", mode="push", **settings)
         self.workers = [self._worker(w, memory) for w, memory in zip(self.p.workers, memories, strict=True)]
         self.marks = itertools.count()
+        self.digest = ""  # of the decoder's prompt
 
     @staticmethod
     def _facts(name: str, engine: EngineGeometry) -> EngineFacts:
@@ -166,6 +167,7 @@ class SendRig:
             blocks=tuple(BlockRun(g, b.first, tuple(b.ids.tolist())) for g, b in blocks.items()),
             landing=self.homes[worker].metadata() if landing is None else landing,
             seconds=seconds,
+            digest=self.digest,
         )
         return self.send(message)
 
@@ -206,7 +208,7 @@ class SendRig:
 
     def end(self, name: str = "x", request_id: str = "r", *, seconds: float = 60.0, cause: str = "") -> None:
         for worker in self.workers:
-            worker.half.pushing.begin(StepOrders(push_ends=[PushEnd(name, request_id, seconds, cause)]))
+            worker.half.pushing.begin(StepOrders(push_ends=[PushEnd(name, request_id, seconds, why(cause))]))
 
     def fill(self, blocks: Mapping[int, BlockList]) -> None:
         """The KV of the prompt, in these blocks of the prefiller."""
@@ -291,9 +293,10 @@ def step(
     again: bool = False,
     name: str = "x",
     request_id: str = "r",
+    digest: str = "",
 ) -> PushStep:
     groups = {g: (b.first, tuple(b.ids.tolist())) for g, b in blocks.items()}
-    return PushStep(name, request_id, groups, reached, total, again, held)
+    return PushStep(name, request_id, groups, reached, total, again, held, digest=digest)
 
 
 __all__ = ["Asked", "SendRig", "eventually", "sending", "step", "time"]

@@ -18,7 +18,6 @@ from kvd.backends.memory import open_home
 from kvd.client.session import Session
 from kvd.topology.checksum import InMemory
 from kvd.vllm import summing
-from kvd.vllm.checking import MISMATCH
 from kvd.vllm.orders import LoadOrder, PushEnd, PushStep, StepOrders, SumOrder, SumOrders
 from kvd.vllm.page_sums import summer_of
 from kvd.vllm.settings import Settings
@@ -148,7 +147,7 @@ def test_blocks_that_were_overwritten_before_they_were_read_are_a_miss(pair: Pai
     assert results.failed == {"d-1"}
     assert results.bad_blocks == {5, 6}
     record = pair.record()
-    assert (record.state, record.code) == ("miss", MISMATCH)
+    assert (record.state, record.code) == ("miss", "CHECKSUM_MISMATCH")
     assert record.cause.startswith("checksums differ from the prefiller's: group 0 layer l1 v head 1: 0x")
     assert " there, 0x" in record.cause
     assert record.checksum.state == "differs"
@@ -297,7 +296,7 @@ def test_a_push_is_compared_when_its_last_layer_has_come(pair: Pair) -> None:
 def test_a_push_of_what_was_overwritten_is_a_miss(pair: Pair) -> None:
     assert pushed(pair, overwritten=True).failed == {"d-1"}
     record = pair.record()
-    assert (record.state, record.code, record.checksum.state) == ("miss", MISMATCH, "differs")
+    assert (record.state, record.code, record.checksum.state) == ("miss", "CHECKSUM_MISMATCH", "differs")
 
 
 # --- what is kept ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
@@ -12,28 +13,46 @@ from kvd.client.session import SessionState
 from kvd.vllm.claims import UNKNOWN_LEASE_RETRIES, Claim, Claims
 from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import finished_prefill
+from kvd.vllm.prompts import Prompt
 from kvd.vllm.settings import Settings
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.reply import Ok, Refused
-from tests.kvd.vllm.bench import GENERATION, Script, facts, prefill
+from tests.kvd.vllm.bench import GENERATION, KEY, Script, facts, prefill
+from tests.kvd.vllm.bench import prompt as prompt_of_tokens
 
 SETTINGS = Settings(lease_seconds=30.0, lease_margin=0.5, clock_skew=2.0, handshake_timeout=10.0)
 PEER = PeerReady(
-    local_engine="d", peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=()), seconds=0.25
+    local_engine="d",
+    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
+    seconds=0.25,
 )
+KEYLESS = msgspec.structs.replace(PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b""))
+
+
+PROMPT = prompt_of_tokens(range(8))
 
 
 class Desk:
-    """One claim of 8 tokens on a prompt of 8, and the means to answer it."""
+    """One claim of 8 tokens on a prompt of 8, and the means to answer it; its peer was ``known`` before, or not."""
 
-    def __init__(self, *, lease_opened: float | None = None, state: bool = False, **changes: Any) -> None:
+    def __init__(
+        self,
+        *,
+        lease_opened: float | None = None,
+        state: bool = False,
+        known: bool = True,
+        prompt: Prompt = PROMPT,
+        **changes: Any,
+    ) -> None:
         self.script, self.known = Script(), KnownPeers()
+        if known:
+            self.known.pushed(PEER)
         self.claims = Claims(SETTINGS, "d", self.script, self.known)
         sent = prefill(((5, 6),), lease_opened=lease_opened)
-        self.claims.begin("r", {**finished_prefill(sent, tp=1, pp=1, dcp=1), **changes}, 8, state=state)
+        self.claims.begin("r", {**finished_prefill(sent, tp=1, pp=1, dcp=1), **changes}, prompt, state=state)
         found = self.claims.get("r")
         assert found is not None
         self.claim: Claim = found
@@ -95,7 +114,6 @@ def test_a_refused_handshake_is_the_cause_in_kvds_words() -> None:
 
 def test_a_refusal_weighs_more_than_what_was_known_before() -> None:
     desk = Desk()
-    desk.known.pushed(PEER)
     desk.peer(RefusedByDaemon(Refused(code="KVD-PEER-GENERATION", message="it restarted")))
     assert desk.advance().cause == "prefiller p: it restarted"
 
@@ -110,7 +128,6 @@ def test_a_refusal_weighs_more_than_what_was_known_before() -> None:
 )
 def test_a_known_peer_is_good_enough_while_a_kvd_is_away(away: Exception) -> None:
     desk = Desk()
-    desk.known.pushed(PEER)
     desk.peer(away)
     desk.lease(claimed(20.0))
     assert not desk.advance().pending
@@ -118,7 +135,7 @@ def test_a_known_peer_is_good_enough_while_a_kvd_is_away(away: Exception) -> Non
 
 
 def test_an_unknown_peer_is_not() -> None:
-    desk = Desk()
+    desk = Desk(known=False)
     desk.peer(Unreachable("no kvd"))
     assert desk.advance().cause == "prefiller p: no kvd"
 
@@ -170,7 +187,6 @@ def test_a_lease_that_appears_meanwhile_is_taken() -> None:
 
 def test_while_kvd_is_away_the_prefillers_clock_counts_less_the_skew(away: SessionState) -> None:
     desk = Desk()
-    desk.known.pushed(PEER)
     desk.script.state = away
     claim = desk.advance()
     assert not claim.pending
@@ -179,7 +195,6 @@ def test_while_kvd_is_away_the_prefillers_clock_counts_less_the_skew(away: Sessi
 
 def test_a_lease_that_ran_out_by_the_clock_is_a_cause(away: SessionState) -> None:
     desk = Desk(lease_opened=time.time() - 28.0)
-    desk.known.pushed(PEER)
     desk.script.state = away
     assert desk.advance().cause == "the lease of request p-1 ran out by the clock, and kvd is away"
 
@@ -307,7 +322,7 @@ def test_each_claim_is_a_reader_of_its_own_and_stays_the_same_one() -> None:
 def test_two_releases_of_one_lease_do_not_replace_each_other() -> None:
     desk = Desk()
     params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
-    desk.claims.begin("s", params, 8, state=False)
+    desk.claims.begin("s", params, PROMPT, state=False)
     other = desk.claims.get("s")
     assert other is not None
     for claim in (desk.claim, other):
@@ -359,7 +374,6 @@ class Clocked(Desk):
 
     def __init__(self, away: SessionState) -> None:
         super().__init__()
-        self.known.pushed(PEER)
         self.peer(PEER)
         self.lease(claimed(20.0))
         self.advance()
@@ -367,7 +381,7 @@ class Clocked(Desk):
 
     def second(self) -> Claim:
         params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
-        self.claims.begin("s", params, 8, state=False)
+        self.claims.begin("s", params, PROMPT, state=False)
         claim = self.claims.get("s")
         assert claim is not None
         self.claims.advance(claim, time.monotonic())

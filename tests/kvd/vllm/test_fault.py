@@ -12,12 +12,16 @@ from kvd.vllm.fault import concerns, withheld
 from kvd.vllm.orders import Fault, StepOrders
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushAnnounce
-from tests.kvd.vllm.bench import eventually, order, prefill
+from tests.kvd.vllm.bench import eventually, order, prefill, why
 from tests.kvd.vllm.push_rig import PushRig, pushed
 from tests.kvd.vllm.rig import Rig
 
 CAUSE = "forced by uid 0, pid 1, order o1"
-BEFORE, FLIGHT, LAYERS = (Fault(CAUSE, "before"), Fault(CAUSE, "flight"), Fault(CAUSE, "layers"))
+BEFORE, FLIGHT, LAYERS = (
+    Fault(why(CAUSE), "before"),
+    Fault(why(CAUSE), "flight"),
+    Fault(why(CAUSE), "layers"),
+)
 
 
 @pytest.fixture

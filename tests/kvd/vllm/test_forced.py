@@ -28,7 +28,7 @@ from kvd.wire.order import (
     ReportForced,
 )
 from kvd.wire.reply import Refused
-from tests.kvd.vllm.bench import Script
+from tests.kvd.vllm.bench import Script, why
 from tests.kvd.vllm.test_scheduler import HYBRID, LLAMA, Engine, Request, from_prefiller
 
 ASKER = Asker(order_id="o1", uid=1000, pid=77)
@@ -68,7 +68,7 @@ def allocate(engine: Engine, request: Request, tokens: int = 10) -> LoadOrder:
 
 def missed(engine: Engine, request: Request, cause: str = CAUSE) -> None:
     """The workers report the load as failed."""
-    outcomes = StepOutcomes({request.request_id: cause}, {request.request_id: 0.0})
+    outcomes = StepOutcomes({request.request_id: why(cause)}, {request.request_id: 0.0})
     engine.half.loads_ended({request.request_id}, outcomes)
 
 
@@ -139,7 +139,7 @@ def test_a_load_that_is_over_and_a_request_that_has_finished_are_refused_with_th
     engine = Engine("d")
     request = waiting(engine)
     allocate(engine, request)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
     answer = engine.script.push(order(OneRequest("r")))
     assert isinstance(answer, Refused)
     assert answer.message == "the load of request r is over"
@@ -152,12 +152,12 @@ def test_a_load_that_is_over_and_a_request_that_has_finished_are_refused_with_th
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({}, Fault(CAUSE, "before")),
-        ({"when": "flight"}, Fault(CAUSE, "flight")),
-        ({"when": "layers"}, Fault(CAUSE, "layers")),
-        ({"part": LoadPart(layer="l1")}, Fault(CAUSE, "layers", layer="l1")),
-        ({"part": LoadPart(group=0)}, Fault(CAUSE, "layers", group=0)),
-        ({"part": LoadPart(rank=RankId(1))}, Fault(CAUSE, "before", rank=RankId(1))),
+        ({}, Fault(why(CAUSE), "before")),
+        ({"when": "flight"}, Fault(why(CAUSE), "flight")),
+        ({"when": "layers"}, Fault(why(CAUSE), "layers")),
+        ({"part": LoadPart(layer="l1")}, Fault(why(CAUSE), "layers", layer="l1")),
+        ({"part": LoadPart(group=0)}, Fault(why(CAUSE), "layers", group=0)),
+        ({"part": LoadPart(rank=RankId(1))}, Fault(why(CAUSE), "before", rank=RankId(1))),
     ],
     ids=str,
 )
@@ -174,7 +174,7 @@ def test_a_load_under_way_is_given_up_in_the_next_step() -> None:
     engine = Engine("d")
     allocate(engine, waiting(engine))
     assert given(engine, order(OneRequest("r"))).requests[0].loading
-    assert step(engine).faults == [("r", Fault(CAUSE, "flight"))]
+    assert step(engine).faults == [("r", Fault(why(CAUSE), "flight"))]
     assert step(engine).faults == []
 
 
@@ -194,7 +194,7 @@ def test_all_that_wait_are_taken_and_none_that_comes_later() -> None:
     assert [p.request_id for p in given(engine, order(AllWaiting())).requests] == ["a", "b", "c"]
     assert state(engine).open is False
     assert [fault[0] for fault in step(engine).faults] == ["a"]
-    assert [allocate(engine, request).fault for request in requests[1:]] == [Fault(CAUSE, "before")] * 2
+    assert [allocate(engine, request).fault for request in requests[1:]] == [Fault(why(CAUSE), "before")] * 2
     assert allocate(engine, waiting(engine, "d")).fault is None
 
 
@@ -241,12 +241,12 @@ def test_a_smaller_claim_after_a_miss_is_no_further_load() -> None:
     engine.half.matched_tokens(request, 0)
     given(engine, order(NextLoads(count=2)))
     assert allocate(engine, request, 9).fault is not None
-    outcomes = StepOutcomes({"r": CAUSE}, {"r": 0.0}, {"r": 8})
+    outcomes = StepOutcomes({"r": why(CAUSE)}, {"r": 0.0}, {"r": 8})
     engine.half.loads_ended({"r"}, outcomes)
     assert engine.half.matched_tokens(request, 0) == (8, True)
     assert allocate(engine, request, 8).fault is None
     assert (state(engine).looked, state(engine).open) == (1, True)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
     assert misses(engine)[-1].state == "reported", "the second load is part of its recovery"
     request.num_computed_tokens = 8
     step(engine, r=2)
@@ -311,7 +311,7 @@ def test_a_load_that_was_complete_first_is_late_and_no_miss() -> None:
     allocate(engine, request)
     given(engine, order(OneRequest("r")))
     assert len(step(engine).faults) == 1
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
     assert misses(engine)[-1].state == "late"
 
 
@@ -331,5 +331,5 @@ def test_a_request_misses_once_for_all_orders_that_name_it() -> None:
     request = waiting(engine)
     given(engine, order(OneRequest("r"), when="flight"))
     given(engine, order(AllWaiting(), when="before"))
-    assert allocate(engine, request).fault == Fault(CAUSE, "flight")
+    assert allocate(engine, request).fault == Fault(why(CAUSE), "flight")
     assert state(engine).taken == 1

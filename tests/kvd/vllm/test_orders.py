@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from kvd.vllm.orders import StepOrders, StepOutcomes
-from tests.kvd.vllm.bench import order, prefill
+from tests.kvd.vllm.bench import order, prefill, why
 
 
 def test_orders_cross_processes() -> None:
@@ -20,6 +20,9 @@ def test_an_order_knows_its_blocks_by_group_and_all_together() -> None:
 
 
 def test_a_miss_on_any_worker_is_a_miss() -> None:
-    first, second = StepOutcomes({"a": "", "b": "lost"}), StepOutcomes({"a": "gone", "b": "late", "c": ""})
+    first, second = (
+        StepOutcomes({"a": why(""), "b": why("lost")}),
+        StepOutcomes({"a": why("gone"), "b": why("late"), "c": why("")}),
+    )
     assert first.merge(second).loads == {"a": "gone", "b": "lost", "c": ""}
     assert second.merge(first).loads == {"a": "gone", "b": "late", "c": ""}

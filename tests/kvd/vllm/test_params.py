@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,8 +67,8 @@ def test_what_a_router_adds_is_passed_over() -> None:
 
 
 NEEDED = (
-    "remote_engine_id", "remote_request_id", "remote_host", "remote_port", "remote_block_ids", "remote_num_tokens",
-    "kvd_first_blocks", "kvd_generation", "kvd_lease_seconds", "kvd_lease_opened",
+    "remote_engine_id", "remote_request_id", "kvd_host", "kvd_port", "remote_block_ids", "remote_num_tokens",
+    "kvd_first_blocks", "kvd_generation", "kvd_lease_seconds", "kvd_lease_opened", "kvd_digest",
 )  # fmt: skip
 
 
@@ -88,7 +89,22 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("kvd_contract", 2, "kvd_contract 2, this side speaks 1"),
+        ("kvd_contract", 1, "kvd_contract 1, this side speaks 2"),
+        ("kvd_contract", "2", "kvd_contract '2', this side speaks 2"),
+        ("kvd_contract", True, "kvd_contract True, this side speaks 2"),
+        ("kvd_contract", [2], "kvd_contract of type list, this side speaks 2"),
+        ("kvd_contract", "x" * 1000, "kvd_contract '" + "x" * 70),
+        ("do_remote_prefill", "true", "do_remote_prefill 'true', that must be true or false"),
+        ("do_remote_prefill", [1], "do_remote_prefill of type list"),
+        ("kvd_digest", "", "kvd_digest is empty"),
+        ("kvd_port", "7", "got `str`, at kvd_port"),
+        ("kvd_port", 7.5, "got `float`, at kvd_port"),
+        ("kvd_host", "\ud800", "kvd_host: half a surrogate pair is no text"),
+        ("remote_num_tokens", 1e300, "remote_num_tokens is 1000"),
+        ("remote_num_tokens", True, "got `bool`, at remote_num_tokens"),
+        ("kvd_lease_seconds", "30", "got `str`, at kvd_lease_seconds"),
+        ("remote_block_ids", [[3.5, 4], [7]], "got `float`"),
+        ("remote_block_ids", [[[3]], [7]], "got `array`"),
         ("kvd_contract", None, "the prefiller does not run KvdConnector"),
         ("remote_block_ids", [3, 4], r"got `int`, at remote_block_ids\[0\]"),
         ("remote_block_ids", [[3, "4"], [7]], "got `str`"),
@@ -97,7 +113,7 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
         ("kvd_first_blocks", [-2, 0], "-2 is no block"),
         ("kvd_first_blocks", [0], "of 2 groups and kvd_first_blocks of 1"),
         ("remote_num_tokens", -1, "remote_num_tokens is -1"),
-        ("remote_port", 70000, "remote_port is 70000"),
+        ("kvd_port", 70000, "kvd_port is 70000"),
         ("kvd_generation", "", "kvd_generation is empty"),
         ("kvd_lease_seconds", float("inf"), "kvd_lease_seconds is inf"),
         ("kvd_lease_opened", float("nan"), "kvd_lease_opened is nan"),
@@ -107,6 +123,82 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
 def test_a_value_that_means_nothing_is_named(name: str, value: object, said: str) -> None:
     with pytest.raises(BadParams, match=said):
         read_remote_prefill({**returned(), name: value})
+
+
+def through(numbers: Callable[[int | float], int | float], value: Any) -> Any:
+    """Params after a router that writes numbers in its own way."""
+    if isinstance(value, dict):
+        return {name: through(numbers, part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [through(numbers, part) for part in value]
+    return numbers(value) if type(value) in (int, float) else value
+
+
+@pytest.mark.parametrize("numbers", [float, lambda n: int(n) if n == int(n) else n], ids=["30.0", "30"])
+def test_a_router_may_write_30_for_30_0_and_the_other_way_round(numbers: Any) -> None:
+    params = through(numbers, returned())
+    assert read_remote_prefill(params) == SENT
+
+
+def test_where_a_router_rewrote_remote_host_kvds_own_address_counts() -> None:
+    params = {**returned(), "remote_host": "10.0.0.1", "remote_port": 8100}
+    assert (read_remote_prefill(params).host, read_remote_prefill(params).port) == (SENT.host, SENT.port)
+
+
+def test_params_without_kvds_own_address_are_read_as_before() -> None:
+    params = {name: value for name, value in returned().items() if name not in ("kvd_host", "kvd_port")}
+    assert read_remote_prefill(params) == SENT
+
+
+@pytest.mark.parametrize("params", [None, {}, [], ["do_remote_prefill"], "do_remote_decode", 7, True])
+def test_what_is_no_set_of_params_asks_for_nothing(params: object) -> None:
+    assert (wants_prefill_here(params), wants_remote_prefill(params)) == (False, False)
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0])
+def test_a_true_is_a_true_in_any_number(value: object) -> None:
+    assert wants_prefill_here({"do_remote_decode": value})
+    assert read_remote_prefill({**returned(), "do_remote_prefill": value}) == SENT
+
+
+@pytest.mark.parametrize("value", ["true", "false", "1", [True], {"a": 1}, 2])
+def test_text_never_asks_for_a_prefill_here(value: object) -> None:
+    assert not wants_prefill_here({"do_remote_decode": value})
+
+
+def test_a_request_that_asks_for_both_is_prefilled_here() -> None:
+    both = {**returned(), "do_remote_decode": True}
+    assert wants_prefill_here(both)
+    assert not wants_remote_prefill(both)
+
+
+NIXL = {
+    "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [[1, 2]], "remote_engine_id": "p",
+    "remote_request_id": "r", "remote_host": "10.0.0.7", "remote_port": 5600, "tp_size": 1,
+}  # fmt: skip
+MOONCAKE = {
+    "do_remote_prefill": True, "do_remote_decode": False, "remote_bootstrap_addr": "http://10.0.0.7:8998",
+    "remote_engine_id": "p", "transfer_id": "x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("params", [NIXL, MOONCAKE], ids=["NixlConnector", "MooncakeConnector"])
+def test_params_of_another_connector_are_told_apart(params: dict[str, Any]) -> None:
+    assert wants_remote_prefill(params)
+    with pytest.raises(BadParams, match=r"kvd_contract None.*the prefiller does not run KvdConnector"):
+        read_remote_prefill(params)
+
+
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
+@pytest.mark.parametrize(
+    "name", ["remote_block_ids", "kvd_contract", "do_remote_prefill", "kvd_host", "remote_engine_id"]
+)
+def test_lists_of_lists_of_lists_are_refused_like_anything_else(name: str) -> None:
+    with pytest.raises(BadParams):
+        read_remote_prefill({**returned(), name: nested(900)})
 
 
 def test_an_engine_does_not_read_from_itself() -> None:

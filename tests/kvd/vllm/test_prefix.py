@@ -19,7 +19,7 @@ from kvd.vllm.orders import Fault, LoadOrder, StepOutcomes
 from kvd.vllm.settings import Settings
 from kvd.wire.handshake import PeerGone
 from kvd.wire.lease import LeaseRelease
-from tests.kvd.vllm.bench import SlidingWindowSpec, cache_config, eventually, full, order, prefill, ready
+from tests.kvd.vllm.bench import SlidingWindowSpec, cache_config, eventually, full, order, prefill, ready, why
 from tests.kvd.vllm.rig import BLOCKS, Rig
 from tests.kvd.vllm.test_scheduler import Engine, from_prefiller
 
@@ -207,7 +207,7 @@ def test_an_error_that_nobody_foresaw_in_a_later_slice_costs_that_load_alone(
 
 
 def test_of_a_forced_miss_after_a_part_the_second_half_is_never_compiled(rig: Rig, events: list[str]) -> None:
-    fault = Fault("forced", "layers")
+    fault = Fault(why("forced"), "layers")
     rig.start(replace(order(REMOTE, (1, 2, 3, 4)), fault=fault))
     assert rig.results().bad_blocks == {3, 4}
     assert rig.same((1, 2), (5, 6))
@@ -287,7 +287,7 @@ def test_none_of_a_peer_that_is_gone(two_groups: Rig) -> None:
 
 
 def missed(engine: Engine, prefix: int) -> None:
-    engine.half.loads_ended({"r"}, StepOutcomes(loads={"r": "too slow"}, prefixes={"r": prefix}))
+    engine.half.loads_ended({"r"}, StepOutcomes(loads={"r": why("too slow")}, prefixes={"r": prefix}))
 
 
 def claimed(
@@ -335,9 +335,9 @@ def test_nothing_is_claimed_where_the_request_has_failed_or_vllm_keeps_the_prefi
 
 
 def test_the_worker_with_the_shortest_prefix_decides() -> None:
-    one = StepOutcomes(loads={"r": "slow"}, prefixes={"r": 12})
-    other = StepOutcomes(loads={"r": ""})
-    third = StepOutcomes(loads={"r": "slow"}, prefixes={"r": 8})
+    one = StepOutcomes(loads={"r": why("slow")}, prefixes={"r": 12})
+    other = StepOutcomes(loads={"r": why("")})
+    third = StepOutcomes(loads={"r": why("slow")}, prefixes={"r": 8})
     assert one.merge(other).merge(third).prefixes == {"r": 8}
 
 

@@ -13,7 +13,7 @@ from kvd.vllm.params import RemotePush, finished_prefill, read_remote_push, want
 from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.reply import Refused
-from tests.kvd.vllm.bench import GENERATION, prefill
+from tests.kvd.vllm.bench import GENERATION, prefill, why
 from tests.kvd.vllm.test_scheduler import HYBRID, Engine, Request, Step, from_prefiller
 
 PARAMS = {
@@ -67,7 +67,8 @@ def test_a_missing_entry_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("kvd_contract", None, "kvd_contract None, this side speaks 1"),
+        ("kvd_contract", None, "kvd_contract None, this side speaks 2"),
+        ("kvd_contract", 3, "kvd_contract 3, this side speaks 2"),
         ("transfer_mode", "pull", "transfer_mode 'pull': a transfer id belongs to \"push\""),
         ("kvd_transfer_id", "", "at kvd_transfer_id"),
         ("kvd_transfer_id", "x" * 513, "at kvd_transfer_id"),
@@ -252,7 +253,7 @@ def test_a_request_aborted_during_its_load_has_it_dropped() -> None:
     orders = engine.half.step_orders()
     assert (orders.dropped, orders.declined) == (["r"], [])
     assert engine.half.step_orders().dropped == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": "the request is over"}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("the request is over")}))
     assert declined(engine) == []
 
 
@@ -272,7 +273,7 @@ def test_a_request_that_ends_after_its_load_has_nothing_to_drop() -> None:
     engine.answer()
     engine.half.matched_tokens(request, 0)
     engine.half.allocated(request, ([1, 2, 3],), 10)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     engine.half.finished(request, ([1, 2, 3],), completed=True)
     orders = engine.half.step_orders()
     assert (orders.dropped, orders.declined) == ([], [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from kvd.vllm.orders import PushEnd, PushStep
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.settings import Settings
 from kvd.wire.lease import LeaseOpened
-from tests.kvd.vllm.bench import Script, facts
+from tests.kvd.vllm.bench import Script, facts, prompt
 from tests.kvd.vllm.test_scheduler import HYBRID, LLAMA, PREFILL_HERE, Request
 
 Table = tuple[list[int], ...]
@@ -69,7 +69,7 @@ class Prefiller:
         orders = self.half.step_orders(output)
         if tokens:
             self.requests[request_id].num_computed_tokens += tokens
-        return orders.pushes, orders.push_ends
+        return [replace(step, digest="") for step in orders.pushes], orders.push_ends
 
     def holds(self) -> bool:
         return self.half.holds_pushed
@@ -85,6 +85,24 @@ def test_each_step_says_how_far_the_prompt_will_be_computed() -> None:
     p.arrive()
     assert p.step(4, [5]) == ([PushStep("x", "r", {0: (0, (5,))}, 4, 10)], [])
     assert p.step(6, [5, 6, 7]) == ([PushStep("x", "r", {0: (0, (5, 6, 7))}, 10, 10, held=4)], [])
+
+
+def test_every_step_carries_the_digest_of_the_whole_prompt() -> None:
+    p = Prefiller()
+    p.arrive()
+    key = p.script.card().digest_key
+    whole = prompt(range(10)).digest(key, 10)
+    scheduled = Output({"r": 4}, None, BlockState({"r": ([5],)}))
+    preempted = Output({}, frozenset({"r"}), BlockState({}))
+    steps = [p.half.step_orders(output).pushes[0] for output in (scheduled, preempted, scheduled)]
+    assert [step.digest for step in steps] == [whole] * 3
+
+
+def test_of_a_state_the_digest_is_of_one_token_less_too() -> None:
+    p = Prefiller(HYBRID)
+    p.arrive()
+    (step,) = p.half.step_orders(Output({"r": 9}, None, BlockState({"r": ([4], [5, 6])}))).pushes
+    assert step.digest == prompt(range(9)).digest(p.script.card().digest_key, 9)
 
 
 def test_a_cached_prefix_is_held_before_the_first_step() -> None:

@@ -21,7 +21,7 @@ from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, LeaseOpened, LeaseRelease
 from kvd.wire.registration import OpenLease, RegisterScheduler
 from kvd.wire.reply import Refused
-from tests.kvd.vllm.bench import GENERATION, Script, facts, prefill
+from tests.kvd.vllm.bench import GENERATION, KEY, Script, facts, prefill, why
 
 LLAMA = (GroupFacts("full", 4),)
 HYBRID = (GroupFacts("mamba", 8), GroupFacts("full", 8))
@@ -41,16 +41,30 @@ class Request:
     _all_token_ids: list[int] = field(default_factory=lambda: list(range(10)))
 
 
+PEER = PeerReady(
+    local_engine="d",
+    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
+)
+
+
 class Engine:
-    """One engine's scheduler half."""
+    """One engine's scheduler half, which was told of its peer ahead unless ``known`` says otherwise."""
 
     def __init__(
-        self, name: str, groups: Sequence[GroupFacts] = LLAMA, policy: str = "recompute", **settings: Any
+        self,
+        name: str,
+        groups: Sequence[GroupFacts] = LLAMA,
+        policy: str = "recompute",
+        *,
+        known: bool = True,
+        **settings: Any,
     ) -> None:
         self.script = Script()
         self.half = SchedulerHalf(
             Settings(**settings), facts(name, len(groups)), groups, policy, self.script.open
         )
+        if known:
+            self.script.push(PEER)
 
     def arrive(self, params: dict[str, Any] | None, request_id: str = "r") -> Request:
         request = Request(request_id, params)
@@ -61,8 +75,7 @@ class Engine:
         """kvd says yes to whatever was asked."""
         for asked in self.script.asked(GetPeer):
             if not asked.future.done():
-                card = EngineCard(engine=facts("p"), generation=GENERATION, workers=())
-                asked.answer(PeerReady(local_engine="d", peer=card))
+                asked.answer(PEER)
         for asked in self.script.asked(LeaseClaim):
             if not asked.future.done():
                 asked.answer(
@@ -147,7 +160,7 @@ def test_a_finished_load_releases_the_lease() -> None:
     engine.answer()
     engine.half.matched_tokens(request, 0)
     engine.half.allocated(request, ([1, 2, 3],), 10)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
     assert engine.half.finished(request, ([1, 2, 3],), completed=True) == (False, None)
 
@@ -158,9 +171,9 @@ def test_a_miss_on_one_worker_counts_when_the_last_one_has_reported() -> None:
     engine.answer()
     engine.half.matched_tokens(request, 0)
     engine.half.allocated(request, ([1, 2, 3],), 10)
-    engine.half.loads_ended(set(), StepOutcomes({"r": "peer p is gone"}))
+    engine.half.loads_ended(set(), StepOutcomes({"r": why("peer p is gone")}))
     assert engine.script.told(LeaseRelease) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["miss"]
     assert engine.half.matched_tokens(request, 0) == (0, False), "the same claim is not made twice"
 
@@ -173,7 +186,7 @@ def test_an_abort_during_the_load_releases_the_lease_when_the_load_is_over() -> 
     engine.half.allocated(request, ([1, 2, 3],), 10)
     assert engine.half.finished(request, ([1, 2, 3],), completed=False) == (False, None)
     assert engine.script.told(LeaseRelease) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
 
 
@@ -251,7 +264,7 @@ def test_a_load_that_is_ordered_or_done_is_not_let_go_by_a_step() -> None:
     engine.half.step_orders(Step({}))
     engine.half.allocated(request, ([1, 2, 3],), 0)  # builds before 0.30 say so once it has come
     assert released(engine) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     engine.half.step_orders(Step({"r": 1}))
     assert released(engine) == ["done"]
 
@@ -289,7 +302,7 @@ def test_a_lease_that_ran_out_in_the_queue_is_not_tried() -> None:
 
 
 def test_what_kvd_pushes_before_the_half_is_complete_is_not_lost() -> None:
-    card = EngineCard(engine=facts("p"), generation=GENERATION, workers=())
+    card = EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY)
 
     class Eager(Script):
         def open(self, card_of: Any, push: Any) -> Script:

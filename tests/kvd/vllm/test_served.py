@@ -15,8 +15,8 @@ from kvd.vllm.served import Served
 from kvd.vllm.settings import Settings
 from kvd.wire.reply import Ok
 from kvd.wire.served import MOST_COUNTS, ReportServed, ServedCount
-from tests.kvd.vllm.bench import Script, facts
-from tests.kvd.vllm.test_scheduler import LLAMA, PREFILL_HERE, Engine, Request, from_prefiller
+from tests.kvd.vllm.bench import Script, facts, why
+from tests.kvd.vllm.test_scheduler import LLAMA, PEER, PREFILL_HERE, Engine, Request, from_prefiller
 
 
 class Placed(Engine):
@@ -26,6 +26,7 @@ class Placed(Engine):
         self.script = Script()
         mine = msgspec.structs.replace(facts("e"), role=role)
         self.half = SchedulerHalf(Settings(**settings), mine, LLAMA, "recompute", self.script.open)
+        self.script.push(PEER)
 
 
 def served(engine: Engine) -> set[tuple[str, str, int, int]]:
@@ -49,7 +50,7 @@ def test_a_load_counts_with_the_tokens_that_came() -> None:
     engine = Placed("decode")
     request = engine.arrive(from_prefiller())
     loads(engine, request, computed=4)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     assert served(engine) == {("loaded", "", 1, 6)}
 
 
@@ -57,7 +58,7 @@ def test_a_load_that_missed_counts_with_the_tokens_that_are_computed_again() -> 
     engine = Placed("decode")
     request = engine.arrive(from_prefiller())
     loads(engine, request)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": "the wire broke"}, prefixes={"r": 4}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("the wire broke")}, prefixes={"r": 4}))
     [(outcome, _, requests, tokens)] = served(engine)
     assert (outcome, requests, tokens) == ("missed", 1, 6)
 
@@ -120,7 +121,7 @@ def test_a_load_that_ends_after_its_request_leaves_nothing_behind() -> None:
     request = engine.arrive(from_prefiller())
     loads(engine, request)
     engine.half.finished(request, ((1, 2, 3),), completed=False)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": ""}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
     assert engine.half._served._decided == set()
 
 

@@ -1,0 +1,72 @@
+"""Why a load is a miss: text for people that carries a code for machines."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from kvd.backends.errors import BackendError
+from kvd.client.errors import RefusedByDaemon
+from kvd.geometry.errors import GeometryError
+from kvd.topology.errors import TopologyError
+from kvd.wire.miss import MissCode, known_code
+
+PEER_AWAY = "KVD-PEER-UNREACHABLE"
+"""kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
+
+
+class Cause(str):
+    """A cause, which reads as its text; ``code`` is one of `kvd.wire.miss`. Empty where there is none."""
+
+    __slots__ = ("code",)
+    code: MissCode
+
+    def __new__(cls, text: str, code: MissCode) -> Self:
+        """A cause of that text and code."""
+        cause = super().__new__(cls, text)
+        cause.code = code
+        return cause
+
+    def __getnewargs__(self) -> tuple[str, MissCode]:  # type: ignore[override]
+        """What pickle makes it of again."""
+        return str(self), self.code
+
+
+NO_CAUSE = Cause("", "UNKNOWN")
+ABORTED = Cause("the prefiller's request was aborted", "PREFILL_ENDED")
+
+
+SHUTTING_DOWN = Cause("the engine is shutting down", "SHUTDOWN")
+REQUEST_OVER = Cause("the request is over", "REQUEST_OVER")
+
+
+def from_error(error: Exception, what: str = "") -> Cause:
+    """The cause that an error is; ``what`` stands before it."""
+    code: MissCode = "INTERNAL"
+    if isinstance(error, (TopologyError, GeometryError)):
+        code = "DOES_NOT_FIT"
+    elif isinstance(error, BackendError):
+        code = "TRANSFER_FAILED"
+    text = str(error) or type(error).__name__
+    if code == "INTERNAL":
+        text = f"{type(error).__name__}: {error}"
+    return Cause(f"{what}: {text}" if what else text, code)
+
+
+def was_away(error: BaseException) -> bool:
+    """Whether nobody answered, ours or the peer's kvd; else the answer was no."""
+    return not isinstance(error, RefusedByDaemon) or error.code == PEER_AWAY
+
+
+def refusal_code(error: BaseException) -> MissCode:
+    """The code of a miss for want of a peer: it is away, or kvd said no."""
+    return "PEER_AWAY" if was_away(error) else "PEER_REFUSED"
+
+
+def as_cause(cause: str, code: str = "") -> Cause:
+    """A cause from what may be one already, and is else text with a code that came beside it."""
+    return cause if isinstance(cause, Cause) else Cause(cause, known_code(code))
+
+
+def code_of(cause: Cause) -> str:
+    """The code of a cause, "" where there is none."""
+    return cause.code if cause else ""

@@ -1,0 +1,91 @@
+"""From vLLM's request to what its prompt's digest covers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvd.vllm.prompt_digest import Embeds, Feature, PromptParts, prompt_digest
+from kvd.weights.adapter import adapter_fingerprint
+
+
+class Request(Protocol):
+    """What every build's request has; of what only some have see `prompt_parts`."""
+
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The prompt's tokens, None where it was given as embeddings."""
+        ...
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        ...
+
+    @property
+    def _all_token_ids(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request's prompt, of which digests can be made; ``tokens`` is its length."""
+
+    request: Request
+    tokens: int
+
+    def digest(self, key: bytes, tokens: int) -> str:
+        """The digest of its first ``tokens`` tokens under a prefiller's key."""
+        return prompt_digest(key, prompt_parts(self.request, tokens), tokens)
+
+
+def prompt_of(request: Request) -> Prompt:
+    """The prompt of a request as it is now."""
+    return Prompt(request, request.num_prompt_tokens)
+
+
+def prompt_parts(request: Request, tokens: int) -> PromptParts:
+    """What decides the KV of the first ``tokens`` tokens of a request's prompt."""
+    return PromptParts(
+        token_ids=_token_ids(request),
+        adapter=_adapter(getattr(request, "lora_request", None)),
+        features=[_feature(found) for found in getattr(request, "mm_features", None) or ()],
+        cache_salt=getattr(request, "cache_salt", None) or "",
+        embeds=_embeds(request, tokens),
+    )
+
+
+def _token_ids(request: Request) -> Sequence[int]:
+    """The tokens that the model sees: 0 where an embedding takes a token's place."""
+    if request.prompt_token_ids is None:
+        return ()
+    if getattr(request, "prompt_is_token_ids", None) is not None:
+        return request._all_token_ids  # noqa: SLF001 - the ids beside it name tokens that nobody embeds
+    return request.prompt_token_ids
+
+
+def _adapter(lora: Any) -> str:
+    """What an adapter is, by its files; the number that vLLM gives it is this engine's own, its name a user's."""
+    return "" if lora is None else adapter_fingerprint(lora.lora_path)
+
+
+def _feature(found: Any) -> Feature:
+    """An item under the hash of its content; ``identifier`` may have an adapter's name before it."""
+    position = found.mm_position
+    identifier = getattr(found, "mm_hash", None) or found.identifier
+    return Feature(found.modality, identifier, position.offset, position.length)
+
+
+def _embeds(request: Request, tokens: int) -> Embeds | None:
+    tensor = getattr(request, "prompt_embeds", None)
+    if tensor is None:
+        return None
+    import torch  # who gives embeddings has it loaded
+
+    rows = tensor[:tokens].detach().cpu().contiguous()
+    form = f"{rows.dtype} {tuple(rows.shape[1:])}"
+    return Embeds(
+        memoryview(rows.flatten().view(torch.uint8).numpy()),
+        form,
+        getattr(request, "prompt_is_token_ids", None) or (),
+    )
