@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kvd.topology.blocks import offered, wanted
 from kvd.vllm.cause import code_of
@@ -29,6 +29,7 @@ from kvd.vllm.prompt_digest import new_key
 from kvd.vllm.prompts import Request as PromptRequest
 from kvd.vllm.prompts import prompt_of
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
+from kvd.vllm.requests import Request, drop_last_token
 from kvd.vllm.sampling import Sampling
 from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
@@ -40,18 +41,6 @@ from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.wire.served import Outcome
 
 log = logging.getLogger(__name__)
-
-
-class Request(Protocol):
-    """What is used of vLLM's request."""
-
-    request_id: str
-    kv_transfer_params: dict[str, Any] | None
-    prompt_token_ids: list[int] | None
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    max_tokens: int
-    _all_token_ids: list[int]
 
 
 class SchedulerHalf:
@@ -113,7 +102,7 @@ class SchedulerHalf:
         """A request arrived: begin what will need time."""
         if wants_prefill_here(request.kv_transfer_params):
             if self.has_state:
-                _drop_last_token(request)
+                drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
             elif self._put_outs is not None:
@@ -394,24 +383,3 @@ class SchedulerHalf:
         if answer is None:
             self._known.pushed(message)
         return answer
-
-
-def _drop_last_token(request: Request) -> None:
-    """The prefiller of a model with state stops one token short of the prompt's end.
-
-    A state fits one position. The decoder has to compute the prompt's last token itself to get its first
-    output, so the state it is handed must be the one before that token.
-    """
-    params = request.kv_transfer_params
-    if (
-        params is None
-        or params.get("kvd_short")
-        or request.num_prompt_tokens < 2
-        or request.prompt_token_ids is None
-    ):
-        return
-    del request.prompt_token_ids[-1]
-    del request._all_token_ids[-1]  # noqa: SLF001 - vLLM keeps the token list in two places
-    request.num_prompt_tokens -= 1
-    request.max_tokens = 1
-    params["kvd_short"] = True

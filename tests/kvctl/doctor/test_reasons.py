@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from kvctl.doctor.losses import FORCED
 from kvctl.doctor.reasons import FAILS_FROM, LEAST_REQUESTS, REASONS, WARNS_FROM, not_handed_over
 from kvd.wire.identity import Endpoint
+from kvd.wire.miss import MISS_CODES
 from kvd.wire.served import ServedCount, ServedRow
 
 AWAY = Endpoint("10.0.0.7", 7766)
@@ -113,6 +115,12 @@ def test_each_pattern_has_its_reason(reason: str, here: ServedRow, others: tuple
 
 def test_every_row_of_the_table_is_tried_here() -> None:
     assert {reason for reason, _, _ in TABLE} == {reason.name for reason in REASONS}
+
+
+def test_the_codes_of_the_table_are_those_of_misses() -> None:
+    codes = {n.code for _, here, _ in TABLE for n in here.lately if n.outcome in ("refused", "missed")}
+    assert codes <= MISS_CODES
+    assert FORCED in MISS_CODES
 
 
 def test_a_finding_says_how_many_of_how_many_and_who_else_shows_it() -> None:
