@@ -17,6 +17,12 @@ class Request(Protocol):
     _all_token_ids: list[int]
 
 
+def wants_prompt_logprobs(request: Request) -> bool:
+    """Whether log probabilities of the prompt are asked for: who answers computes it, whatever was loaded."""
+    sampling = getattr(request, "sampling_params", None)
+    return sampling is not None and sampling.prompt_logprobs is not None
+
+
 def drop_last_token(request: Request) -> None:
     """The prefiller of a model with state stops one token short of the prompt's end.
 

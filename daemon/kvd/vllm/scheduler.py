@@ -29,7 +29,7 @@ from kvd.vllm.prompt_digest import new_key
 from kvd.vllm.prompts import Request as PromptRequest
 from kvd.vllm.prompts import prompt_of
 from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
-from kvd.vllm.requests import Request, drop_last_token
+from kvd.vllm.requests import Request, drop_last_token, wants_prompt_logprobs
 from kvd.vllm.sampling import Sampling
 from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
@@ -100,7 +100,9 @@ class SchedulerHalf:
 
     def new_request(self, request: Request) -> None:
         """A request arrived: begin what will need time."""
-        if wants_prefill_here(request.kv_transfer_params):
+        if self._prefills(request):
+            if wants_prompt_logprobs(request):
+                return
             if self.has_state:
                 drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
@@ -151,8 +153,9 @@ class SchedulerHalf:
         claim is made once: a request whose load failed is offered less of it, or nothing.
         """
         if not wants_remote_prefill(request.kv_transfer_params):
-            tokens = request.num_prompt_tokens - computed
-            self._served.plain(request.request_id, request.kv_transfer_params, tokens)
+            if not self._prefills(request):
+                tokens = request.num_prompt_tokens - computed
+                self._served.plain(request.request_id, request.kv_transfer_params, tokens)
             return 0, False
         claim = self._claims.get(request.request_id)
         if claim is None:
@@ -259,6 +262,10 @@ class SchedulerHalf:
 
     # --- prefilling side ---
 
+    def _prefills(self, request: Request) -> bool:
+        """Whether a request is prefilled here for a decoder. A decoder does that for nobody, whoever asks it."""
+        return self.engine.role != "decode" and wants_prefill_here(request.kv_transfer_params)
+
     def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
         """A request has blocks: ``table`` gives them by group as they are when it is called."""
         put_out = self._put_outs is not None and self._put_outs.knows(request_id)
@@ -290,8 +297,12 @@ class SchedulerHalf:
             return False, None
         if self._pushes.knows(request.request_id):
             return self._pushed_whole(request, block_ids, completed=completed), None
-        if not wants_prefill_here(request.kv_transfer_params) or not completed:
+        if not self._prefills(request) or not completed:
             return False, None
+        if wants_prompt_logprobs(request):
+            return self._not_offered(
+                request, "PROMPT_LOGPROBS", "its decoder computes it too, for its prompt's log probabilities"
+            )
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
             return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
         if unread:

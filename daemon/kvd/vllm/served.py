@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from kvd.vllm.params import wants_prefill_here
 from kvd.wire.frame import Message
 from kvd.wire.served import MOST_COUNTS, Outcome, ReportServed, ServedCount
 
@@ -54,9 +53,8 @@ class Served:
         self._decided: set[str] = set()
 
     def plain(self, request_id: str, params: Mapping[str, Any] | None, tokens: int) -> None:
-        """A request that brings no prefill: where it asks for none either, ``tokens`` are computed here for itself."""
-        if request_id not in self._decided and not wants_prefill_here(params):
-            self.decided(request_id, "plain", tokens, OTHER_PARAMS if params else "")
+        """A request that brings no prefill and is none for another: ``tokens`` are computed here for itself."""
+        self.decided(request_id, "plain", tokens, OTHER_PARAMS if params else "")
 
     def decided(self, request_id: str, outcome: Outcome, tokens: int, code: str = "") -> None:
         """Where a request's prompt comes from. The first word on a request counts, until it is forgotten."""

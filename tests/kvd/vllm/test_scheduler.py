@@ -39,6 +39,7 @@ class Request:
     num_computed_tokens: int = 0
     max_tokens: int = 16
     _all_token_ids: list[int] = field(default_factory=lambda: list(range(10)))
+    sampling_params: Any = None
 
 
 PEER = PeerReady(

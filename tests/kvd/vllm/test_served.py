@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -9,6 +11,7 @@ import pytest
 
 from kvd.client.errors import ClientError
 from kvd.client.session import SessionState
+from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import StepOutcomes
 from kvd.vllm.scheduler import SchedulerHalf
 from kvd.vllm.served import Served
@@ -16,16 +19,16 @@ from kvd.vllm.settings import Settings
 from kvd.wire.reply import Ok
 from kvd.wire.served import MOST_COUNTS, ReportServed, ServedCount
 from tests.kvd.vllm.bench import Script, facts, why
-from tests.kvd.vllm.test_scheduler import LLAMA, PEER, PREFILL_HERE, Engine, Request, from_prefiller
+from tests.kvd.vllm.test_scheduler import HYBRID, LLAMA, PEER, PREFILL_HERE, Engine, Request, from_prefiller
 
 
 class Placed(Engine):
     """An engine of a role."""
 
-    def __init__(self, role: Any, **settings: Any) -> None:
+    def __init__(self, role: Any, groups: Sequence[GroupFacts] = LLAMA, **settings: Any) -> None:
         self.script = Script()
-        mine = msgspec.structs.replace(facts("e"), role=role)
-        self.half = SchedulerHalf(Settings(**settings), mine, LLAMA, "recompute", self.script.open)
+        mine = msgspec.structs.replace(facts("e", len(groups)), role=role)
+        self.half = SchedulerHalf(Settings(**settings), mine, groups, "recompute", self.script.open)
         self.script.push(PEER)
 
 
@@ -172,6 +175,34 @@ def test_a_prefill_without_blocks_and_a_push_that_is_not_done_are_named() -> Non
     finish(engine, blocks=((),))
     finish(engine, params=PREFILL_HERE | {"transfer_mode": "push"})
     assert served(engine) == {("not_offered", "NO_BLOCKS", 1, 10), ("not_offered", "NOT_PUSHED", 1, 10)}
+
+
+@pytest.mark.parametrize("groups", [LLAMA, HYBRID])
+def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_kept_for_nobody(
+    groups: Sequence[GroupFacts],
+) -> None:
+    """Its decoder computes it all the same, and one token short vLLM has no log probability of the last."""
+    engine = Placed("prefill", groups)
+    request = Request("r", dict(PREFILL_HERE), num_computed_tokens=10)
+    request.sampling_params = SimpleNamespace(prompt_logprobs=0)
+    engine.half.new_request(request)
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+    assert request.num_prompt_tokens == 10
+    assert engine.half.finished(request, [[5]] * len(groups), completed=True) == (False, None)
+    assert served(engine) == {("not_offered", "PROMPT_LOGPROBS", 1, 10)}
+
+
+@pytest.mark.parametrize("groups", [LLAMA, HYBRID])
+def test_a_decoder_that_is_asked_to_prefill_answers_in_full_and_keeps_nothing(
+    groups: Sequence[GroupFacts],
+) -> None:
+    engine = Placed("decode", groups)
+    request = Request("r", dict(PREFILL_HERE), num_computed_tokens=10)
+    engine.half.new_request(request)
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+    assert (request.num_prompt_tokens, request.max_tokens) == (10, 16)
+    assert engine.half.finished(request, [[5]] * len(groups), completed=True) == (False, None)
+    assert served(engine) == {("plain", "OTHER_PARAMS", 1, 10)}
 
 
 def test_a_pushed_prefill_counts_as_pushed() -> None:
