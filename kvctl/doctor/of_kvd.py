@@ -103,6 +103,13 @@ def _engines(rows: Sequence[query.EngineRow]) -> Iterator[Check]:
     for row in rows:
         name = row.engine.engine_id
         if row.state == "ready":
+            source = str(row.engine.facts.get("weights_source", ""))
+            if source.startswith("unknown"):
+                yield Check(
+                    code="WEIGHTS_UNKNOWN", about="engines", state="warning",
+                    found=f"which weights {name} runs is {source}; another model under its name would pass for it",
+                    hint='set "weights" in kv_connector_extra_config to one id on all engines of this model',
+                )  # fmt: skip
             if row.policy == "fail":
                 yield Check(
                     code="POLICY_FAIL", about="engines", state="warning",

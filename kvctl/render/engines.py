@@ -15,7 +15,17 @@ def engines_screen(body: Engines, wide: bool) -> RenderableType:
     reasons = wide or any(engine.reason for engine in body.engines)
     headers = ["ENGINE", "MODEL", "ROLE", "STATE", "RANKS", "SHAPE", "SINCE"]
     if wide:
-        headers += ["GENERATION", "PLACE", "GROUPS", "SCHEDULER", "POLICY", "LEASES", "SERVED", "PEERS"]
+        headers += [
+            "GENERATION",
+            "PLACE",
+            "GROUPS",
+            "SCHEDULER",
+            "POLICY",
+            "LEASES",
+            "SERVED",
+            "WEIGHTS",
+            "PEERS",
+        ]
     if reasons:
         headers.append("REASON")
     rows: list[list[str | Text]] = []
@@ -38,6 +48,7 @@ def engines_screen(body: Engines, wide: bool) -> RenderableType:
                 engine.policy or "-",
                 str(engine.leases),
                 ", ".join(f"{count} {outcome}" for outcome, count in engine.served.items()) or "-",
+                str(engine.facts.get("weights") or engine.facts.get("weights_source") or "-"),
                 ",".join(engine.peers) or "-",
             ]
         if reasons:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -71,8 +72,14 @@ def geometry(tp: int, ranks: int, *, heads: int = HEADS) -> WorkerGeometry:
 
 def engine_row(name: str, role: Role, tp: int, *, model: str = MODEL, heads: int = HEADS) -> query.EngineRow:
     """A complete engine with its card."""
+    weights = f"w1-{hashlib.blake2b(model.encode(), digest_size=8).hexdigest()}"
     facts = EngineFacts(
-        engine_id=name, model=model, role=role, tp=tp, world_size=tp, facts={"dtype": "bfloat16"}
+        engine_id=name,
+        model=model,
+        role=role,
+        tp=tp,
+        world_size=tp,
+        facts={"dtype": "bfloat16", "weights": weights},
     )
     workers = tuple(
         WorkerCard(

@@ -94,7 +94,7 @@ def test_two_names_are_compared_whatever_they_are(daemon: FakeDaemon, described:
     [pair] = described("p", "x", code=1)
     assert names([pair]) == [("p", "x")]
     assert pair["compatible"] is False
-    assert [f["name"] for f in pair["factors"] if not f["ok"]] == ["model"]
+    assert [f["name"] for f in pair["factors"] if not f["ok"]] == ["weights"]
 
 
 def test_engines_that_cannot_be_mapped_are_described_and_1(daemon: FakeDaemon, described: Any) -> None:

@@ -17,7 +17,7 @@ from kvd.service.errors import PeerAway, Refusal
 from kvd.service.events import Events
 from kvd.service.peers import Links
 from kvd.service.registry import Engine, Registry
-from kvd.service.verdicts import Verdicts
+from kvd.service.verdicts import Verdicts, next_step
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, Role
@@ -370,7 +370,7 @@ class Handshakes:
         raise Refusal(
             "KVD-INCOMPATIBLE",
             f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
-            hint="`kvctl describe-topology` compares the two engines factor by factor",
+            hint=next_step(bad, engine.facts.engine_id, peer.card.engine.engine_id),
             factors=bad,
         )
 

@@ -15,6 +15,7 @@ import msgspec
 from kvd.geometry.model import WorkerGeometry
 from kvd.service.errors import Refusal
 from kvd.service.events import Events
+from kvd.service.one_engine import contradiction
 from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
 from kvd.wire.names import generation_of, rank_name
 
@@ -350,19 +351,13 @@ def _refuse_conflict(engine: Engine, client: Client) -> None:
             hint="give each engine its own engine_id, or stop the other process; `kvctl workers` lists both",
         )
     others = [c for c in engine.clients if c is not holder]
-    if not others or engine.facts == client.engine:
-        return
-    for name in EngineFacts.__struct_fields__:
-        here, there = getattr(engine.facts, name), getattr(client.engine, name)
-        if name == "facts" and here != there:
-            name = next(k for k in sorted({*here, *there}) if here.get(k) != there.get(k))  # noqa: PLW2901
-            here, there = here.get(name), there.get(name)
-        if here != there:
-            raise Refusal(
-                "KVD-ENGINE-CONFLICT",
-                f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
-                hint="all workers of one engine_id must come from one engine: give the other one its own id",
-            )
+    if others and (found := contradiction(engine.facts, client.engine)) is not None:
+        name, here, there = found
+        raise Refusal(
+            "KVD-ENGINE-CONFLICT",
+            f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
+            hint="all workers of one engine_id must come from one engine: give the other one its own id",
+        )
 
 
 def not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]) -> Refusal:

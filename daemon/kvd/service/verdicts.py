@@ -77,6 +77,15 @@ def compare_cards(local: EngineCard, workers: Workers, peer: EngineCard) -> tupl
     return tuple(Factor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)
 
 
+def next_step(bad: tuple[Factor, ...], local: str, remote: str) -> str:
+    """What to do about the factors that fail between two engines, by their ids."""
+    compared = f"`kvctl describe-topology {local} {remote}` compares the two factor by factor"
+    if {"model", "config", "weights"}.isdisjoint(factor.name for factor in bad):
+        return compared
+    one_id = 'set "weights" in kv_connector_extra_config of both to one id'
+    return f"load the same checkpoint on both sides, or {one_id} if their KV may be exchanged all the same; {compared}"
+
+
 def rehearse() -> None:
     """Import what comparing takes and compare an engine of one layer with itself: the first time takes milliseconds."""
     from kvd.client import cards  # noqa: F401 - imported for `compare_cards`

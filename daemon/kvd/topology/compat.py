@@ -6,6 +6,7 @@ the other side. Every other difference is shown with its cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan, plan_worker
 
 Fact = str | int | float | bool | None
+_FINGERPRINT = re.compile(r"([a-z]\d+)-[0-9a-f]{16}$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,13 @@ class FactRule:
 
 FACT_RULES: dict[str, FactRule] = {
     "model": FactRule(fatal=True, note="another model's keys and values mean nothing here"),
+    "weights": FactRule(fatal=True, note="keys and values made with other weights mean nothing here"),
+    "config": FactRule(
+        fatal=True, note="the models are configured differently: their keys and values differ"
+    ),
+    "weights_source": FactRule(fatal=False, note="told in different ways"),
     "dtype": FactRule(fatal=False, note="weights differ in precision: outputs may differ slightly"),
+    "quantization": FactRule(fatal=False, note="weights differ in precision: outputs may differ slightly"),
     "cache_dtype": FactRule(fatal=True, note="bytes of one type cannot be read as the other"),
     "kv_heads": FactRule(fatal=True, note="the models have different heads"),
     "head_size": FactRule(fatal=True, note="the models have heads of different size"),
@@ -134,11 +142,39 @@ def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
         return Factor(name, mine, theirs, ok=True, note="only one side tells", fatal=rule.fatal, alike=True)
     if mine == theirs:
         return Factor(name, mine, theirs, ok=True, fatal=rule.fatal)
+    if (excuse := _excuse(name, here, there)) is not None:
+        return Factor(name, mine, theirs, ok=True, note=excuse[0], fatal=rule.fatal, alike=excuse[1])
     if _means(name, here) == _means(name, there):
         return Factor(
             name, mine, theirs, ok=True, note="two names of one thing", fatal=rule.fatal, alike=True
         )
     return Factor(name, mine, theirs, ok=not rule.fatal, note=rule.note, fatal=rule.fatal)
+
+
+def _excuse(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> tuple[str, bool] | None:
+    """Why two unequal values of what tells models apart do not count, and whether they are alike; None where they do.
+
+    What the weights are decides, not what a model is called.
+    """
+    weights = [facts.get("weights") for facts in (here, there)]
+    told = None not in weights and not _incomparable(*map(str, weights))
+    equal = told and weights[0] == weights[1]
+    match name:
+        case "model" if told:
+            return "names do not decide, `weights` does", equal
+        case "config" if equal and "setting" in (here.get("weights_source"), there.get("weights_source")):
+            return "not compared: `weights` says on both sides that they are the same", True
+        case "weights_source":
+            return "", equal
+        case "weights" | "config" if _incomparable(str(here[name]), str(there[name])):
+            return "made in two ways, which cannot be compared", False
+    return None
+
+
+def _incomparable(mine: str, theirs: str) -> bool:
+    """Whether both are fingerprints (``w1-0123456789abcdef``), made in different ways."""
+    versions = [found[1] for text in (mine, theirs) if (found := _FINGERPRINT.match(text))]
+    return len(set(versions)) == 2
 
 
 def _shown(value: Fact, known: bool) -> str:

@@ -32,6 +32,9 @@ MANY_LAYERS = 8
 UNEVEN = 1.25
 """A rank that carries this many times the average decides alone how long a request takes."""
 
+ONE_ID = 'set "weights" in kv_connector_extra_config of both to one id'
+"""What to do where the engines' own comparison of weights is not to count."""
+
 FAILED: dict[str, tuple[str, str]] = {
     "workers": ("RANK_NOT_REGISTERED", "wait for the missing ranks, or look why they did not start"),
     "plan": (
@@ -39,6 +42,18 @@ FAILED: dict[str, tuple[str, str]] = {
         "choose parallel sizes that divide each other, and the same model and types",
     ),
     "groups": ("BLOCK_GEOMETRY", "start both sides with or without --disable-hybrid-kv-cache-manager"),
+    "model": (
+        "COMPAT_MISMATCH",
+        f"serve the same model on both sides; if it is one under two names, {ONE_ID}",
+    ),
+    "weights": (
+        "COMPAT_MISMATCH",
+        f"load the same checkpoint on both sides; if their KV may be exchanged all the same, {ONE_ID}",
+    ),
+    "config": (
+        "COMPAT_MISMATCH",
+        f"compare the models' config.json, --hf-overrides, --max-model-len; if the difference may be, {ONE_ID}",
+    ),
     "cache_dtype": ("COMPAT_MISMATCH", "set the same --kv-cache-dtype on both sides"),
     "backend": ("COMPAT_MISMATCH", "set the same backend in kv_connector_extra_config on both sides"),
     "transfer_mode": (
@@ -87,6 +102,8 @@ def find(
         *_together(_partial_windows(local, remote)),
         *_idle_ranks(remote, plans),
         *_policy(local),
+        *_unknown_weights(local),
+        *_unknown_weights(remote),
         *_versions(factors),
     ]
     order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
@@ -319,6 +336,17 @@ def _policy(local: EngineGeometry) -> Iterator[Finding]:
             "warning",
             "a failed load ends its request with an error: kv_load_failure_policy is fail, which is vLLM's default",
             "set kv_load_failure_policy to recompute in --kv-transfer-config of the reading side",
+        )
+
+
+def _unknown_weights(engine: EngineGeometry) -> Iterator[Finding]:
+    source = str(engine.facts.get("weights_source", ""))
+    if source.startswith("unknown"):
+        yield Finding(
+            "WEIGHTS_UNKNOWN",
+            "warning",
+            f"which weights {engine.engine_id} runs is {source}; another model under its name would pass for it",
+            ONE_ID,
         )
 
 

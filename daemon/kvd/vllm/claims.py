@@ -316,8 +316,9 @@ class Claims:
                 answer = claim.peer.result()
             except ClientError as error:
                 if not (was_away(error) and self._known.fits(prefill)):
+                    hint = f"; {error.hint}" if error.hint else ""
                     claim.cause = Cause(
-                        f"prefiller {prefill.engine_id}: {error.message}", refusal_code(error)
+                        f"prefiller {prefill.engine_id}: {error.message}{hint}", refusal_code(error)
                     )
                     return
             else:

@@ -18,6 +18,7 @@ from kvd.vllm.errors import BadSettings
 STAGED = "staged"
 """The backend of engines whose peers read a copy of their memory."""
 _DAY = 86400.0
+_LONGEST_ID = 128
 _RANGES = {
     "lease_seconds": (0.1, _DAY),
     "load_timeout": (0.01, _DAY),
@@ -59,6 +60,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             " computed, where the router says so; see docs/routers.md."
         ),
     ] = "pull"
+    weights: Annotated[
+        str,
+        _says(
+            "Which weights this engine runs; engines of other weights are refused. `auto`: their fingerprint, taken at"
+            " start. `off`: not compared, model names decide. Anything else is taken for the name of these weights:"
+            " engines with one name fit, whatever their files hold."
+        ),
+    ] = "auto"
     outermost: Annotated[
         Literal["auto", "block", "layer"],
         _says(
@@ -131,6 +140,13 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
             msgspec.convert(value, hints[name])
         except msgspec.ValidationError:
             wrong.append(f"{name} is {value!r}; it must be {_name(hints[name])}")
+            continue
+        if name == "weights" and not (
+            value.isprintable() and 0 < len(value.strip()) == len(value) <= _LONGEST_ID
+        ):
+            wrong.append(
+                f'weights is {value!r}; it must be "auto", "off" or a name of 1 to {_LONGEST_ID} printable characters'
+            )
             continue
         least, most = _RANGES.get(name, (-math.inf, math.inf))
         if isinstance(value, (int, float)) and not least <= value <= most:

@@ -17,6 +17,7 @@ from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.settings import Settings
 from kvd.vllm.tensors import Place, dtype_name
+from kvd.vllm.weights import weights_facts
 from kvd.wire.identity import EngineFacts, Role
 
 _ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
@@ -60,7 +61,9 @@ def engine_facts(
         world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
         facts={
             "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
+            **weights_facts(vllm_config, settings),
             "dtype": dtype_name(model.dtype),
+            "quantization": str(getattr(model, "quantization", None) or "none"),
             "cache_dtype": str(cache.cache_dtype),
             "kv_heads": model.get_total_num_kv_heads(),
             "head_size": model.get_head_size(),

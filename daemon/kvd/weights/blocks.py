@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvd.weights.sampling import SAMPLES, opened, places, read_at
+from kvd.weights.sampling import SAMPLES, fetch, opened, places, read_at
 
 MOST_SAMPLES = 4096
 """Samples of one file."""
@@ -22,7 +22,9 @@ def digest_files(files: Sequence[Path], budget: int = SAMPLES) -> bytes:
             size = os.fstat(file).st_size
             told = f"{path.name}\0{size}\0".encode("utf-8", "surrogateescape")
             hashed = hashlib.blake2b(told, digest_size=32)
-            for offset, length in places(told, size, count):
+            spans = places(told, size, count)
+            fetch(file, spans)
+            for offset, length in spans:
                 hashed.update(read_at(file, offset, length))
             whole.update(hashed.digest())
     return whole.digest()

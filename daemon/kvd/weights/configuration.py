@@ -38,6 +38,7 @@ NOISE = frozenset(
     }
 )  # fmt: skip
 """Keys without a bearing on KV, at any depth; whatever ends in one of `_TRAINED` has none either."""
+_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
 _TRAINED = ("dropout", "dropout_prob", "dropout_rate")
 
 
@@ -57,11 +58,11 @@ def canonical(value: object, noise: frozenset[str] = NOISE) -> Any:
     """``value`` without `NOISE` and nulls, numbers and rotary embeddings in one spelling, keys in order."""
     if isinstance(value, Mapping):
         kept = {
-            str(key): canonical(inner, noise)
+            str(key): inner
             for key, inner in value.items()
             if inner is not None and key not in noise and not str(key).endswith(_TRAINED)
         }
-        return dict(sorted(_rotary(kept).items()))
+        return {key: canonical(inner, noise) for key, inner in sorted(_rotary(kept).items())}
     if isinstance(value, list | tuple):
         return [canonical(inner, noise) for inner in value]
     if isinstance(value, set | frozenset):
@@ -81,24 +82,22 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rotary(config: dict[str, Any]) -> dict[str, Any]:
-    """``rope_theta`` and ``rope_scaling`` as libraries since 5.0 write them: all in ``rope_parameters``."""
-    parts = [config.get(name, {}) for name in ("rope_scaling", "rope_parameters")]
-    if not all(isinstance(part, Mapping) for part in parts) or not any(
-        name in config for name in ("rope_theta", "rope_scaling", "rope_parameters")
-    ):
+    """``rope_theta``, ``rope_scaling`` and the like as one list: libraries of before 5.0 write them apart."""
+    told = {name: config[name] for name in (*_ROTARY, "partial_rotary_factor") if name in config}
+    parts = [told.pop(name, {}) for name in ("rope_scaling", "rope_parameters")]
+    if not all(isinstance(part, Mapping) for part in parts) or config.keys().isdisjoint(_ROTARY):
         return config
-    rope = {**parts[0], **parts[1]}
+    rope = {**told, **parts[0], **parts[1]}
     if any(isinstance(inner, Mapping) for inner in rope.values()):
         return config  # by kind of layer, which older spellings do not know
-    kept = {k: v for k, v in config.items() if k not in ("rope_theta", "rope_scaling", "rope_parameters")}
-    for name in ("rope_theta", "partial_rotary_factor"):
-        if name in config:
-            rope.setdefault(name, config[name])
-            kept.pop(name, None)
-    kind = rope.pop("type", None)
-    if rope.setdefault("rope_type", kind or "default") == "default":
-        del rope["rope_type"]
-    return kept | ({"rope_parameters": dict(sorted(rope.items()))} if rope else {})
+    older = rope.pop("type", None)
+    kind = rope.pop("rope_type", None) or older
+    if kind != "default":
+        rope["rope_type"] = kind
+    rotary = sorted((name, value) for name, value in rope.items() if value is not None)
+    kept = {name: value for name, value in config.items() if name not in told and name not in _ROTARY}
+    # Under another name and as a list: what it holds is not to be gathered once more.
+    return kept | ({"rotary": rotary} if rotary else {})
 
 
 def _encode(value: object) -> bytes:

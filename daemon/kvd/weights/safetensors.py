@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from kvd.weights.errors import WeightsUnreadable
-from kvd.weights.sampling import SAMPLES, opened, places, read_at, samples_each
+from kvd.weights.sampling import SAMPLES, fetch, opened, places, read_at, samples_each
 
 LONGEST_HEADER = 100_000_000
 """Bytes; the reference implementation takes no longer ones."""
@@ -50,7 +50,7 @@ def digest_tensors(files: Sequence[Path], budget: int = SAMPLES) -> bytes:
     found: list[tuple[str, bytes]] = []
     for path, begin, tensors in headers:
         with opened(path) as file:
-            found += [(name, _tensor(file, begin, name, entry, count)) for name, entry in tensors]
+            found += _sampled(file, begin, tensors, count)
     found.sort()
     whole = hashlib.blake2b(b"tensors", digest_size=32)
     for _, digest in found:
@@ -81,10 +81,16 @@ def _header(file: int, left: int) -> tuple[int, list[tuple[str, _Entry]]]:
     return begin, tensors
 
 
-def _tensor(file: int, begin: int, name: str, entry: _Entry, count: int) -> bytes:
-    first, end = entry.data_offsets
-    told = f"{name}\0{entry.dtype}\0{','.join(map(str, entry.shape))}\0".encode("utf-8", "surrogatepass")
-    hashed = hashlib.blake2b(told, digest_size=32)
-    for offset, length in places(told, end - first, count):
-        hashed.update(read_at(file, begin + first + offset, length))
-    return hashed.digest()
+def _sampled(
+    file: int, begin: int, tensors: Sequence[tuple[str, _Entry]], count: int
+) -> Iterator[tuple[str, bytes]]:
+    """Name and digest of each tensor, whose bytes are counted from ``begin``."""
+    plan = []
+    for name, entry in tensors:
+        first, end = entry.data_offsets
+        told = f"{name}\0{entry.dtype}\0{entry.shape}\0".encode("utf-8", "surrogatepass")
+        plan.append((name, told, begin + first, places(told, end - first, count)))
+    fetch(file, [(start + offset, length) for _, _, start, spans in plan for offset, length in spans])
+    for name, told, start, spans in plan:
+        sampled = [read_at(file, start + offset, length) for offset, length in spans]
+        yield name, hashlib.blake2b(told + b"".join(sampled), digest_size=32).digest()

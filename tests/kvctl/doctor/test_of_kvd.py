@@ -72,6 +72,15 @@ def test_a_decoder_that_fails_requests_on_a_miss_is_told(daemon: FakeDaemon) -> 
     assert "recompute" in checks(daemon)["POLICY_FAIL"].hint
 
 
+def test_an_engine_that_does_not_know_its_weights_is_told_with_the_reason(daemon: FakeDaemon) -> None:
+    facts = {"weights_source": "unknown: they come from s3 storage"}
+    row = msgspec.structs.replace(ENGINES[0], engine=msgspec.structs.replace(ENGINES[0].engine, facts=facts))
+    engines(daemon, row)
+    found = checks(daemon)["WEIGHTS_UNKNOWN"]
+    assert (found.state, "they come from s3 storage" in found.found) == ("warning", True)
+    assert 'set "weights"' in found.hint
+
+
 def test_no_engine_at_all_says_how_one_is_started(daemon: FakeDaemon) -> None:
     engines(daemon)
     found = checks(daemon)["ENGINES"]

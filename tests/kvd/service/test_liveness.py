@@ -91,6 +91,20 @@ def test_cards_that_contradict_are_refused_with_both_values() -> None:
         assert kvd.ask_refused(worker(facts("f", tp=2), 5)).code == "KVD-BAD-CARD"
 
 
+def test_workers_of_one_engine_with_unlike_weights_are_refused() -> None:
+    with daemons() as (kvd,), session(kvd, worker(facts("e", tp=2, weights="w1-0", weights_source="files"))):
+        other = kvd.ask_refused(worker(facts("e", tp=2, weights="w1-1", weights_source="safetensors"), 1))
+        assert (other.code, "weights is 'w1-1'" in other.message) == ("KVD-ENGINE-CONFLICT", True)
+
+
+def test_a_worker_that_could_not_find_out_its_weights_is_of_its_engine_all_the_same() -> None:
+    untold = facts("e", tp=2, weights_source="unknown: model.safetensors: No such file or directory")
+    with daemons() as (kvd,), session(kvd, worker(facts("e", tp=2, weights="w1-0", weights_source="files"))):
+        with session(kvd, worker(untold, 1)) as second:
+            second.wait(lambda s: bool(s.engine_generation), 5)
+        assert kvd.engines()["e"].engine.facts["weights"] == "w1-0"
+
+
 def test_a_heartbeat_of_a_stranger_asks_for_the_card() -> None:
     with daemons() as (kvd,):
         assert isinstance(kvd.ask(Heartbeat(incarnation="stranger")), NotRegistered)

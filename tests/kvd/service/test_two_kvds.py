@@ -172,6 +172,30 @@ def test_incompatible_engines_are_refused_factor_by_factor() -> None:
         assert "tiny" in error.message
 
 
+def test_other_weights_are_refused_with_both_values_and_the_next_step() -> None:
+    with (
+        daemons(2) as (near, far),
+        session(near, worker(facts("d", weights="w1-00112233445566aa"))) as one,
+        session(far, worker(facts("p", weights="w1-ffeeddccbbaa9988"))),
+    ):
+        error = one.call(ask_for(far), 10).exception(10)
+        assert isinstance(error, RefusedByDaemon)
+        assert error.message == (
+            "d cannot read from p: weights is w1-00112233445566aa here and w1-ffeeddccbbaa9988 there"
+        )
+        assert 'set "weights" in kv_connector_extra_config of both to one id' in error.hint
+        assert "`kvctl describe-topology d p`" in error.hint
+
+
+def test_one_models_weights_under_two_names_are_ready() -> None:
+    with (
+        daemons(2) as (near, far),
+        session(near, worker(facts("d", weights="w1-00112233445566aa"))) as one,
+        session(far, worker(facts("p", model="other", weights="w1-00112233445566aa"))),
+    ):
+        assert isinstance(one.call(ask_for(far), 10).result(10), PeerReady)
+
+
 def test_leases_are_claimed_extended_and_released_from_afar() -> None:
     ended: list[Message] = []
 

@@ -113,7 +113,8 @@ def test_full_attention_cannot_be_read_from_a_window() -> None:
 
 def test_every_fact_that_the_connector_sends_has_a_rule() -> None:
     assert set(FACT_RULES) >= {
-        "model", "dtype", "cache_dtype", "kv_heads", "head_size", "layers", "layout", "attention_backend",
+        "model", "config", "weights", "weights_source", "dtype", "quantization", "cache_dtype",
+        "kv_heads", "head_size", "layers", "layout", "attention_backend",
         "vllm_version", "connector_version", "backend", "backend_version", "transfer_mode", "speculative_tokens",
         "prefix_caching", "mamba_cache_mode", "load_failure_policy", "hybrid_group_kinds",
     }  # fmt: skip

@@ -24,6 +24,14 @@ def test_what_is_given_is_taken() -> None:
     ("extra", "said"),
     [
         ({"lease": 3}, "lease is no setting; there are runtime_dir, backend, backend_options, mode"),
+        (
+            {"weights": ""},
+            'weights is \'\'; it must be "auto", "off" or a name of 1 to 128 printable characters',
+        ),
+        ({"weights": " a"}, "weights is ' a'; it must be"),
+        ({"weights": "a\n"}, "weights is 'a\\n'; it must be"),
+        ({"weights": "a" * 129}, 'it must be "auto", "off" or a name of 1 to 128'),
+        ({"weights": None}, "weights is None; it must be a string"),
         ({"mode": "both"}, 'mode is \'both\'; it must be one of "pull", "push"'),
         ({"backend": None}, "backend is None; it must be a string"),
         ({"runtime_dir": 3}, "runtime_dir is 3; it must be a string or null"),
