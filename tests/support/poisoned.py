@@ -1,0 +1,85 @@
+"""A KvdConnector into whose blocks somebody left not-a-numbers, for tests with real engines.
+
+An engine gets it by ``kv_connector_module_path``. Before a load begins each byte that a kernel may read of its blocks
+is set to ones, which no number is; before vLLM hears of its end they are looked for. What is found is a line in the
+file that the environment names.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.digest import span_of
+from benchmarks.gpu.poison import BYTE, leftover
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.compile import compile_plan
+from kvd.topology.descriptors import concatenate
+from kvd.topology.plan import plan_worker
+from kvd.vllm.load import Load
+from kvd.vllm.orders import LoadOrder, StepOrders
+from kvd.vllm.worker import WorkerHalf
+
+FILE = "KVCTL_TEST_POISONED"
+
+
+def environment(file: Path) -> Mapping[str, str]:
+    """What an engine needs in its environment; each load is to be a line in ``file``."""
+    places = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", ""))
+    return {FILE: str(file), "PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
+def found(file: Path) -> list[dict[str, Any]]:
+    """Of each load by now: ``poisoned`` bytes, and the elements ``within`` and ``beyond`` its tokens that still are."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def _poison(geometry: WorkerGeometry, order: LoadOrder) -> int:
+    """Every byte of every field of a load's blocks; how many there are."""
+    blocks = order.block_lists()
+    ends = [(b.first + len(b.ids)) * geometry.groups[g].block_size for g, b in blocks.items()]
+    # What a worker would copy of itself is every byte that there is.
+    whole = compile_plan(plan_worker(geometry, (geometry,), (geometry,)), blocks, blocks, tokens=max(ends))
+    rows = concatenate(list(whole.values()))
+    for address, length in zip(rows.local.tolist(), rows.length.tolist(), strict=True):
+        ctypes.memset(address, BYTE, length)
+    return rows.nbytes
+
+
+def _bound(half: WorkerHalf, orders: StepOrders) -> None:
+    for order in orders.loads:
+        _poisoned[order.request_id] = _poison(half.geometry, order)
+    _really_bound(half, orders)
+
+
+def _ends(half: WorkerHalf, wait: float) -> Iterator[Load]:
+    for load in _really_ends(half, wait):
+        order = load.order
+        spans = {
+            group.index: span_of(group, order.groups[group.index], order.tokens)
+            for group in half.geometry.groups
+            if group.index in order.groups
+        }
+        line = {
+            "request": order.request_id,
+            "cause": load.cause,
+            "poisoned": _poisoned.pop(order.request_id, 0),
+            **leftover(half.geometry, order.groups, spans),
+        }
+        with Path(os.environ[FILE]).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        yield load
+
+
+_poisoned: dict[str, int] = {}
+
+if FILE in os.environ:  # in an engine; a test only looks up the names
+    from kvd.vllm.connector import KvdConnector  # noqa: F401 - vLLM looks it up here
+
+    _really_bound, _really_ends = WorkerHalf.bound, WorkerHalf._ends
+    setattr(WorkerHalf, "bound", _bound)  # noqa: B010 - mypy knows methods only as what they were
+    setattr(WorkerHalf, "_ends", _ends)  # noqa: B010
