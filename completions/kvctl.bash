@@ -22,11 +22,12 @@ _kvctl() {
         transfers:--peer|transfers:-p) COMPREPLY=(); return ;;
         transfers:--request|transfers:-r) COMPREPLY=(); return ;;
         transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
+        transfers:--code) COMPREPLY=(); return ;;
         transfers:--backend) COMPREPLY=(); return ;;
         transfers:--since) COMPREPLY=(); return ;;
         transfers:--slower-than) COMPREPLY=(); return ;;
         transfers:--sort) COMPREPLY=($(compgen -W "newest slowest largest" -- "$current")); return ;;
-        transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state cause" -- "$current")); return ;;
+        transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state code cause" -- "$current")); return ;;
         transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
         transfer:--from) COMPREPLY=(); return ;;
@@ -125,7 +126,7 @@ _kvctl() {
             options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         transfers)
-            options='--last --limit --engine --peer --request --state --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--last --limit --engine --peer --request --state --code --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         transfer)
             options='--from --output --color --timeout --runtime-dir --socket --config --help'

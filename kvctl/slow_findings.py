@@ -146,11 +146,14 @@ def _path(pair: SlowPair, pairs: Sequence[SlowPair]) -> Iterator[SlowFinding]:
 def _failures(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFinding]:
     """Misses and retries, with what most of them had in common."""
     if pair.misses > RARE * pair.transfers:
-        [(cause, count)] = Counter(r.cause for r in records if r.state == "miss").most_common(1)
+        missed = [r for r in records if r.state == "miss"]
+        [(common, count)] = Counter(r.code or r.cause for r in missed).most_common(1)
+        cause = next(r.cause for r in missed if (r.code or r.cause) == common)
+        what = f"{common}: {cause}" if common and common != cause else cause
         yield _finding(
             "MISSES", "warning", pair,
-            f"{pair.misses} of {pair.transfers} were misses" + (f", {count} of them: {cause[:200]}" if cause else ""),
-            f"kvctl transfers --state miss --engine {pair.local_engine} --by cause",
+            f"{pair.misses} of {pair.transfers} were misses" + (f", {count} of them: {what[:200]}" if what else ""),
+            f"kvctl transfers --state miss --engine {pair.local_engine} --by code",
         )  # fmt: skip
     if pair.retried > RARE * pair.transfers:
         yield _finding(

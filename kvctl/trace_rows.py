@@ -50,6 +50,7 @@ def traced(record: TransferRecord, began: float, local: int, remote: int, names:
         backend=record.backend,
         mode=record.mode,
         state=record.state,
+        code=record.code,
         at=max(0.0, record.started - began),
         tokens=record.tokens,
         bytes=min(record.bytes, MOST),
@@ -84,6 +85,7 @@ def _rows(trace: Trace, transfers: Iterator[Transfer]) -> Iterator[LedgerRow]:
             backend=one.backend,
             mode=one.mode,
             state=one.state,
+            code=one.code,
             started=trace.header.began + one.at,
             tokens=one.tokens,
             bytes=one.bytes,
@@ -118,6 +120,7 @@ def _matches(row: LedgerRow, query: ListTransfers, end: float) -> bool:
         and (not query.engine_id or query.engine_id in sides)
         and (not query.peer or query.peer in (sides if query.engine_id else sides[1:]))
         and query.state in ("", r.state)
+        and query.code in ("", r.code)
         and query.backend in ("", r.backend)
         and query.mode in ("", r.mode)
         and (not query.within or r.started >= end - query.within)

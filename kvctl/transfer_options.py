@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from kvctl.parsing import count, one_of, seconds
+from kvd.wire.miss import MISS_MEANINGS
 from kvd.wire.transfer import ListTransfers
 
 STATES = ("done", "miss")
@@ -22,6 +23,15 @@ Request = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Onl
 State = Annotated[
     str | None,
     typer.Option("--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only done, or misses."),
+]
+Code = Annotated[
+    str | None,
+    typer.Option(
+        "--code",
+        metavar="CODE",
+        parser=one_of(*MISS_MEANINGS),
+        help="Only misses of this code (docs/transfers.md).",
+    ),
 ]
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
 Since = Annotated[
@@ -54,6 +64,7 @@ def question(
     peer: str = "",
     request: str = "",
     state: str | None = None,
+    code: str | None = None,
     backend: str = "",
     since: float | None = None,
     slower_than: float | None = None,
@@ -64,6 +75,7 @@ def question(
         peer=peer,
         request_id=request,
         state=state or "",
+        code=code or "",
         backend=backend,
         within=since or 0.0,
         slower_than=slower_than or 0.0,

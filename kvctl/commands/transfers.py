@@ -15,6 +15,7 @@ from kvctl.parsing import one_of
 from kvctl.settings import Settings
 from kvctl.transfer_options import (
     Backend,
+    Code,
     Engine,
     From,
     Peer,
@@ -41,6 +42,7 @@ def transfers(  # noqa: PLR0913 (options)
     peer: Peer = "",
     request: Request = "",
     state: State = None,
+    code: Code = None,
     backend: Backend = "",
     since: Since = None,
     slower_than: SlowerThan = None,
@@ -70,6 +72,7 @@ def transfers(  # noqa: PLR0913 (options)
             peer=peer,
             request=request,
             state=state,
+            code=code,
             backend=backend,
             since=since,
             slower_than=slower_than,

@@ -13,7 +13,7 @@ from kvctl.live_pairs import suggested
 from kvctl.settings import Settings
 from kvd.topology.compat import compare
 from kvd.wire import query
-from kvd.wire.transfer import ListTransfers, Transfers
+from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 
 LOOKED_AT = 1000
 """Transfers that are asked for, the newest ones."""
@@ -26,6 +26,7 @@ def transfer_checks(settings: Settings) -> Iterator[Check]:
     if not answer.rows:
         yield Check(code="TRANSFERS", about="transfers", state="ok", found="none recorded yet")
         return
+    yield from _other_prompts(answer)
     findings = [finding for finding in slow_document(answer).findings if finding.severity == "warning"]
     for finding in findings:
         yield Check(
@@ -36,6 +37,24 @@ def transfer_checks(settings: Settings) -> Iterator[Check]:
         missed = sum(row.record.state == "miss" for row in answer.rows)
         found = f"{missed} of the last {len(answer.rows)} missed, nothing that kvctl slow would warn of"
         yield Check(code="LATELY", about="transfers", state="ok", found=found)
+
+
+def _other_prompts(answer: Transfers) -> Iterator[Check]:
+    """Requests that brought the params of another prompt: each was computed where it came, and is right."""
+    found: dict[tuple[str, str], list[TransferRecord]] = {}
+    for row in answer.rows:
+        if row.record.code == "PROMPT_MISMATCH":
+            found.setdefault((row.record.local_engine, row.record.remote_engine), []).append(row.record)
+    for (here, there), records in found.items():
+        requests = len({record.request_id for record in records})
+        yield Check(
+            code="PROMPT_MISMATCH", about="transfers", state="warning",
+            found=f"{requests} of the last requests to {here} brought params of another prompt that {there} had"
+            f" prefilled, {records[0].request_id} among them; each was computed at {here}",
+            hint="one answer's params serve one prompt: does the router hand one set on to a list of prompts, or a"
+            " client's own? Else tokenizer, chat template, adapters or cache_salt differ between the two engines;"
+            f" kvctl transfers --engine {here} --code PROMPT_MISMATCH shows each",
+        )  # fmt: skip
 
 
 def _fits(settings: Settings) -> Iterator[Check]:

@@ -17,6 +17,7 @@ GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
     "backend": lambda r: r.backend,
     "mode": lambda r: r.mode,
     "state": lambda r: r.state,
+    "code": lambda r: r.code or r.state,
     "cause": lambda r: r.cause or "done",
 }
 """What transfers can be counted by."""

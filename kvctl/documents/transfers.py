@@ -65,6 +65,9 @@ class Transfer(Struct, frozen=True, kw_only=True):
     mode: Literal["pull", "push"]
     state: TransferState
     cause: Annotated[str, Meta(description="why it was a miss")]
+    code: Annotated[
+        str, Meta(description="the same in one word (docs/transfers.md), empty of what was no miss")
+    ]
     started: Time
     seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
     bytes_per_second: Annotated[
@@ -118,6 +121,7 @@ def transfer_document(row: LedgerRow) -> Transfer:
         mode=record.mode,
         state=record.state,
         cause=record.cause,
+        code=record.code,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
         bytes_per_second=record.bytes / moving if moving > 0 and record.mode == "pull" else None,

@@ -25,6 +25,7 @@ class WholeTransfer(Struct, frozen=True, kw_only=True):
     mode: str
     state: Annotated[TransferState, Meta(description="a miss on any worker is a miss")]
     cause: str
+    code: Annotated[str, Meta(description="the cause in one word (docs/transfers.md)")]
     started: Annotated[Time, Meta(description="when the first worker was given it")]
     seconds: Annotated[Seconds, Meta(description="from the scheduler's claim to the last worker's end")]
     tokens: Count
@@ -53,6 +54,7 @@ def whole_transfer(newest: LedgerRow, rows: Iterable[LedgerRow]) -> WholeTransfe
         mode=record.mode,
         state="miss" if missed else "done",
         cause=missed.cause if missed else "",
+        code=missed.code if missed else "",
         started=moment(min(r.started for r in records)),
         seconds=max(0.0, ended - began),
         tokens=record.tokens,

@@ -15,7 +15,7 @@ def transfers_screen(body: Transfers, wide: bool) -> RenderableType:
     causes = wide or any(transfer.cause for transfer in body.transfers)
     headers = ["STARTED", "REQUEST", "FROM", "TO", "STATE", "BYTES", "TIME", "RATE"]
     if wide:
-        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM"]
+        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM", "CODE"]
     if causes:
         headers.append("CAUSE")
     rows: list[list[str | Text]] = []
@@ -40,6 +40,7 @@ def transfers_screen(body: Transfers, wide: bool) -> RenderableType:
                 f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}",
                 stages(transfer),
                 transfer.checksum.state or "-",
+                transfer.code or "-",
             ]
         if causes:
             row.append(transfer.cause or "-")

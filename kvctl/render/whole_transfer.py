@@ -37,7 +37,7 @@ def whole_transfer_screen(body: WholeTransfer, wide: bool) -> RenderableType:
         ("from", f"{body.remote_engine}, {generation[0]}, request {body.remote_request_id or 'unknown'}"),
         ("to", f"{body.local_engine}, {generation[1]}"),
         ("state", state(body.state)),
-        *([("cause", body.cause)] if body.cause else []),
+        *([("cause", f"{body.code}: {body.cause}" if body.code else body.cause)] if body.cause else []),
         ("started", clock(body.started)),
         ("time", span(body.seconds)),
         ("moved", f"{size(body.bytes)}, {body.tokens} tokens, {body.mode}"),

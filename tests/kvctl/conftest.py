@@ -199,7 +199,7 @@ def ledger_row(seq: int, **changes: object) -> LedgerRow:
 
 
 LEDGER = (
-    ledger_row(3, state="miss", cause="peer went away", bytes=0, stages={}),
+    ledger_row(3, state="miss", cause="peer went away", code="PEER_GONE", bytes=0, stages={}),
     ledger_row(2),
     ledger_row(1),
 )

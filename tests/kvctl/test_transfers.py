@@ -25,11 +25,47 @@ if TYPE_CHECKING:
 def test_every_filter_reaches_kvd(run: Run, daemon: FakeDaemon) -> None:
     run(
         "transfers", "--engine", "d", "--peer", "p", "--backend", "nixl", "--since", "10m", "--slower-than", "5ms",
-        "--sort", "slowest", "--last", "7", "--socket", daemon.directory,
+        "--code", "PROMPT_MISMATCH", "--sort", "slowest", "--last", "7", "--socket", daemon.directory,
     )  # fmt: skip
     assert daemon.asked[-1] == ListTransfers(
-        limit=7, engine_id="d", peer="p", backend="nixl", within=600.0, slower_than=0.005, order="slowest"
+        limit=7,
+        engine_id="d",
+        peer="p",
+        backend="nixl",
+        within=600.0,
+        slower_than=0.005,
+        order="slowest",
+        code="PROMPT_MISMATCH",
     )
+
+
+def test_a_code_that_there_is_not_is_refused_with_those_that_there_are(run: Run, daemon: FakeDaemon) -> None:
+    outcome = run("transfers", "--code", "PROMPT_MISSMATCH", "--socket", daemon.directory)
+    assert outcome.code == 2
+    assert "'PROMPT_MISSMATCH' is not one of PROMPT_MISMATCH, " in outcome.err
+
+
+def test_misses_are_counted_by_code(run: Run, daemon: FakeDaemon) -> None:
+    groups = json.loads(run("transfers", "--by", "code", "-o", "json", "--socket", daemon.directory).out)
+    assert [(g["key"], g["transfers"]) for g in groups["groups"]] == [("done", 2), ("PEER_GONE", 1)]
+
+
+def test_a_miss_that_the_scheduler_alone_knows_is_shown_like_any_other(run: Run, daemon: FakeDaemon) -> None:
+    row = ledger_row(
+        7, state="miss", cause="another prompt", code="PROMPT_MISMATCH", local_rank="scheduler", backend="nixl",
+        bytes=0, remote_ranks=(), groups=(), stages={"handshake": 0.0}, moments={"reported": 0.0}, attempts=0,
+        descriptors=0, coalesced_descriptors=0, local_blocks=(), remote_blocks=(),
+    )  # fmt: skip
+    daemon.answers[ListTransfers] = lambda _: Transfers(rows=(row,), total=1)
+    body = json.loads(run("transfer", "cmpl-7", "-o", "json", "--socket", daemon.directory).out)
+    assert (body["state"], body["code"], body["parts"][0]["local_rank"]) == (
+        "miss",
+        "PROMPT_MISMATCH",
+        "scheduler",
+    )
+    shown = run("transfer", "cmpl-7", "--socket", daemon.directory).out
+    assert "PROMPT_MISMATCH: another prompt" in shown
+    assert "decode-0/scheduler" in run("transfers", "--socket", daemon.directory).out
 
 
 def test_many_rows_are_asked_for_page_by_page(

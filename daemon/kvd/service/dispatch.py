@@ -6,11 +6,9 @@ from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
-from kvd.service import checksums, orders, pushes, queries, serving
+from kvd.service import checksums, orders, pushes, queries, reports, serving
 from kvd.service.errors import Refusal
 from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
@@ -20,7 +18,7 @@ from kvd.service.router import Caller, Handler
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
-from kvd.wire.identity import EngineCard, EngineFacts, LeaseKey, RankId
+from kvd.wire.identity import EngineFacts, LeaseKey, RankId
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.names import rank_name
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
@@ -38,11 +36,8 @@ from kvd.wire.reply import Ok
 from kvd.wire.served import GetServed, ReportServed
 from kvd.wire.transfer import (
     GetKeptEngine,
-    KeptEngine,
     ListTransfers,
     ReportTransfers,
-    TransferRecord,
-    Transfers,
 )
 
 MAX_NAME = 512
@@ -70,9 +65,9 @@ def local_handlers(parts: Parts) -> Mapping[type[Any], Handler]:
         ClearForced: partial(orders.clear_forced, parts),
         ReportForced: partial(orders.report_forced, parts),
         GetForced: partial(orders.get_forced, parts),
-        ReportTransfers: partial(report_transfers, parts),
-        ListTransfers: partial(list_transfers, parts),
-        GetKeptEngine: partial(get_kept_engine, parts),
+        ReportTransfers: partial(reports.report_transfers, parts),
+        ListTransfers: partial(reports.list_transfers, parts),
+        GetKeptEngine: partial(reports.get_kept_engine, parts),
         ListEngines: partial(list_engines, parts),
         ListWorkers: partial(list_workers, parts),
         GetStatus: partial(get_status, parts),
@@ -295,70 +290,6 @@ def peer_lease_release(parts: Parts, _caller: Caller, message: LeaseRelease) -> 
 async def _ask_owner(parts: Parts, key: LeaseKey, message: Message, seconds: float) -> Message:
     what = f"lease {key.request_id!r} of engine {key.engine_id!r}"
     return await ask_peer(parts, key.endpoint, what, message, seconds)
-
-
-# --- transfers ---
-
-
-async def report_transfers(parts: Parts, _caller: Caller, message: ReportTransfers) -> Ok:
-    """Take records; answered once they are on disk. Raises `LedgerError`."""
-    records = tuple(_with_generation(parts, message.incarnation, record) for record in message.records)
-    for record in await parts.ledger.append(records, _unknown_engines(parts, records)):
-        parts.counters[f"transfers.{record.state}"] += 1
-        if record.checksum.state:
-            parts.counters[f"checksums.{record.checksum.state}"] += 1
-        if record.state == "done":
-            parts.counters["transfers.bytes"] += record.bytes
-        else:
-            parts.events.emit(
-                "transfer.miss", record.request_id, local=record.local_engine, rank=record.local_rank,
-                remote=record.remote_engine, cause=record.cause,
-            )  # fmt: skip
-    return Ok()
-
-
-def _with_generation(parts: Parts, incarnation: str, record: TransferRecord) -> TransferRecord:
-    """The record with the generation of the engine that reports it; a worker does not always know it."""
-    client = parts.registry.clients.get(incarnation)
-    if record.local_generation or client is None or client.engine.engine_id != record.local_engine:
-        return record
-    generation = parts.registry.engines[record.local_engine].generation
-    return msgspec.structs.replace(record, local_generation=generation)
-
-
-def _unknown_engines(parts: Parts, records: tuple[TransferRecord, ...]) -> list[EngineCard]:
-    """Cards of engines that these records name and the ledger does not have, as far as they are known here."""
-    named = {
-        key
-        for r in records
-        for key in ((r.local_engine, r.local_generation), (r.remote_engine, r.remote_generation))
-    }
-    found = []
-    for engine_id, generation in named - parts.ledger.known:
-        local = parts.registry.ready(engine_id)
-        if local is not None and local.generation == generation:
-            found.append(local.card())
-            continue
-        cards = (peer.card for (_, peer_id), peer in parts.handshakes.peers.items() if peer_id == engine_id)
-        found += [card for card in cards if card.generation == generation][:1]
-    return found
-
-
-async def list_transfers(parts: Parts, _caller: Caller, message: ListTransfers) -> Transfers:
-    """Rows of the ledger. Raises `LedgerError`."""
-    return await parts.ledger.select(message)
-
-
-async def get_kept_engine(parts: Parts, _caller: Caller, message: GetKeptEngine) -> KeptEngine:
-    """An engine that rows of the ledger name. Raises `LedgerError`, and `Refusal` where nothing is kept of it."""
-    kept = await parts.ledger.engine(message.engine_id, message.generation)
-    if kept is None:
-        raise Refusal(
-            "KVD-NO-ENGINE",
-            f"the ledger has no description of engine {message.engine_id!r} generation {message.generation!r}",
-            hint="it is kept for engines that were complete when their transfers were reported",
-        )
-    return kept
 
 
 # --- queries ---

@@ -81,6 +81,7 @@ def _conditions(query: ListTransfers) -> tuple[list[str], list[object]]:
         (here and not there, "(local_engine = ? OR remote_engine = ?)", (here, here)),
         (there and not here, "remote_engine = ?", (there,)),
         (query.state, "state = ?", (query.state,)),
+        (query.code, "code = ?", (query.code,)),
         (query.backend, "backend = ?", (query.backend,)),
         (query.mode, "mode = ?", (query.mode,)),
         (query.slower_than, "seconds > ?", (query.slower_than,)),

@@ -18,8 +18,8 @@ from kvd.wire.transfer import BlockRuns, KeptEngine, TransferRecord, bounded
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
-"""Version of the tables, in SQLite's ``user_version``. 0 had no columns for times, backends and blocks."""
+SCHEMA = 2
+"""Version of the tables, in SQLite's ``user_version``. 0 had no columns for times, backends and blocks, 1 no codes."""
 PRUNE_ROWS = 5000
 """Most records that one pruning deletes: what is reported meanwhile waits for it."""
 MAX_INTEGER = (1 << 63) - 1
@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS transfers (
     recorded REAL NOT NULL,
     record BLOB NOT NULL,
     blocks BLOB,
+    code TEXT NOT NULL DEFAULT '',
     UNIQUE (transfer_id, local_engine, local_rank)
 );
 CREATE INDEX IF NOT EXISTS by_request ON transfers (request_id);
@@ -60,8 +61,8 @@ CREATE TABLE IF NOT EXISTS engines (
 """
 _INSERT = (
     "INSERT OR IGNORE INTO transfers (transfer_id, request_id, remote_request_id, local_engine, local_rank,"
-    " remote_engine, backend, mode, state, seconds, bytes, recorded, record, blocks)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " remote_engine, backend, mode, state, seconds, bytes, recorded, record, blocks, code)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 encode = msgspec.msgpack.Encoder().encode
@@ -177,7 +178,7 @@ def _row(record: TransferRecord, now: float) -> tuple[object, ...]:
     seconds = seconds if math.isfinite(seconds) else 0.0
     return (
         r.transfer_id, r.request_id, r.remote_request_id, r.local_engine, r.local_rank, r.remote_engine, r.backend,
-        r.mode, r.state, seconds, min(r.bytes, MAX_INTEGER), now, encode(bare), blocks,
+        r.mode, r.state, seconds, min(r.bytes, MAX_INTEGER), now, encode(bare), blocks, r.code,
     )  # fmt: skip
 
 
@@ -198,8 +199,8 @@ def _prepare(path: Path) -> sqlite3.Connection:
         # A record that a worker was told is safe must survive a power cut, so the log is synced at each commit.
         database.execute("PRAGMA synchronous=FULL")
         database.execute(f"PRAGMA journal_size_limit={64 << 20}")
-        if _version(database, path) < SCHEMA:
-            _upgrade(database)
+        if (version := _version(database, path)) < SCHEMA:
+            _upgrade(database, version)
         count(database)
     except (sqlite3.Error, LedgerError):
         database.close()
@@ -217,8 +218,17 @@ def _version(database: sqlite3.Connection, path: Path) -> int:
     return version
 
 
-def _upgrade(database: sqlite3.Connection) -> None:
-    """From schema 0, or from nothing: old records go over in the order in which they came, in one transaction."""
+def _upgrade(database: sqlite3.Connection, version: int) -> None:
+    """From an older schema, or from nothing, in one transaction.
+
+    From schema 0 old records go over in the order in which they came; from 1 they stay, and have no code.
+    """
+    if version == 1:
+        database.execute("BEGIN IMMEDIATE")
+        with database:
+            database.execute("ALTER TABLE transfers ADD COLUMN code TEXT NOT NULL DEFAULT ''")
+            database.execute(f"PRAGMA user_version={SCHEMA}")
+        return
     old = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'transfers'").fetchone()
     database.execute("BEGIN IMMEDIATE")
     with database:

@@ -17,7 +17,7 @@ MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
 Now = Callable[[], tuple[Status, Sequence[ServedRow]]]
-_LABELS = {"checksums": "result"}
+_LABELS = {"checksums": "result", "misses": "code"}
 """Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
     200: "OK",

@@ -91,8 +91,9 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
     """One worker's part of moving one request's KV.
 
     ``local`` and ``remote`` are numbers of engines. ``at`` is when the worker began with it; ``moments`` are seconds
-    after that (see `kvd.wire.transfer.TransferRecord`). ``cut``: some block lists are incomplete, so it cannot be
-    replayed as it was. ``remote_blocks`` is empty where the reading side never learned them (pushes that missed).
+    after that (see `kvd.wire.transfer.TransferRecord`). ``code`` says why it missed. ``cut``: some block lists are
+    incomplete, so it cannot be replayed as it was. ``remote_blocks`` is empty where the reading side never learned
+    them (pushes that missed).
     """
 
     transfer: Name
@@ -104,6 +105,7 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
     backend: Name = ""
     mode: Literal["pull", "push"] = "pull"
     state: Literal["done", "miss"] = "done"
+    code: Name = ""
     at: Instant = 0.0
     tokens: Number = 0
     bytes: Number = 0

@@ -13,16 +13,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-import uuid
 from collections.abc import Container, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from kvd.client.errors import ClientError
 from kvd.vllm.cause import NO_CAUSE, Cause, refusal_code, was_away
+from kvd.vllm.claim import NOBODY, Claim, check_state, mismatch, of_another
 from kvd.vllm.errors import BadParams
 from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import RemotePrefill, RemotePush, read_remote_prefill, read_remote_push, wants_push
@@ -30,7 +28,6 @@ from kvd.vllm.prompts import Prompt
 from kvd.vllm.releases import Releases, Result
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
-from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
@@ -48,61 +45,6 @@ An unknown lease is asked for again a few times.
 UNKNOWN_LEASE_PAUSE = 0.05
 MAX_AGAIN = 2
 """Smaller claims that may follow one that missed."""
-
-_NOBODY = RemotePrefill(
-    engine_id="",
-    request_id="",
-    generation="",
-    host="",
-    port=0,
-    tokens=0,
-    blocks=(),
-    first_blocks=(),
-    lease_seconds=0.0,
-    lease_opened=0.0,
-)
-
-
-@dataclass(slots=True)
-class Claim:
-    """One request's claim, under an id of its own (``reader``): others may claim the same lease.
-
-    With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
-    until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so. ``prompt`` is
-    there until it has been compared with the one that was prefilled, ``digest`` is its own where the prefiller
-    compares. ``used``: a load was ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the
-    request has finished. ``prefix``: tokens that may be claimed after a miss, ``again`` how often that was done.
-    """
-
-    request_id: str
-    prefill: RemotePrefill
-    tokens: int
-    began: float
-    prompt: Prompt | None = None
-    digest: str = ""
-    reader: str = field(default_factory=lambda: uuid.uuid4().hex)
-    peer: Future[Message] | None = None
-    lease: Future[Message] | None = None
-    lease_asked: float = 0.0
-    lease_retries: int = 0
-    lease_due: float = 0.0
-    valid_until: float = 0.0
-    by_clock: bool = False
-    handshake_seconds: float = 0.0
-    peer_known: bool = False
-    used: bool = False
-    ended: bool = False
-    over: bool = False
-    computed: int = 0
-    cause: Cause = NO_CAUSE
-    transfer_id: str = ""
-    prefix: int = 0
-    again: int = 0
-
-    @property
-    def pending(self) -> bool:
-        """Neither usable nor given up yet."""
-        return not self.cause and not (self.peer_known and self.valid_until)
 
 
 class Claims:
@@ -132,7 +74,7 @@ class Claims:
                 self._key(x.prefill), x.reader, max(0.0, x.valid_until - now) or self._settings.lease_seconds
             )
             for x in self.all()
-            if x.prefill.request_id and not x.ended and not _others(x)
+            if x.prefill.request_id and not x.ended and not of_another(x)
         )
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
@@ -143,11 +85,11 @@ class Claims:
         if wants_push(params):
             self._begin_push(request_id, params, prompt, state=state)
             return
-        now, prefill = time.monotonic(), _NOBODY
+        now, prefill = time.monotonic(), NOBODY
         try:
             prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
             if prefill.tokens <= prompt.tokens:  # else it is another prompt
-                _check_state(prefill, prompt.tokens, state=state)
+                check_state(prefill, prompt.tokens, state=state)
         except BadParams as error:
             # Policy `fail` needs a load that can fail, so tokens are claimed here too.
             tokens = max(1, prompt.tokens - 1)
@@ -168,7 +110,7 @@ class Claims:
 
         The prefiller compares the prompts, since the router does not carry its digest.
         """
-        now, prefill, tokens = time.monotonic(), _NOBODY, max(0, prompt.tokens - state)
+        now, prefill, tokens = time.monotonic(), NOBODY, max(0, prompt.tokens - state)
         try:
             pushed = self._read_push(params)
         except BadParams as error:
@@ -176,7 +118,7 @@ class Claims:
             self._claims[request_id] = Claim(request_id, prefill, max(1, tokens), now, cause=cause)
             return
         prefill = msgspec.structs.replace(
-            _NOBODY, engine_id=pushed.engine_id, host=pushed.host, port=pushed.port, tokens=tokens
+            NOBODY, engine_id=pushed.engine_id, host=pushed.host, port=pushed.port, tokens=tokens
         )
         claim = self._claims[request_id] = Claim(
             request_id, prefill, tokens, now, prompt, valid_until=math.inf, transfer_id=pushed.transfer_id
@@ -198,7 +140,7 @@ class Claims:
             return
         if prefill.tokens > prompt.tokens:
             other = f"the prompt that was prefilled has {prefill.tokens} tokens and this one {prompt.tokens}"
-            claim.cause = _mismatch(claim, other)
+            claim.cause = mismatch(claim, other)
         elif key := self._known.digest_key(prefill):
             digest = prompt.digest(key, claim.tokens)
             if claim.transfer_id:
@@ -207,7 +149,7 @@ class Claims:
                 other = (
                     f"the {prefill.tokens} tokens that were prefilled are not those that this one begins with"
                 )
-                claim.cause = _mismatch(claim, other)
+                claim.cause = mismatch(claim, other)
             claim.prompt = None
         elif claim.peer_known:
             claim.cause = Cause(
@@ -278,7 +220,7 @@ class Claims:
         if claim.transfer_id and not claim.used:
             self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
-        if claim.prefill.request_id and not _others(claim):
+        if claim.prefill.request_id and not of_another(claim):
             self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)
         if claim.over:
             self._claims.pop(claim.request_id, None)
@@ -412,29 +354,4 @@ class Claims:
             engine_id=prefill.engine_id,
             request_id=prefill.request_id,
             endpoint=Endpoint(prefill.host, prefill.port),
-        )
-
-
-def _others(claim: Claim) -> bool:
-    """Whether the lease is, or may be, for another prompt's request, which may still come for it."""
-    if claim.cause:
-        return claim.cause.code in ("PROMPT_MISMATCH", "PROMPT_UNCHECKED")
-    return claim.prompt is not None
-
-
-def _mismatch(claim: Claim, other: str) -> Cause:
-    prefill = claim.prefill
-    return Cause(
-        f"request {prefill.request_id} of prefiller {prefill.engine_id} had another prompt: {other} (one set of params"
-        " for several prompts, params of the client's own, or another tokenizer, chat template or adapter)",
-        "PROMPT_MISMATCH",
-    )
-
-
-def _check_state(prefill: RemotePrefill, prompt_tokens: int, *, state: bool) -> None:
-    """A state fits one position only, and the last token must be computed here. Raises `BadParams`."""
-    if state and prefill.tokens == prompt_tokens:
-        raise BadParams(
-            f"the prefiller's state is the one after {prefill.tokens} tokens and the prompt has {prompt_tokens}:"
-            " the last one must be computed here, so a state of one token less is needed"
         )

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvd.vllm.cause import Cause
-from kvd.vllm.claims import Claim
+from kvd.vllm.claim import Claim
 from kvd.vllm.forced_plan import Engine, make_plan, planned
 from kvd.vllm.orders import Fault
 from kvd.wire.frame import Message

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvd.vllm.claims import Claim
+from kvd.vllm.claim import Claim
 from kvd.wire.identity import Role
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan, OneRequest, PlannedMiss
 from kvd.wire.reply import Refused

@@ -17,7 +17,8 @@ from typing import Any
 
 from kvd.topology.blocks import offered, wanted
 from kvd.vllm.cause import code_of
-from kvd.vllm.claims import Claim, Claims
+from kvd.vllm.claim import Claim
+from kvd.vllm.claims import Claims
 from kvd.vllm.forced import Forced
 from kvd.vllm.forced_plan import Engine
 from kvd.vllm.groups import GroupFacts, keeps_prefix
@@ -35,6 +36,7 @@ from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
 from kvd.vllm.staging import PutOuts
 from kvd.vllm.talk import Talk
+from kvd.vllm.unloaded import record_unloaded, report
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.registration import OpenReader, RegisterScheduler
@@ -171,6 +173,7 @@ class SchedulerHalf:
             log.warning("request %s is computed here: %s", request.request_id, claim.cause)
             self._served.decided(request.request_id, "refused", count, claim.cause.code)
             self._forced.spared(request.request_id, f"nothing was to be loaded: {claim.cause}")
+            self._write_down(claim)
             self._claims.end(claim, "miss")
             return 0, False
         if count <= 0:
@@ -235,7 +238,14 @@ class SchedulerHalf:
         self._forced.spared(claim.request_id, f"nothing was to be loaded: {why}")
         outcome: Outcome = "refused" if claim.cause else "unused"
         self._served.decided(claim.request_id, outcome, claim.tokens - claim.computed, code_of(claim.cause))
+        if claim.cause:
+            self._write_down(claim)
         self._claims.end(claim, "miss" if claim.cause else "done")
+
+    def _write_down(self, claim: Claim) -> None:
+        """No worker will report this miss."""
+        entry = record_unloaded(claim, engine_id=self.engine.engine_id, backend=self.settings.backend)
+        report(self._session, self.incarnation, entry)
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""

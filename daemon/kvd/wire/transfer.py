@@ -14,6 +14,8 @@ MAX_RUNS = 4096
 """Runs of blocks that a record keeps for each side, of all groups together: 32 KB on the wire at most."""
 MAX_CAUSE = 2000
 """Characters of a cause that a record keeps."""
+SCHEDULER_RANK = "scheduler"
+"""Stands for the rank in the record of a miss of which only the scheduler knows: no load was ordered."""
 
 
 class BlockRuns(msgspec.Struct, frozen=True, array_like=True):
@@ -133,7 +135,7 @@ def _first_runs(blocks: tuple[BlockRuns, ...]) -> tuple[BlockRuns, ...]:
 
 
 class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_only=True):
-    """A worker's finished transfers.
+    """A worker's finished transfers, or misses that only the scheduler knows (`SCHEDULER_RANK`).
 
     Answered by `Ok` once they are on disk; kept and sent again until then.
     """
@@ -148,7 +150,8 @@ class ListTransfers(msgspec.Struct, tag="list_transfers", frozen=True, kw_only=T
     ``after`` and ``before`` are ledger sequence numbers: only later ones, only earlier ones (0: all). ``engine_id`` is
     either side, ``peer`` the other side of it, or the remote one when given alone. ``any_id`` is that of a transfer or
     a request on either side, or a sequence number. ``within`` is the age in seconds of the oldest that counts,
-    ``slower_than`` the time in seconds that all stages together must exceed. Block ids come only with ``blocks``.
+    ``slower_than`` the time in seconds that all stages together must exceed. ``code`` is that of a miss. Block ids come
+    only with ``blocks``.
     """
 
     limit: int = 50
@@ -159,6 +162,7 @@ class ListTransfers(msgspec.Struct, tag="list_transfers", frozen=True, kw_only=T
     peer: str = ""
     any_id: str = ""
     state: str = ""
+    code: str = ""
     backend: str = ""
     mode: str = ""
     within: float = 0.0

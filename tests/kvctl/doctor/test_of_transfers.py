@@ -34,6 +34,35 @@ def test_a_miss_in_many_is_nothing_to_warn_of(daemon: FakeDaemon) -> None:
     assert (found.state, "1 of the last 199 missed" in found.found) == ("ok", True)
 
 
+def test_misses_of_one_code_are_told_together_whatever_their_words(daemon: FakeDaemon) -> None:
+    causes = (("request a: late", "TOO_LATE"), ("gone", "PEER_GONE"), ("request b: late", "TOO_LATE"))
+    ledger(daemon, *(ledger_row(n, state="miss", cause=c, code=k) for n, (c, k) in enumerate(causes)))
+    found = checks(daemon)["MISSES"]
+    assert "3 of 3 were misses, 2 of them: TOO_LATE: request a: late" in found.found
+    assert found.hint == "kvctl transfers --state miss --engine decode-0 --by code"
+
+
+def test_params_of_another_prompt_are_a_finding_of_their_own_however_few(daemon: FakeDaemon) -> None:
+    """One in a thousand is no failing deployment, and still somebody's answers that would have been wrong."""
+    miss = {"state": "miss", "cause": "another prompt", "code": "PROMPT_MISMATCH"}
+    wrong = [ledger_row(n, request_id=f"cmpl-{n // 2}", **miss) for n in (500, 501)]  # of two ranks
+    ledger(daemon, *wrong, *(ledger_row(n) for n in range(400)))
+    found = checks(daemon)["PROMPT_MISMATCH"]
+    assert found.state == "warning"
+    assert found.found.startswith(
+        "1 of the last requests to decode-0 brought params of another prompt that prefill-1"
+    )
+    assert "cmpl-250 among them" in found.found
+    assert "list of prompts" in found.hint
+    assert "chat template" in found.hint
+    assert "kvctl transfers --engine decode-0 --code PROMPT_MISMATCH" in found.hint
+
+
+def test_without_any_there_is_no_such_finding(daemon: FakeDaemon) -> None:
+    ledger(daemon, ledger_row(1, state="miss", cause="x", code="TOO_LATE"))
+    assert "PROMPT_MISMATCH" not in checks(daemon)
+
+
 def test_what_slow_warns_of_is_here_too_under_its_code(daemon: FakeDaemon) -> None:
     waits = {"queued": 0.0, "handshake": 0.9, "wire": 0.1}
     ledger(daemon, *(ledger_row(n, stages=waits) for n in range(20)))

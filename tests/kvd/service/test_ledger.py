@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from kvd.client.errors import ClientError
+from kvd.service import ledger_store as store
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError
 from kvd.service.ledger import Ledger
@@ -274,6 +275,32 @@ def test_a_ledger_of_the_first_schema_goes_over_whole(tmp_path: Path) -> None:
         rows = (await ledger.select(ListTransfers(backend="direct"))).rows
         assert [row.record for row in reversed(rows)] == [record(n) for n in range(5)]
         ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_a_ledger_without_codes_gets_them_and_keeps_its_records(tmp_path: Path) -> None:
+    """Schema 1 was the one of today without that column."""
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.executescript(store._TABLES.replace("    code TEXT NOT NULL DEFAULT '',\n", ""))
+        columns = [row[1] for row in database.execute("PRAGMA table_info(transfers)")]
+        assert "code" not in columns
+        old = store._INSERT.replace(", code)", ")").replace(", ?)", ")")
+        for n in range(3):
+            database.execute(old, store._row(record(n, "miss"), time.time())[:-1])
+        database.execute("PRAGMA user_version=1")
+    database.close()
+
+    async def work() -> None:
+        for _ in range(2):  # the second time there is nothing left to do
+            ledger = Ledger(tmp_path / "l", LedgerSettings())
+            await ledger.opened
+            rows = (await ledger.select(ListTransfers())).rows
+            assert [row.record.transfer_id for row in rows][-3:] == ["t2", "t1", "t0"]
+            await ledger.append((msgspec.structs.replace(record(9, "miss"), code="TOO_LATE"),))
+            (late,) = (await ledger.select(ListTransfers(code="TOO_LATE"))).rows
+            assert late.record.transfer_id == "t9"
+            ledger.close(5)
 
     asyncio.run(work())
 

@@ -10,7 +10,8 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.session import SessionState
-from kvd.vllm.claims import UNKNOWN_LEASE_RETRIES, Claim, Claims
+from kvd.vllm.claim import Claim
+from kvd.vllm.claims import UNKNOWN_LEASE_RETRIES, Claims
 from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.prompts import Prompt

@@ -9,11 +9,13 @@ import msgspec
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
+from kvd.vllm.cause import Cause
 from kvd.vllm.params import finished_prefill
 from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
-from tests.kvd.vllm.bench import KEY, prefill, prompt
+from kvd.wire.transfer import ReportTransfers, TransferRecord
+from tests.kvd.vllm.bench import GENERATION, KEY, prefill, prompt
 from tests.kvd.vllm.test_claims import KEYLESS, PEER, Desk, claimed
 from tests.kvd.vllm.test_scheduler import HYBRID, Engine, Request, from_prefiller
 
@@ -129,6 +131,58 @@ def test_a_request_with_another_prompt_is_computed_here_at_once() -> None:
     engine.half.new_request(request)
     assert engine.half.matched_tokens(request, 0) == (0, False)
     assert engine.script.calls == []
+
+
+def records(engine: Engine) -> list[TransferRecord]:
+    return [record for report in engine.script.told(ReportTransfers) for record in report.records]
+
+
+def test_the_scheduler_writes_down_the_miss_that_no_worker_hears_of() -> None:
+    engine = Engine("d")
+    request = other_prompt(from_prefiller())
+    engine.half.new_request(request)
+    for _ in range(3):
+        engine.half.matched_tokens(request, 0)
+    (found,) = records(engine)
+    assert (found.transfer_id, found.local_engine, found.local_rank) == ("r@scheduler", "d", "scheduler")
+    assert (found.state, found.code, found.mode) == ("miss", "PROMPT_MISMATCH", "pull")
+    assert (found.remote_engine, found.remote_generation, found.remote_request_id) == ("p", GENERATION, "p-1")
+    assert "had another prompt" in found.cause
+    (report,) = engine.script.told(ReportTransfers)
+    assert report.incarnation == engine.half.incarnation
+
+
+def test_every_end_before_a_load_is_written_down_with_its_code() -> None:
+    for params, code in (({"do_remote_prefill": True}, "BAD_PARAMS"), (from_prefiller(), "PEER_REFUSED")):
+        engine = Engine("d", known=False)
+        request = engine.arrive(params)
+        for asked in engine.script.asked(GetPeer):
+            asked.fail(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype")))
+        assert engine.half.matched_tokens(request, 0) == (0, False)
+        assert [record.code for record in records(engine)] == [code]
+
+
+def test_what_workers_report_the_scheduler_does_not() -> None:
+    for policy, count in (("fail", 10), ("recompute", 10)):
+        engine = Engine("d", policy=policy)
+        request = engine.arrive(from_prefiller()) if policy == "recompute" else other_prompt(from_prefiller())
+        if policy == "fail":
+            engine.half.new_request(request)
+        engine.answer()
+        assert engine.half.matched_tokens(request, 0) == (count, True)
+        engine.half.allocated(request, ([1, 2, 3],), count)
+        engine.half.loads_ended({"r"}, outcomes(Cause("too slow", "TOO_LATE")))
+        assert records(engine) == []
+
+
+def test_what_is_cached_here_or_aborted_is_no_miss() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    assert engine.half.matched_tokens(request, 10) == (0, False)
+    aborted = engine.arrive(from_prefiller(), "s")
+    engine.half.finished(aborted, ([],), completed=False)
+    assert records(engine) == []
 
 
 def test_the_second_prompt_of_one_set_of_params_misses_and_the_first_still_loads() -> None:
