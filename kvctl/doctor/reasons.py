@@ -78,6 +78,12 @@ REASONS: tuple[Reason, ...] = (
         f"the router is to replace a client's kv_transfer_params by the prefiller's; {ROUTERS}",
     ),
     Reason(
+        "ROLES", ("plain",), lambda s: s.me.code("plain") == "ASKED_TO_PREFILL",
+        lambda _: "they say do_remote_decode, and a kv_consumer prefills for nobody",
+        "is this one the prefiller? Start it with kv_role kv_producer; else the router sends its decoder what it sends a"
+        f" prefiller, as some do where that gave no params; {ROUTERS}",
+    ),
+    Reason(
         "ROLES", ("plain",),
         lambda s: s.me.row.role == "prefill" and not s.decoders and any(map(_unclaimed, s.prefillers)),
         lambda s: f"it is a kv_producer as is {s.some(s.prefillers, _unclaimed)}, whose prefills nobody claims, and"

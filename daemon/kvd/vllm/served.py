@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from kvd.vllm.params import wants_prefill_here
 from kvd.wire.frame import Message
 from kvd.wire.served import MOST_COUNTS, Outcome, ReportServed, ServedCount
 
@@ -21,6 +22,8 @@ OTHER = "OTHER"
 """Stands for further codes once there are too many."""
 OTHER_PARAMS = "OTHER_PARAMS"
 """The request had kv_transfer_params, and they asked for nothing here."""
+ASKED_TO_PREFILL = "ASKED_TO_PREFILL"
+"""It was to be prefilled for another, and this engine is a decoder."""
 
 Key = tuple[Outcome, str]
 
@@ -54,7 +57,8 @@ class Served:
 
     def plain(self, request_id: str, params: Mapping[str, Any] | None, tokens: int) -> None:
         """A request that brings no prefill and is none for another: ``tokens`` are computed here for itself."""
-        self.decided(request_id, "plain", tokens, OTHER_PARAMS if params else "")
+        other = ASKED_TO_PREFILL if wants_prefill_here(params) else OTHER_PARAMS if params else ""
+        self.decided(request_id, "plain", tokens, other)
 
     def decided(self, request_id: str, outcome: Outcome, tokens: int, code: str = "") -> None:
         """Where a request's prompt comes from. The first word on a request counts, until it is forgotten."""

@@ -54,6 +54,7 @@ KEEPS = engine("p", "prefill", (40, 40), away=True, offered=40)
 TABLE = [
     # the decoder gets no params
     ("OTHER_PARAMS", engine("d", "decode", plain__OTHER_PARAMS=20), ()),
+    ("ROLES", engine("d", "decode", plain__ASKED_TO_PREFILL=20), ()),
     ("ROUTER_DROPS_PARAMS", engine("d", "decode", plain=20), (KEEPS,)),
     ("ROUTER_DROPS_PARAMS", engine("d", "both", plain=20), (KEEPS,)),
     (

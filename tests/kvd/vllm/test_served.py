@@ -202,7 +202,7 @@ def test_a_decoder_that_is_asked_to_prefill_answers_in_full_and_keeps_nothing(
     assert engine.half.matched_tokens(request, 0) == (0, False)
     assert (request.num_prompt_tokens, request.max_tokens) == (10, 16)
     assert engine.half.finished(request, [[5]] * len(groups), completed=True) == (False, None)
-    assert served(engine) == {("plain", "OTHER_PARAMS", 1, 10)}
+    assert served(engine) == {("plain", "ASKED_TO_PREFILL", 1, 10)}
 
 
 def test_a_pushed_prefill_counts_as_pushed() -> None:
