@@ -80,8 +80,8 @@ REASONS: tuple[Reason, ...] = (
     Reason(
         "ROLES", ("plain",), lambda s: s.me.code("plain") == "ASKED_TO_PREFILL",
         lambda _: "they say do_remote_decode, and a kv_consumer prefills for nobody",
-        "is this one the prefiller? Start it with kv_role kv_producer; else the router sends its decoder what it sends a"
-        f" prefiller, as some do where that gave no params; {ROUTERS}",
+        "is this one the prefiller? Start it with kv_role kv_producer; else the router sends its decoder what it sends"
+        f" a prefiller, as some do where that gave no params; {ROUTERS}",
     ),
     Reason(
         "ROLES", ("plain",),
