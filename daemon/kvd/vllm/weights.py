@@ -16,13 +16,13 @@ from kvd.weights.checkpoint import (
     UNKNOWN,
     Fingerprint,
     configuration_fingerprint,
-    hub_snapshot,
     read_configuration,
     unknown,
     weights_fingerprint,
 )
 from kvd.weights.configuration import merged
 from kvd.weights.errors import WeightsUnreadable
+from kvd.weights.hub import hub_cache, hub_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -133,9 +133,7 @@ def _place(name: str, revision: str | None, cache: str | None) -> Path:
         return place
     if "://" in name:
         raise WeightsUnreadable(f"they come from {name.split(':', maxsplit=1)[0]} storage")
-    from huggingface_hub import constants
-
-    return hub_snapshot(Path(cache or constants.HF_HUB_CACHE), name, revision or "main")
+    return hub_snapshot(Path(cache) if cache else hub_cache(), name, revision or "main")
 
 
 def _text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from kvd.weights.blocks import digest_files
 from kvd.weights.configuration import NOISE, digest_configuration
 from kvd.weights.errors import WeightsUnreadable
+from kvd.weights.hub import hub_cache, hub_snapshot
 from kvd.weights.safetensors import digest_tensors
 from kvd.weights.sampling import read_json
 
@@ -39,11 +41,16 @@ _lock = threading.Lock()
 def adapter_fingerprint(path: str) -> str:
     """What the adapter at ``path`` is, as vLLM's ``lora_path`` names it: the same for two copies of one adapter.
 
-    Reads its configuration and samples of its tensors, once for each state of its files. Where there is no such folder
-    (a hub's name) or it cannot be read, it is made from the name and begins with `BY_NAME`. Never raises.
+    Reads its configuration and samples of its tensors, once for each state of its files. A hub's name is looked up in
+    the cache of this host. Where neither has it or it cannot be read, the fingerprint is made from the name and begins
+    with `BY_NAME`. Never raises.
     """
     folder = os.path.expanduser(path)  # noqa: PTH111 - a string is all that is needed on the way of a request
     seen = _seen(folder)
+    if seen is None and path.count("/") == 1 and not path.startswith(("/", "~", ".")):
+        with contextlib.suppress(WeightsUnreadable):
+            folder = str(hub_snapshot(hub_cache(), path))
+            seen = _seen(folder)
     if seen is None:
         return _by_name(path)
     with _lock:

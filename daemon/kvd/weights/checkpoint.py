@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -75,22 +74,6 @@ def weights_fingerprint(place: Path, load_format: str = "auto") -> Fingerprint:
         return unknown(str(error))
     except OSError as error:
         return unknown(error.strerror or str(error))
-
-
-def hub_snapshot(cache: Path, name: str, revision: str = "main") -> Path:
-    """The folder that a hub's cache on this host has of a model. Raises `WeightsUnreadable` where it has none.
-
-    The layout is Hugging Face's: ``models--ORG--NAME`` with ``refs/REVISION``, which names a folder of ``snapshots``.
-    """
-    held = cache / f"models--{name.replace('/', '--')}"
-    with contextlib.suppress(OSError, ValueError):
-        reference = held / "refs" / revision
-        commit = reference.read_text().strip() if reference.is_file() else revision
-        if (found := held / "snapshots" / commit).is_dir():
-            return found
-    raise WeightsUnreadable(
-        f"the model is no folder here, and the hub's cache has no snapshot of revision {revision}"
-    )
 
 
 def read_configuration(

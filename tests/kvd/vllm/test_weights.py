@@ -94,7 +94,6 @@ def test_without_a_file_the_configuration_is_vllms(folder: Path) -> None:
 
 
 def test_a_hubs_name_is_looked_up_in_the_cache_of_this_host(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
     cache = tmp_path / "hub"
     model = cache / "models--org--name"
     shutil.copytree(folder, model / "snapshots/abc")

@@ -103,7 +103,19 @@ def test_without_a_folder_the_name_is_all_that_is_known(tmp_path: Path) -> None:
     assert other.startswith(BY_NAME)
 
 
-@pytest.mark.parametrize("path", ["", "\0", "a" * 5000, "\udcff"])
+def test_a_hubs_name_is_what_the_cache_of_this_host_has_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert adapter_fingerprint("org/adapter").startswith(BY_NAME)
+    held = tmp_path / "hub/models--org--adapter"
+    shutil.copytree(folder, held / "snapshots/abc")
+    (held / "refs").mkdir()
+    (held / "refs/main").write_text("abc\n")
+    assert adapter_fingerprint("org/adapter") == adapter_fingerprint(str(folder))
+
+
+@pytest.mark.parametrize("path", ["", "\0", "a" * 5000, "\udcff", "a/\0", f"a/{'b' * 5000}", "a/\udcff"])
 def test_no_name_is_an_error(path: str) -> None:
     assert adapter_fingerprint(path).startswith(BY_NAME)
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvd.weights.checkpoint import Fingerprint, read_configuration, weights_fingerprint
 from kvd.weights.errors import WeightsUnreadable
+from kvd.weights.hub import hub_cache
 from tests.support.checkpoints import tensor, write_checkpoint, write_safetensors
 
 TENSORS = {f"layers.{n}": tensor(n, 32, 32) for n in range(6)}
@@ -50,6 +51,19 @@ def test_a_hub_cache_is_links_into_blobs(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path / "hub/blobs" / str(number))
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
     assert known(snapshot) == known(plain)
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({"HF_HOME": ""}, str(Path.home() / ".cache/huggingface/hub")),
+    ],
+)
+def test_the_hubs_cache_is_where_the_library_has_it(environment: dict[str, str], place: str) -> None:
+    assert hub_cache(environment) == Path(place)
 
 
 def test_only_what_the_index_names_is_loaded(tmp_path: Path) -> None:
