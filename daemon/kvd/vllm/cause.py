@@ -10,7 +10,7 @@ from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.wire.miss import MissCode, known_code
 
-PEER_AWAY = "KVD-PEER-UNREACHABLE"
+UNREACHABLE = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
 
 
@@ -33,14 +33,12 @@ class Cause(str):
 
 NO_CAUSE = Cause("", "UNKNOWN")
 ABORTED = Cause("the prefiller's request was aborted", "PREFILL_ENDED")
-
-
 SHUTTING_DOWN = Cause("the engine is shutting down", "SHUTDOWN")
 REQUEST_OVER = Cause("the request is over", "REQUEST_OVER")
 
 
 def from_error(error: Exception, what: str = "") -> Cause:
-    """The cause that an error is; ``what`` stands before it."""
+    """An error as a cause, with the code of its kind; ``what`` failed stands before its text."""
     code: MissCode = "INTERNAL"
     if isinstance(error, (TopologyError, GeometryError)):
         code = "DOES_NOT_FIT"
@@ -54,7 +52,7 @@ def from_error(error: Exception, what: str = "") -> Cause:
 
 def was_away(error: BaseException) -> bool:
     """Whether nobody answered, ours or the peer's kvd; else the answer was no."""
-    return not isinstance(error, RefusedByDaemon) or error.code == PEER_AWAY
+    return not isinstance(error, RefusedByDaemon) or error.code == UNREACHABLE
 
 
 def refusal_code(error: BaseException) -> MissCode:
