@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from kvd.service.errors import Refusal
 from kvd.service.parts import Parts
-from kvd.service.passing import ask_peer, is_ours, passed_on
+from kvd.service.passing import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.registry import not_ready
 from kvd.service.router import Caller
 from kvd.wire.checksum import GetSums, Sums
-from kvd.wire.frame import kind_of
 from kvd.wire.names import rank_name
-from kvd.wire.reply import Refused
-
-ANSWER_SECONDS = 2.0
-"""What a worker may take to answer."""
-HOP_SECONDS = 1.0
-"""What the way to another kvd and back may take on top."""
 
 
 async def from_worker(parts: Parts, caller: Caller, message: GetSums) -> Sums:
@@ -54,21 +47,4 @@ async def from_peer(parts: Parts, _caller: Caller, message: GetSums) -> Sums:
             hint="`kvctl workers` lists them",
             final=True,
         )
-    try:
-        answer = await parts.local.ask(worker.route, message, ANSWER_SECONDS)
-    except TimeoutError:
-        raise Refusal(
-            "KVD-WORKER-AWAY",
-            f"{worker.name} did not answer a {kind_of(message)} within {ANSWER_SECONDS:g} s",
-            hint="send it again",
-        ) from None
-    if isinstance(answer, Sums):
-        return answer
-    if isinstance(answer, Refused):
-        said = f"{worker.name}: {answer.message}"
-        raise Refusal(answer.code, said, hint=answer.hint, final=answer.final)
-    raise Refusal(
-        "KVD-CLIENT-PROTOCOL",
-        f"{worker.name} answered a {kind_of(message)} with {kind_of(answer)}",
-        final=True,
-    )
+    return await ask_worker(parts, worker, message, Sums)

@@ -12,21 +12,17 @@ import msgspec
 
 from kvd.service.errors import Refusal
 from kvd.service.parts import Parts
-from kvd.service.passing import ask_peer, is_ours, passed_on
+from kvd.service.passing import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.registry import Client, not_ready
 from kvd.service.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint, RankId
 from kvd.wire.names import rank_name
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
-from kvd.wire.reply import Ok, Refused
+from kvd.wire.reply import Ok
 
 Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
 
-ANSWER_SECONDS = 2.0
-"""What a worker may take to answer."""
-HOP_SECONDS = 1.0
-"""What the way to another kvd and back may take on top."""
 MAX_UNDERWAY = 1024
 """Most messages that wait for workers or other kvds at a time; well below `router.MAX_TASKS`, so others get through."""
 MAX_IDS_UNDERWAY = 4 << 20
@@ -258,34 +254,14 @@ async def _pass_on(parts: Parts, message: Push, endpoint: Endpoint) -> None:
 
 async def _ask_workers(parts: Parts, workers: Iterable[Client], message: Push) -> None:
     """Ask all at once; the first refusal that is final, else the first, is the answer of them all."""
-    answers = await asyncio.gather(*(_ask_worker(parts, worker, message) for worker in workers))
+    answers = await asyncio.gather(*(_refusal_of(parts, worker, message) for worker in workers))
     if refusals := [answer for answer in answers if answer is not None]:
         raise next((refusal for refusal in refusals if refusal.final), refusals[0])
 
 
-async def _ask_worker(parts: Parts, worker: Client, message: Push) -> Refusal | None:
-    if worker.state == "silent":  # its answer would come from the thread whose heartbeats are missing
-        return Refusal("KVD-WORKER-AWAY", f"{worker.name} is silent: {worker.reason}", hint="send it again")
+async def _refusal_of(parts: Parts, worker: Client, message: Push) -> Refusal | None:
     try:
-        answer = await parts.local.ask(worker.route, message, ANSWER_SECONDS)
-    except TimeoutError:
-        return Refusal(
-            "KVD-WORKER-AWAY",
-            f"{worker.name} did not answer a {kind_of(message)} within {ANSWER_SECONDS:g} s",
-            hint="send it again",
-        )
-    if isinstance(answer, Ok):
-        return None
-    if isinstance(answer, Refused):
-        return Refusal(
-            answer.code,
-            f"{worker.name}: {answer.message}",
-            hint=answer.hint,
-            factors=answer.factors,
-            final=answer.final,
-        )
-    return Refusal(
-        "KVD-CLIENT-PROTOCOL",
-        f"{worker.name} answered a {kind_of(message)} with {kind_of(answer)}",
-        final=True,
-    )
+        await ask_worker(parts, worker, message, Ok)
+    except Refusal as refusal:
+        return refusal
+    return None

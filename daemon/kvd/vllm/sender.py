@@ -25,7 +25,7 @@ from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.errors import TopologyError
-from kvd.vllm.cause import Cause
+from kvd.vllm.cause import Cause, from_error
 from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.vllm.outgoing import Outgoing
 from kvd.vllm.staging import Stager
@@ -176,8 +176,7 @@ class Sender:
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
-                what = f"unexpected error in the sender: {type(error).__name__}: {error}"
-                close(target, Cause(what, "INTERNAL"))
+                close(target, from_error(error, "unexpected error in the sender"))
         self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
         for target in self._live:
             if target.news:
@@ -325,7 +324,7 @@ class Sender:
             try:
                 self._peer = know_decoder(card, self._siblings, self._rank)
             except GeometryError as error:
-                cause = Cause(f"decoder {self.decoder} does not fit: {error}", "DOES_NOT_FIT")
+                cause = from_error(error, f"decoder {self.decoder} does not fit")
                 self._absent(_Absent(card.generation, cause))
                 return
         for name, _ in self._targets:
@@ -346,7 +345,7 @@ class Sender:
         try:
             target.pushes = peer.plan(target.key.rank)
         except TopologyError as error:
-            close(target, Cause(f"decoder {self.decoder} does not fit: {error}", "DOES_NOT_FIT"))
+            close(target, from_error(error, f"decoder {self.decoder} does not fit"))
 
     def _absent(self, item: _Absent) -> None:
         self._asked = None

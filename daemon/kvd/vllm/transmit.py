@@ -8,7 +8,7 @@ import time
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
-from kvd.vllm.cause import Cause
+from kvd.vllm.cause import Cause, from_error
 from kvd.vllm.outgoing import Computed, Outgoing
 from kvd.vllm.staging import Stager
 from kvd.vllm.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
@@ -113,10 +113,7 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
         try:
             stager.put_out_layers(computed.blocks, chunks, target.announce.tokens)
         except (BackendError, TopologyError) as error:
-            why = f"its blocks cannot be copied for the decoder: {error}"
-            close(
-                target, Cause(why, "DOES_NOT_FIT" if isinstance(error, TopologyError) else "TRANSFER_FAILED")
-            )
+            close(target, from_error(error, "its blocks cannot be copied for the decoder"))
             return
         if outgoing.epoch(target.key.transfer_id) != computed.epoch:
             return  # overwritten while they were copied: the next look closes it
@@ -143,7 +140,7 @@ def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLa
                 continue
             piece = lanes.post(target, rows, layers, computed.epoch)
         except TopologyError as error:
-            close(target, Cause(f"its blocks do not fit: {error}", "DOES_NOT_FIT"))
+            close(target, from_error(error, "its blocks do not fit"))
         except BackendError as error:
             _refused(target, error.message, lanes)
         else:
