@@ -25,7 +25,8 @@ from kvd.wire.order import Forced, ForcedCleared, ForcePlan
 from kvd.wire.query import Engines, Status, Workers
 from kvd.wire.registration import NotRegistered, Registered
 from kvd.wire.reply import Ok, Refused
-from kvd.wire.transfer import Transfers
+from kvd.wire.served import Served
+from kvd.wire.transfer import KeptEngine, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ TURN_SECONDS = 0.002
 
 ANSWERS = (
     Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
-    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Sums, Ok, Refused,
+    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Sums, Served,
+    KeptEngine, Ok, Refused,
 )  # fmt: skip
 """What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
 
