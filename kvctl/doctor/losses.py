@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvd.wire.miss import MissCode
 from kvd.wire.served import Outcome, ServedRow
 
 Lost = Literal["plain", "unused", "refused", "missed", "unclaimed", "not_offered"]
 """Why a prompt was computed in vain or twice: outcomes of `kvd.wire.served`, and leases that nobody claimed."""
-FORCED = "FORCED"
+FORCED: MissCode = "FORCED"
 """The code of misses that an operator ordered."""
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvctl.doctor.losses import Engine, Lost, Scene, decoding, prefilling
-from kvd.wire.served import Outcome, ServedRow
+from kvd.wire.miss import MissCode
+from kvd.wire.served import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, ServedRow
 
 LEAST_REQUESTS = 5
 """Fewer requests that were not handed over are no finding."""
@@ -22,7 +23,10 @@ FAILS_FROM = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One row of the table: it is the likeliest where ``fits``; ``says`` what is seen, ``hint`` what to do."""
+    """One row of the table: it is the likeliest where ``fits``; ``says`` what is seen, ``hint`` what to do.
+
+    One that stands for a single code has that code as its ``name``.
+    """
 
     name: str
     kind: tuple[Lost, ...]
@@ -53,7 +57,7 @@ def _plain(engine: Engine) -> int:
     return engine.requests("plain")
 
 
-def _code(*codes: str) -> Callable[[Scene], bool]:
+def _code(*codes: MissCode | NotOffered) -> Callable[[Scene], bool]:
     return lambda scene: scene.me.code(_outcome(scene)) in codes
 
 
@@ -73,12 +77,12 @@ def _prefilling_plain(scene: Scene) -> list[Engine]:
 REASONS: tuple[Reason, ...] = (
     # A decoder's requests bring no params, or a prefiller's ask for no hand-over.
     Reason(
-        "OTHER_PARAMS", ("plain",), lambda s: s.me.code("plain") == "OTHER_PARAMS",
+        OTHER_PARAMS, ("plain",), lambda s: s.me.code("plain") == OTHER_PARAMS,
         lambda _: "their kv_transfer_params ask for nothing here: they are a client's own, or another connector's",
         f"the router is to replace a client's kv_transfer_params by the prefiller's; {ROUTERS}",
     ),
     Reason(
-        "ROLES", ("plain",), lambda s: s.me.code("plain") == "ASKED_TO_PREFILL",
+        "ROLES", ("plain",), lambda s: s.me.code("plain") == ASKED_TO_PREFILL,
         lambda _: "they say do_remote_decode, and a kv_consumer prefills for nobody",
         "is this one the prefiller? Start it with kv_role kv_producer; else the router sends its decoder what it sends"
         f" a prefiller, as some do where that gave no params; {ROUTERS}",
@@ -139,13 +143,13 @@ REASONS: tuple[Reason, ...] = (
     ),
     # What came with params is not used.
     Reason(
-        "OTHER_PROMPT", ("refused", "missed"), _code("PROMPT_MISMATCH"),
+        "PROMPT_MISMATCH", ("refused", "missed"), _code("PROMPT_MISMATCH"),
         lambda _: "they bring another prompt's prefill",
         "a list of prompts gets one prompt's params; else tokenizer, chat template, adapters or cache_salt differ"
         " between prefiller and decoder; kvctl transfers shows them",
     ),
     Reason(
-        "UNCHECKED_PROMPT", ("refused", "missed"), _code("PROMPT_UNCHECKED"),
+        "PROMPT_UNCHECKED", ("refused", "missed"), _code("PROMPT_UNCHECKED"),
         lambda _: "their prompt cannot be compared with the prefiller's",
         "the decoder's log says why for each; kvctl transfers shows them",
     ),
@@ -161,7 +165,7 @@ REASONS: tuple[Reason, ...] = (
         "the decoder's log names the factor and both values; kvctl diff shows all of them, kvctl engines who is known",
     ),
     Reason(
-        "KVD_AWAY", ("refused", "missed"), _code("PEER_AWAY"),
+        "PEER_AWAY", ("refused", "missed"), _code("PEER_AWAY"),
         lambda _: "a kvd or their prefiller does not answer in time",
         "do both hosts' kvds run and reach each other? See kvctl status, and remote_host and remote_port in the params",
     ),
@@ -171,7 +175,7 @@ REASONS: tuple[Reason, ...] = (
         "see the prefiller's log, and kvctl workers on its host",
     ),
     Reason(
-        "LEASE_OVER", ("refused", "missed"), _code("LEASE_ENDED"),
+        "LEASE_ENDED", ("refused", "missed"), _code("LEASE_ENDED"),
         lambda _: "the prefiller keeps their blocks no longer when they are wanted",
         "requests wait longer than lease_seconds between the two engines: take load off the decoder, raise it, or one"
         " answer's params are used several times (n, retries)",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.wire.identity import EngineFacts
-from kvd.wire.served import Outcome, ReportServed, ServedCount, ServedRow
+from kvd.wire.served import OTHER, Outcome, ReportServed, ServedCount, ServedRow
 
 STEP_SECONDS = 5.0
 STEPS = 60
@@ -75,9 +75,7 @@ class ServedCounts:
             before = engine.reported.get(key, (0, 0))
             engine.reported[key] = (requests, tokens)
             named = (
-                key
-                if key in engine.total.counts or len(engine.total.counts) < MOST_KEYS
-                else (key[0], "OTHER")
+                key if key in engine.total.counts or len(engine.total.counts) < MOST_KEYS else (key[0], OTHER)
             )
             for counted in (step, engine.total):
                 counted.counts[named] += max(0, requests - before[0])

@@ -40,7 +40,7 @@ from kvd.vllm.unloaded import record_unloaded, report
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.registration import OpenReader, RegisterScheduler
-from kvd.wire.served import Outcome
+from kvd.wire.served import NotOffered, Outcome
 
 log = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ class SchedulerHalf:
             )
         return sends
 
-    def _not_offered(self, request: Request, code: str, why: str) -> tuple[bool, None]:
+    def _not_offered(self, request: Request, code: NotOffered, why: str) -> tuple[bool, None]:
         log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
         self._served.count("not_offered", request.num_prompt_tokens, code)
         return False, None

@@ -14,16 +14,18 @@ from typing import Any, Protocol
 
 from kvd.vllm.params import wants_prefill_here
 from kvd.wire.frame import Message
-from kvd.wire.served import MOST_COUNTS, Outcome, ReportServed, ServedCount
+from kvd.wire.served import (
+    ASKED_TO_PREFILL,
+    MOST_COUNTS,
+    OTHER,
+    OTHER_PARAMS,
+    Outcome,
+    ReportServed,
+    ServedCount,
+)
 
 TELL_SECONDS = 2.0
 """What changes is told this much later, all at once."""
-OTHER = "OTHER"
-"""Stands for further codes once there are too many."""
-OTHER_PARAMS = "OTHER_PARAMS"
-"""The request had kv_transfer_params, and they asked for nothing here."""
-ASKED_TO_PREFILL = "ASKED_TO_PREFILL"
-"""It was to be prefilled for another, and this engine is a decoder."""
 
 Key = tuple[Outcome, str]
 

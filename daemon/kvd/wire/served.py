@@ -37,9 +37,17 @@ where it came with another's prefill
 - ``refused``: its params, its prefiller or its lease could not be used, so it was computed here; ``code`` names why
 - ``missed``: the load failed, so it was computed here; ``code`` names why
 
-and where it asked for neither: ``plain``. ``code`` is OTHER_PARAMS where it had params all the same, ASKED_TO_PREFILL
+and where it asked for neither: ``plain``. ``code`` is `OTHER_PARAMS` where it had params all the same, `ASKED_TO_PREFILL`
 where it asked a decoder to prefill for another.
 """
+NotOffered = Literal["NO_KVD", "WORKERS_MISSING", "NO_BLOCKS", "NOT_COPIED", "NOT_PUSHED", "PROMPT_LOGPROBS"]
+"""The codes of ``not_offered``; those of ``refused`` and ``missed`` are `kvd.wire.miss.MissCode`."""
+OTHER_PARAMS = "OTHER_PARAMS"
+"""The code of a request whose kv_transfer_params asked for nothing here."""
+ASKED_TO_PREFILL = "ASKED_TO_PREFILL"
+"""The code of a request that asked a decoder to prefill for another."""
+OTHER = "OTHER"
+"""Stands for further codes of an outcome once there are too many."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_COUNTS = 256

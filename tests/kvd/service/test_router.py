@@ -13,7 +13,7 @@ from kvd.wire.lease import LeaseExtend
 
 def test_each_message_is_a_request_or_an_answer() -> None:
     """Else an answer that comes too late would be refused, and the refusal perhaps refused in turn."""
-    no_parts = cast(Parts, object())
+    no_parts = cast("Parts", object())
     requests: set[Any] = {*local_handlers(no_parts), *peer_handlers(no_parts)}
     kvds_own = {LeaseExtend}
     assert requests.isdisjoint(ANSWERS)
