@@ -7,16 +7,14 @@ from kvd.service.parts import Parts
 from kvd.service.passing import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.registry import not_ready
 from kvd.service.router import Caller
+from kvd.service.senders import registered
 from kvd.wire.checksum import GetSums, Sums
 from kvd.wire.names import rank_name
 
 
 async def from_worker(parts: Parts, caller: Caller, message: GetSums) -> Sums:
     """A local worker's question, for a worker of this kvd or of another. Raises `Refusal`."""
-    if parts.registry.by_route(caller.route) is None:
-        raise Refusal(
-            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
-        )
+    registered(parts, caller)
     if is_ours(parts, message.endpoint):
         return await from_peer(parts, caller, message)
     what = f"checksums of request {message.request_id!r}"

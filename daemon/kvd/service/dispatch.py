@@ -10,11 +10,11 @@ from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
 from kvd.service import checksums, orders, pushes, queries, reports, serving
 from kvd.service.errors import Refusal
-from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
 from kvd.service.passing import ask_peer, is_ours, passed_on
 from kvd.service.registry import Client, Engine
 from kvd.service.router import Caller, Handler
+from kvd.service.senders import scheduler_of
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
@@ -227,7 +227,7 @@ def ping(parts: Parts, caller: Caller, message: Ping) -> Pong:
 
 def lease_opened(parts: Parts, caller: Caller, message: LeaseOpened) -> Ok:
     """A scheduler keeps blocks. Raises `Refusal` for anyone else."""
-    owner = owner_of(parts.registry.by_route(caller.route), message.engine_id)
+    owner = scheduler_of(parts, caller, message.engine_id)
     serving.opened(parts, message)
     parts.leases.open(owner, message.leases)
     return Ok()
@@ -235,7 +235,7 @@ def lease_opened(parts: Parts, caller: Caller, message: LeaseOpened) -> Ok:
 
 def lease_closed(parts: Parts, caller: Caller, message: LeaseClosed) -> Ok:
     """A scheduler freed blocks. Raises `Refusal` for anyone else."""
-    owner_of(parts.registry.by_route(caller.route), message.engine_id)
+    scheduler_of(parts, caller, message.engine_id)
     parts.leases.closed(message)
     return Ok()
 

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvd.service.config import LeaseSettings
-from kvd.service.errors import Refusal
 from kvd.service.events import Detail, Events
 from kvd.service.registry import Client
 from kvd.wire.frame import Message
@@ -236,18 +235,3 @@ class Leases:
 
 def _none(name: Name, reason: str, *, ended: bool = False) -> LeaseClaimed:
     return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason, ended=ended)
-
-
-def owner_of(client: Client | None, engine_id: str) -> Client:
-    """``client`` if it is the scheduler of that engine. Raises `Refusal` naming what it is."""
-    if client is not None and client.kind == "scheduler" and client.engine.engine_id == engine_id:
-        return client
-    if client is None:
-        raise Refusal(
-            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
-        )
-    raise Refusal(
-        "KVD-NOT-OWNER",
-        f"{client.name} cannot speak for the scheduler of engine {engine_id!r}",
-        hint="leases and counts of requests come from their engine's scheduler alone",
-    )

@@ -16,10 +16,10 @@ import msgspec
 
 from kvd.geometry.errors import GeometryError
 from kvd.service.errors import Refusal
-from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
 from kvd.service.registry import Client, Engine, not_ready
 from kvd.service.router import Caller
+from kvd.service.senders import scheduler_of
 from kvd.service.timelines import Timeline
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.names import rank_name
@@ -99,7 +99,7 @@ async def clear_forced(parts: Parts, caller: Caller, message: ClearForced) -> Fo
 def report_forced(parts: Parts, caller: Caller, message: ReportForced) -> Ok:
     """A scheduler says how far it is. Raises `Refusal` for anyone else."""
     order, miss = message.order, message.miss
-    owner_of(parts.registry.by_route(caller.route), order.engine_id)
+    scheduler_of(parts, caller, order.engine_id)
     before = parts.timelines.learn(order, miss)
     if miss is not None and (before is None or _rank(miss) > _rank(before)):
         parts.counters[f"miss.{miss.state}"] += 1

@@ -15,6 +15,7 @@ from kvd.service.parts import Parts
 from kvd.service.passing import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.registry import Client, not_ready
 from kvd.service.router import Caller
+from kvd.service.senders import registered
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint, RankId
 from kvd.wire.names import rank_name
@@ -154,11 +155,7 @@ def _check(message: Push) -> None:
 
 
 def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, rank: RankId) -> None:
-    client = parts.registry.by_route(caller.route)
-    if client is None:
-        raise Refusal(
-            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
-        )
+    client = registered(parts, caller)
     if client.engine.engine_id != engine_id or client.rank != rank:
         raise Refusal(
             "KVD-NOT-OWNER",

@@ -7,6 +7,7 @@ import msgspec
 from kvd.service.errors import Refusal
 from kvd.service.parts import Parts
 from kvd.service.router import Caller
+from kvd.service.senders import scheduler_of
 from kvd.wire.identity import EngineCard
 from kvd.wire.miss import known_code
 from kvd.wire.reply import Ok
@@ -43,17 +44,12 @@ async def report_transfers(parts: Parts, caller: Caller, message: ReportTransfer
 
 
 def _check_scheduler(parts: Parts, caller: Caller, record: TransferRecord) -> None:
-    """Raise `Refusal` for what only an engine's scheduler may report."""
-    client = parts.registry.by_route(caller.route)
-    if client is None:
-        raise Refusal(
-            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
-        )
-    theirs = client.engine.engine_id
-    if client.kind != "scheduler" or theirs != record.local_engine or record.state != "miss":
+    """Raise `Refusal` for what only an engine's scheduler may report, and for what it cannot know."""
+    client = scheduler_of(parts, caller, record.local_engine, final=True)
+    if record.state != "miss":
         raise Refusal(
             "KVD-NOT-OWNER",
-            f"{client.name} cannot report a {record.state} of the scheduler of {record.local_engine!r}",
+            f"{client.name} cannot report a transfer that is {record.state}: no load was ordered",
             hint="a scheduler reports misses of its own engine",
             final=True,
         )

@@ -8,10 +8,10 @@ import time
 import msgspec
 
 from kvd.service.errors import PeerAway
-from kvd.service.leases import owner_of
 from kvd.service.parts import Parts
 from kvd.service.peers import Link
 from kvd.service.router import Caller
+from kvd.service.senders import scheduler_of
 from kvd.wire.lease import LeaseOpened
 from kvd.wire.reply import Ok
 from kvd.wire.served import GetServed, ReportServed, Served, ServedRow
@@ -24,7 +24,7 @@ MOST_PEERS = 64
 
 def report_served(parts: Parts, caller: Caller, message: ReportServed) -> Ok:
     """A scheduler's totals. Raises `Refusal` for anyone else."""
-    owner = owner_of(parts.registry.by_route(caller.route), message.engine_id)
+    owner = scheduler_of(parts, caller, message.engine_id)
     parts.served.report(owner.incarnation, message, time.monotonic())
     return Ok()
 

@@ -37,8 +37,8 @@ where it came with another's prefill
 - ``refused``: its params, its prefiller or its lease could not be used, so it was computed here; ``code`` names why
 - ``missed``: the load failed, so it was computed here; ``code`` names why
 
-and where it asked for neither: ``plain``. ``code`` is `OTHER_PARAMS` where it had params all the same, `ASKED_TO_PREFILL`
-where it asked a decoder to prefill for another.
+and where it asked for neither: ``plain``. ``code`` is `OTHER_PARAMS` where it had params all the same,
+`ASKED_TO_PREFILL` where it asked a decoder to prefill for another.
 """
 NotOffered = Literal["NO_KVD", "WORKERS_MISSING", "NO_BLOCKS", "NOT_COPIED", "NOT_PUSHED", "PROMPT_LOGPROBS"]
 """The codes of ``not_offered``; those of ``refused`` and ``missed`` are `kvd.wire.miss.MissCode`."""
