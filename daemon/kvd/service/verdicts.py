@@ -9,6 +9,7 @@ from collections.abc import Callable
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
 from kvd.service.registry import Engine
+from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import Factor
 
@@ -82,8 +83,7 @@ def next_step(bad: tuple[Factor, ...], local: str, remote: str) -> str:
     compared = f"`kvctl describe-topology {local} {remote}` compares the two factor by factor"
     if {"model", "config", "weights"}.isdisjoint(factor.name for factor in bad):
         return compared
-    one_id = 'set "weights" in kv_connector_extra_config of both to one id'
-    return f"load the same checkpoint on both sides, or {one_id} if their KV may be exchanged all the same; {compared}"
+    return f"load the same checkpoint on both sides, or {ONE_ID} if their KV may be exchanged all the same; {compared}"
 
 
 def rehearse() -> None:
