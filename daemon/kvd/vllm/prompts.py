@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kvd.vllm.prompt_digest import Embeds, Feature, PromptParts, prompt_digest
+from kvd.vllm.requests import Request
 from kvd.weights.adapter import adapter_fingerprint
-
-
-class Request(Protocol):
-    """What every build's request has; of what only some have see `prompt_parts`."""
-
-    @property
-    def prompt_token_ids(self) -> list[int] | None:
-        """The prompt's tokens, None where it was given as embeddings."""
-        ...
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        ...
-
-    @property
-    def _all_token_ids(self) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)

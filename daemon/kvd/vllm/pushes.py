@@ -6,57 +6,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from kvd.topology.blocks import BlockList, offered, window_start
 from kvd.vllm.cause import ABORTED, Cause
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import PushEnd, PushStep, plain
 from kvd.vllm.params import LONGEST_NAME
+from kvd.vllm.requests import Request, Scheduled, Table
 from kvd.vllm.settings import Settings
 
 log = logging.getLogger(__name__)
-
-Table = Sequence[Sequence[int]]
-"""A request's block ids by group."""
-
-
-class Request(Protocol):
-    """What is used of vLLM's request."""
-
-    request_id: str
-    kv_transfer_params: dict[str, Any] | None
-    prompt_token_ids: list[int] | None
-    num_prompt_tokens: int
-    num_computed_tokens: int
-    _all_token_ids: list[int]
-
-
-class BlockState(Protocol):
-    """What is used of vLLM's KVConnectorBlockState."""
-
-    def get_block_ids(self, req_id: str) -> Table | None:
-        """The block table of a request that is scheduled in this step."""
-        ...
-
-
-class Scheduled(Protocol):
-    """What is used of vLLM's SchedulerOutput."""
-
-    @property
-    def num_scheduled_tokens(self) -> Mapping[str, int]:
-        """Tokens that the step computes, by request."""
-        ...
-
-    @property
-    def preempted_req_ids(self) -> AbstractSet[str] | None:
-        """Requests that lost their blocks since the last step."""
-        ...
-
-    @property
-    def kv_connector_block_state(self) -> BlockState | None:
-        """The block tables."""
-        ...
 
 
 @dataclass(slots=True)
@@ -80,9 +40,9 @@ class Pushes:
         settings: Settings,
         groups: Sequence[GroupFacts],
         table: Callable[[str], Table | None] = lambda _request_id: None,
-        digest: Callable[[Request], str] = lambda _request: "",
+        digest: Callable[[Request, int], str] = lambda _request, _tokens: "",
     ) -> None:
-        """``table`` gives a request's block ids where a step's output does not, ``digest`` is of its whole prompt."""
+        """``table`` gives a request's block ids where a step's output does not, ``digest`` that of its first tokens."""
         self._digest = digest
         self._settings = settings
         self._groups = tuple(groups)
@@ -111,7 +71,9 @@ class Pushes:
             log.warning("request %s is not pushed: %s", request.request_id, cause)
         else:
             total = request.num_prompt_tokens
-            self._active[request.request_id] = _Push(str(name), request, total, digest=self._digest(request))
+            self._active[request.request_id] = _Push(
+                str(name), request, total, digest=self._digest(request, total)
+            )
 
     def knows(self, request_id: str) -> bool:
         """Whether a request is pushed."""

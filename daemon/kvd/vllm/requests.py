@@ -1,8 +1,13 @@
-"""What the scheduler's half uses of vLLM's request, and the one change that it makes to it."""
+"""What the scheduler's half uses of vLLM's request and step, and the one change that it makes to a request."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
+
+Table = Sequence[Sequence[int]]
+"""A request's block ids by group."""
 
 
 class Request(Protocol):
@@ -15,6 +20,33 @@ class Request(Protocol):
     num_computed_tokens: int
     max_tokens: int
     _all_token_ids: list[int]
+
+
+class BlockState(Protocol):
+    """What is used of vLLM's KVConnectorBlockState."""
+
+    def get_block_ids(self, req_id: str) -> Table | None:
+        """The block table of a request that is scheduled in this step."""
+        ...
+
+
+class Scheduled(Protocol):
+    """What is used of vLLM's SchedulerOutput."""
+
+    @property
+    def num_scheduled_tokens(self) -> Mapping[str, int]:
+        """Tokens that the step computes, by request."""
+        ...
+
+    @property
+    def preempted_req_ids(self) -> AbstractSet[str] | None:
+        """Requests that lost their blocks since the last step."""
+        ...
+
+    @property
+    def kv_connector_block_state(self) -> BlockState | None:
+        """The block tables."""
+        ...
 
 
 def wants_prompt_logprobs(request: Request) -> bool:

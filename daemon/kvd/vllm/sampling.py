@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import SumOrder, SumOrders
-from kvd.vllm.pushes import Request, Scheduled, Table
+from kvd.vllm.requests import Request, Scheduled, Table
 from kvd.vllm.settings import Settings
 from kvd.vllm.staging import PutOuts
 

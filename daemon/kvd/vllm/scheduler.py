@@ -27,10 +27,9 @@ from kvd.vllm.leases import Leases
 from kvd.vllm.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.vllm.params import RemotePrefill, finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.prompt_digest import new_key
-from kvd.vllm.prompts import Request as PromptRequest
 from kvd.vllm.prompts import prompt_of
-from kvd.vllm.pushes import Pushes, Scheduled, wants_push_here
-from kvd.vllm.requests import Request, drop_last_token, wants_prompt_logprobs
+from kvd.vllm.pushes import Pushes, wants_push_here
+from kvd.vllm.requests import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.vllm.sampling import Sampling
 from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
@@ -67,12 +66,7 @@ class SchedulerHalf:
         self._digest_key = new_key()
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
-        self._pushes = Pushes(
-            settings,
-            self.groups,
-            self._table,
-            lambda request: self._digest(request, request.num_prompt_tokens),
-        )
+        self._pushes = Pushes(settings, self.groups, self._table, self._digest)
         self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
@@ -374,7 +368,7 @@ class SchedulerHalf:
         self._served.count("not_offered", request.num_prompt_tokens, code)
         return False, None
 
-    def _digest(self, request: PromptRequest, tokens: int) -> str:
+    def _digest(self, request: Request, tokens: int) -> str:
         return prompt_of(request).digest(self._digest_key, tokens)
 
     def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:

@@ -20,7 +20,8 @@ from kvd.topology.push import compile_chunk, plan_push
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import PutOut, plain
 from kvd.vllm.outgoing import Ready
-from kvd.vllm.pushes import Request, Scheduled, Table, table_in
+from kvd.vllm.pushes import table_in
+from kvd.vllm.requests import Request, Scheduled, Table
 
 _LOOK_S = 50e-6
 
