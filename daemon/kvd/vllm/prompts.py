@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import re
+import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvd.vllm.prompt_digest import Embeds, Feature, PromptParts, prompt_digest
 from kvd.vllm.requests import Request
-from kvd.weights.adapter import adapter_fingerprint
+from kvd.weights.adapter import loaded_adapter
+
+_COUNTER = re.compile(r"renderer\d+-mm-\d+-")
+"""How vLLM names an item that it did not hash, as both of its caches are off: by a number of this process's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +56,56 @@ def _token_ids(request: Request) -> Sequence[int]:
 
 def _adapter(lora: Any) -> str:
     """What an adapter is, by its files; the number that vLLM gives it is this engine's own, its name a user's."""
-    return "" if lora is None else adapter_fingerprint(lora.lora_path)
+    if lora is None:
+        return ""
+    return loaded_adapter(lora.lora_int_id, lora.lora_path, anew=bool(getattr(lora, "load_inplace", False)))
 
 
 def _feature(found: Any) -> Feature:
     """An item under the hash of its content; ``identifier`` may have an adapter's name before it."""
     position = found.mm_position
     identifier = getattr(found, "mm_hash", None) or found.identifier
+    if _COUNTER.match(identifier):
+        identifier = _content(found.data)
     return Feature(found.modality, identifier, position.offset, position.length)
+
+
+def _content(item: Any) -> str:
+    """A hash of an item as its processor made it; where it is not here nothing can be said, so it is like no other."""
+    if item is None:
+        return secrets.token_hex(16)
+    hashed = hashlib.sha256()
+    for name, element in sorted(item.items()):
+        hashed.update(f"{name}\0".encode())
+        _hash_nested(hashed, element.data)
+    return hashed.hexdigest()
+
+
+def _hash_nested(hashed: Any, data: Any) -> None:
+    """Add tensors, numbers and text to a hash, in lists and mappings too."""
+    if isinstance(data, Mapping):
+        data = sorted(data.items())
+    if isinstance(data, (list, tuple)):
+        hashed.update(f"[{len(data)}\0".encode())
+        for part in data:
+            _hash_nested(hashed, part)
+    elif hasattr(data, "detach"):
+        hashed.update(f"{data.dtype} {tuple(data.shape)}\0".encode())
+        hashed.update(_tensor_bytes(data))
+    else:
+        hashed.update(f"{type(data).__name__} {data!r}\0".encode("utf-8", "surrogatepass"))
+
+
+def _tensor_bytes(tensor: Any) -> memoryview:
+    import torch  # who gives tensors has it loaded
+
+    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def _embeds(request: Request, tokens: int) -> Embeds | None:
     tensor = getattr(request, "prompt_embeds", None)
     if tensor is None:
         return None
-    import torch  # who gives embeddings has it loaded
-
-    rows = tensor[:tokens].detach().cpu().contiguous()
+    rows = tensor[:tokens]
     form = f"{rows.dtype} {tuple(rows.shape[1:])}"
-    return Embeds(
-        memoryview(rows.flatten().view(torch.uint8).numpy()),
-        form,
-        getattr(request, "prompt_is_token_ids", None) or (),
-    )
+    return Embeds(_tensor_bytes(rows), form, getattr(request, "prompt_is_token_ids", None) or ())

@@ -30,6 +30,8 @@ MOST_BYTES = 256 << 20
 """Requests, and bytes of sums, that are kept at most: the oldest go first."""
 KEPT_SECONDS = 60.0
 """How long sums of a push are kept once its blocks are sent: the decoder asks when it has all of it."""
+MOST_ANSWERED = 16 << 20
+"""Bytes of sums in one answer; a worker of hundreds of layers with a state each has fewer."""
 LOOK = 200e-6
 """Seconds between two looks whether the device has come so far."""
 CODE = "KVD-CONNECTOR-SUMS"
@@ -135,12 +137,19 @@ class Summing:
             )
         if kept.over:
             return _refused(f"checksums of request {message.request_id} could not be made: {kept.over}")
-        found = []
+        found: list[bytes] = []
+        room = MOST_ANSWERED
         for wanted in message.wanted:
             sums = self._part(kept, wanted)
             if isinstance(sums, Refused):
                 return sums
             found.append(sums.astype("<u8").tobytes())
+            room -= len(found[-1])
+            if room < 0:
+                return _refused(
+                    f"{len(message.wanted)} sums of request {message.request_id} are asked for at once,"
+                    f" and an answer has at most {MOST_ANSWERED} bytes"
+                )
         return Sums(tokens=kept.order.tokens, groups=tuple(found))
 
     def _part(self, kept: _Kept, wanted: SumsOf) -> Words | Refused:

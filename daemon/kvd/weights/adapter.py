@@ -35,7 +35,24 @@ _SETS = ("target_modules", "modules_to_save", "layers_to_transform", "exclude_mo
 
 _Seen = tuple[tuple[int, int, int], ...]
 _known: OrderedDict[str, tuple[_Seen, str]] = OrderedDict()
+_loaded: OrderedDict[tuple[int, str], str] = OrderedDict()
 _lock = threading.Lock()
+
+
+def loaded_adapter(number: int, path: str, *, anew: bool = False) -> str:
+    """`adapter_fingerprint` of an adapter as this engine loaded it: vLLM reads its files once for each ``number``.
+
+    Files that are replaced later count when they are loaded ``anew``, or under another number.
+    """
+    with _lock:
+        known = None if anew else _loaded.get((number, path))
+    made = known or adapter_fingerprint(path)
+    with _lock:
+        _loaded[number, path] = made
+        _loaded.move_to_end((number, path))
+        while len(_loaded) > KEPT:
+            _loaded.popitem(last=False)
+    return made
 
 
 def adapter_fingerprint(path: str) -> str:

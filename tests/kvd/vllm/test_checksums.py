@@ -357,6 +357,25 @@ def test_what_is_asked_for_and_is_not_there_is_refused_for_good(sums: Summing) -
         assert answer.final
 
 
+def test_an_answer_is_bounded_however_much_is_asked_for(
+    sums: Summing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_up(sums, "a")
+    one = ask(sums, "a")
+    assert isinstance(one, Sums)
+    monkeypatch.setattr(summing, "MOST_ANSWERED", 3 * len(one.groups[0]))
+    many = GetSums(
+        engine_id="p", generation="g", endpoint=Endpoint(), rank=RankId(0), request_id="a",
+        wanted=(SumsOf(0, 0, 2),) * 4,
+    )  # fmt: skip
+    answer = sums.answer(many)
+    assert isinstance(answer, Refused)
+    assert (
+        f"4 sums of request a are asked for at once, and an answer has at most {3 * len(one.groups[0])}"
+        in (answer.message)
+    )
+
+
 def test_a_decoder_of_several_context_parallel_ranks_is_served_from_the_next_request_on(
     sums: Summing,
 ) -> None:

@@ -93,6 +93,37 @@ def test_images_go_by_their_content_wherever_an_engine_keeps_them() -> None:
     assert plain == digest(prompt(mm_features=[image(identifier="poet:c0ffee")])), "an engine's cache key"
 
 
+def test_images_that_vllm_did_not_hash_go_by_what_the_processor_made_of_them() -> None:
+    def counted(number: int, pixel: float, *, here: bool = True) -> Any:
+        found = image(f"renderer0-mm-{number}-image-0")
+        pixels = torch.full((2, 3), pixel, dtype=torch.bfloat16)
+        found.data = {"pixel_values": SimpleNamespace(data=[pixels, 2])} if here else None
+        return found
+
+    cat = digest(prompt(mm_features=[counted(1, 0.5)]))
+    assert cat != digest(prompt(mm_features=[counted(1, 0.25)])), "two processes count alike"
+    assert cat == digest(prompt(mm_features=[counted(2, 0.5)]))
+    unknown = [digest(prompt(mm_features=[counted(1, 0.5, here=False)])) for _ in range(2)]
+    assert unknown[0] != unknown[1], "an item that is not here is like no other"
+
+
+def test_an_adapter_is_what_the_engine_loaded_not_what_its_files_are_now(tmp_path: Any) -> None:
+    def write(content: bytes) -> None:
+        (tmp_path / "adapter_config.json").write_text('{"r": 8}')
+        (tmp_path / "adapter_model.bin").write_bytes(content * 100_000)
+
+    write(b"1")
+    first = digest(prompt(lora_request=lora(tmp_path, number=901)))
+    write(b"2")
+    assert first == digest(prompt(lora_request=lora(tmp_path, number=901))), (
+        "vLLM reads a number's files once"
+    )
+    anew = lora(tmp_path, number=901)
+    anew.load_inplace = True
+    assert first != digest(prompt(lora_request=anew))
+    assert first != digest(prompt(lora_request=lora(tmp_path, number=902)))
+
+
 def test_an_image_beyond_the_tokens_in_question_does_not_count() -> None:
     assert digest(prompt(mm_features=[image(offset=6)])) == digest(prompt())
 
