@@ -6,6 +6,7 @@ thread writes down who announced. The lock is held for operations on dictionarie
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -45,10 +46,10 @@ class Mark:
 class Computed:
     """One transfer at one moment.
 
-    ``blocks`` are the request's by group. ``epoch`` counts its preemptions: what was read from its blocks counts only
-    while that is the same. ``kept``: it is complete and its blocks stay. ``over`` is the cause where nothing of it can
-    be sent any more. ``behind``: the device has yet to do a part of what was noted. ``sums``: its KV is added up.
-    ``digest`` is of the prompt.
+    ``blocks`` are the request's by group. ``epoch`` is another one after each preemption, and for another request under
+    the same id; none comes twice. What was read from its blocks counts only while that is the same. ``kept``: it is
+    complete and its blocks stay. ``over`` is the cause where nothing of it can be sent any more. ``behind``: the device
+    has yet to do a part of what was noted. ``sums``: its KV is added up. ``digest`` is of the prompt.
     """
 
     blocks: dict[int, BlockList] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class _Transfer:
     """
 
     step: PushStep
-    epoch: int = 0
+    epoch: int
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     until: float = math.inf
@@ -111,6 +112,7 @@ class Outgoing:
         self._mark = mark
         self._lock = threading.Lock()
         self._transfers: dict[str, _Transfer] = {}
+        self._epochs = itertools.count()
         self._owed: dict[str, dict[str, _Owed]] = {}
         self._idle: dict[
             str, float
@@ -210,7 +212,7 @@ class Outgoing:
         return answer
 
     def epoch(self, transfer_id: str) -> int:
-        """How often a transfer was preempted; -1 where it has ended or is not known."""
+        """Of a transfer as it is now; -1 where it has ended or is not known."""
         with self._lock:
             transfer = self._transfers.get(transfer_id)
             return -1 if transfer is None else transfer.epoch
@@ -256,14 +258,13 @@ class Outgoing:
     def _step(self, step: PushStep, ready: Ready | None) -> None:
         transfer = self._transfers.get(step.transfer_id)
         if transfer is None or transfer.step.request_id != step.request_id:
-            epoch = 0 if transfer is None else transfer.epoch + 1
             self._over.pop(step.transfer_id, None)
             self._idle.pop(step.transfer_id, None)
-            transfer = self._transfers[step.transfer_id] = _Transfer(step, epoch)
+            transfer = self._transfers[step.transfer_id] = _Transfer(step, next(self._epochs))
         transfer.step = step
         transfer.changed()
         if step.again:
-            transfer.epoch += 1
+            transfer.epoch = next(self._epochs)
             transfer.marks.clear()
         if step.held:
             self._add(transfer, _ALL, Mark(step.held, ready))

@@ -100,7 +100,10 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
         # What it reads now is overwritten, and nothing says which of it.
         close(
             target,
-            Cause("the prefiller preempted the request while its blocks were read", "PREFILL_ENDED"),
+            Cause(
+                "the prefiller preempted its request or began it anew while its blocks were read",
+                "PREFILL_ENDED",
+            ),
         )
         return
     target.epoch = computed.epoch
