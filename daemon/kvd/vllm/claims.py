@@ -28,6 +28,7 @@ from kvd.vllm.prompts import Prompt
 from kvd.vllm.releases import Releases, Result
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
+from kvd.vllm.transfer_ids import TransferIds
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
@@ -57,6 +58,7 @@ class Claims:
         self._claims: dict[str, Claim] = {}
         self._known = known
         self._declined: list[tuple[str, RemotePrefill]] = []
+        self._transfers = TransferIds()
         self._releases = Releases(session, settings.lease_seconds * 2)
 
     def get(self, request_id: str) -> Claim | None:
@@ -113,6 +115,7 @@ class Claims:
         now, prefill, tokens = time.monotonic(), NOBODY, max(0, prompt.tokens - state)
         try:
             pushed = self._read_push(params)
+            self._transfers.take(pushed.engine_id, pushed.transfer_id, now)
         except BadParams as error:
             cause = Cause(str(error), "BAD_PARAMS")
             self._claims[request_id] = Claim(request_id, prefill, max(1, tokens), now, cause=cause)
@@ -217,8 +220,10 @@ class Claims:
 
         The claim stays, used, until the request is forgotten.
         """
-        if claim.transfer_id and not claim.used:
-            self._declined.append((claim.transfer_id, claim.prefill))
+        if claim.transfer_id:
+            self._transfers.end(claim.prefill.engine_id, claim.transfer_id, time.monotonic())
+            if not claim.used:
+                self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
         if claim.prefill.request_id and not of_another(claim):
             self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)

@@ -30,15 +30,7 @@ from kvd.vllm.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.vllm.outgoing import Outgoing
 from kvd.vllm.staging import Stager
 from kvd.vllm.talk import Talk
-from kvd.vllm.target import (
-    Target,
-    expired,
-    nothing,
-    progress,
-    release_at,
-    same,
-    settle,
-)
+from kvd.vllm.target import Target, expired, nothing, progress, release_at, same, settle
 from kvd.vllm.transmit import advance, close, poll, quieten
 from kvd.vllm.write_lane import WriteLanes
 from kvd.wire.frame import Message
@@ -251,8 +243,11 @@ class Sender:
                 self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
             return
         if before is not None and before.withdrawn and key.attempt == before.key.attempt:
+            # Withdrawn before it was announced. Whoever waits for it all the same hears that nothing comes.
             self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
-            return  # withdrawn before it was announced
+            if before.settled is not None:
+                self._again(before)
+            return
         if before is not None and before.flying:
             self._lanes.leave()  # they write into a landing that is no more
         target = Target(announce, time.monotonic() + announce.seconds)
