@@ -209,8 +209,11 @@ class EngineProcess:
         kv_transfer_params: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         first_token: int | None = None,
+        adapter: Path | None = None,
     ) -> Future[Answer]:
         """Send a prompt for greedy decoding of exactly `max_tokens` tokens, the first of which may be given.
+
+        With the LoRA `adapter` in that folder, where the engine takes any.
 
         The future raises EngineGone when the engine dies first; a request that fails alone gives an Answer with
         `error` set.
@@ -223,6 +226,7 @@ class EngineProcess:
             max_tokens=max_tokens,
             kv_transfer_params=None if kv_transfer_params is None else dict(kv_transfer_params),
             first_token=first_token,
+            adapter=None if adapter is None else str(adapter),
         )
 
     def submit_alone(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Future[Answer]:

@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from typing import Any
 
 from kvctl.demo.processes import kill_children
@@ -136,7 +137,10 @@ class Host:
         error = ""
         try:
             prompt = {"prompt_token_ids": command["prompt_token_ids"]}
-            async for output in self._engine.generate(prompt, sampling, command["id"]):
+            generate = self._engine.generate
+            async for output in generate(
+                prompt, sampling, command["id"], lora_request=_lora(command["adapter"])
+            ):
                 last = output
                 if first is None and output.outputs[0].token_ids:
                     first = time.monotonic() - begun
@@ -199,6 +203,15 @@ def make_engine(arguments: Message) -> Any:
     # a few cores, that kept all others off them for seconds (docs/connector.md). Without it they sleep for an instant.
     utils.USE_SCHED_YIELD = False
     return AsyncLLM.from_vllm_config(config)
+
+
+def _lora(adapter: str | None) -> Any:
+    """The adapter in a folder as vLLM wants it named; the number has to be the folder's own."""
+    if adapter is None:
+        return None
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(os.path.basename(adapter), 1 + zlib.crc32(adapter.encode()) % 10_000, adapter)  # noqa: PTH119
 
 
 def _first_line(descriptor: int) -> bytes:

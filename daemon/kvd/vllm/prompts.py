@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvd.vllm.contents import content_name, tensor_bytes
 from kvd.vllm.prompt_digest import Embeds, Feature, PromptParts, prompt_digest
 from kvd.vllm.requests import Request
 from kvd.weights.adapter import loaded_adapter
-
-_COUNTER = re.compile(r"renderer\d+-mm-\d+-")
-"""How vLLM names an item that it did not hash, as both of its caches are off: by a number of this process's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +57,11 @@ def _adapter(lora: Any) -> str:
 
 
 def _feature(found: Any) -> Feature:
-    """An item under the hash of its content; ``identifier`` may have an adapter's name before it."""
+    """An input under the hash of its content; ``identifier`` may have an adapter's name before it."""
     position = found.mm_position
-    identifier = getattr(found, "mm_hash", None) or found.identifier
-    if _COUNTER.match(identifier):
-        identifier = _content(found.data)
-    return Feature(found.modality, identifier, position.offset, position.length)
-
-
-def _content(item: Any) -> str:
-    """A hash of an item as its processor made it; where it is not here nothing can be said, so it is like no other."""
-    if item is None:
-        return secrets.token_hex(16)
-    hashed = hashlib.sha256()
-    for name, element in sorted(item.items()):
-        hashed.update(f"{name}\0".encode())
-        _hash_nested(hashed, element.data)
-    return hashed.hexdigest()
-
-
-def _hash_nested(hashed: Any, data: Any) -> None:
-    """Add tensors, numbers and text to a hash, in lists and mappings too."""
-    if isinstance(data, Mapping):
-        data = sorted(data.items())
-    if isinstance(data, (list, tuple)):
-        hashed.update(f"[{len(data)}\0".encode())
-        for part in data:
-            _hash_nested(hashed, part)
-    elif hasattr(data, "detach"):
-        hashed.update(f"{data.dtype} {tuple(data.shape)}\0".encode())
-        hashed.update(_tensor_bytes(data))
-    else:
-        hashed.update(f"{type(data).__name__} {data!r}\0".encode("utf-8", "surrogatepass"))
-
-
-def _tensor_bytes(tensor: Any) -> memoryview:
-    import torch  # who gives tensors has it loaded
-
-    return memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    name = getattr(found, "mm_hash", None) or found.identifier
+    content = content_name(name, found.modality, getattr(found, "data", None))
+    return Feature(found.modality, content, position.offset, position.length)
 
 
 def _embeds(request: Request, tokens: int) -> Embeds | None:
@@ -108,4 +70,4 @@ def _embeds(request: Request, tokens: int) -> Embeds | None:
         return None
     rows = tensor[:tokens]
     form = f"{rows.dtype} {tuple(rows.shape[1:])}"
-    return Embeds(_tensor_bytes(rows), form, getattr(request, "prompt_is_token_ids", None) or ())
+    return Embeds(tensor_bytes(rows), form, getattr(request, "prompt_is_token_ids", None) or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +123,37 @@ def test_an_adapter_is_what_the_engine_loaded_not_what_its_files_are_now(tmp_pat
     anew.load_inplace = True
     assert first != digest(prompt(lora_request=anew))
     assert first != digest(prompt(lora_request=lora(tmp_path, number=902)))
+
+
+def counted(pixels: Any, name: str = "renderer0-mm-5-image-0") -> Any:
+    """An image as vLLM gives it where neither of its caches wants a hash: named by a count of its own."""
+    from vllm.multimodal.inputs import MultiModalFieldElem, MultiModalKwargsItem, MultiModalSharedField
+
+    field = MultiModalSharedField(batch_size=1)
+    item = None
+    if pixels is not None:
+        item = MultiModalKwargsItem(
+            {
+                "pixels": MultiModalFieldElem(data=pixels, field=field),
+                "sizes": MultiModalFieldElem(data=[torch.tensor(3), torch.tensor([4])], field=field),
+            }
+        )
+    return dataclasses.replace(image(name), data=item)
+
+
+def test_images_that_engines_only_count_go_by_their_pixels() -> None:
+    """The fifth image of the prefiller and the fifth of the decoder have one name, whatever they show."""
+    pixels = torch.arange(12, dtype=torch.bfloat16).reshape(3, 4)
+    one = digest(prompt(mm_features=[counted(pixels)]))
+    assert one == digest(prompt(mm_features=[counted(pixels.clone(), "renderer3-mm-9-image-0")]))
+    assert one != digest(prompt(mm_features=[counted(pixels + 1)]))
+    assert one != digest(prompt(mm_features=[counted(pixels.float())]))
+    assert one != digest(prompt(mm_features=[counted(pixels.reshape(4, 3))]))
+
+
+def test_a_counted_image_without_its_pixels_is_equal_to_none() -> None:
+    made = [digest(prompt(mm_features=[counted(None)])) for _ in range(2)]
+    assert made[0] != made[1]
 
 
 def test_an_image_beyond_the_tokens_in_question_does_not_count() -> None:
