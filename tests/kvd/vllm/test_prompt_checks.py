@@ -107,7 +107,7 @@ def test_a_prompt_that_only_begins_like_that_takes_what_was_prefilled() -> None:
 
 
 def test_an_adapter_is_no_base_model() -> None:
-    desk = Desk(prompt=prompt(range(8), lora_request=SimpleNamespace(lora_path="org/poet")))
+    desk = Desk(prompt=prompt(range(8), lora_request=SimpleNamespace(lora_int_id=1, lora_path="org/poet")))
     assert said(desk)[0] == "PROMPT_MISMATCH"
 
 
