@@ -18,7 +18,7 @@ from kvd.service.senders import scheduler_of
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
-from kvd.wire.identity import EngineFacts, LeaseKey, RankId
+from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, LeaseKey, RankId
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.names import rank_name
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
@@ -42,8 +42,6 @@ from kvd.wire.transfer import (
 
 MAX_NAME = 512
 """Longest engine id or incarnation, in characters."""
-MAX_KEY = 64
-"""Longest key for digests of prompts, in bytes."""
 PUSHES: tuple[type[Any], ...] = (PushAnnounce, PushWithdraw, PushProgress, PushDone)
 
 
@@ -128,9 +126,11 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
 def register_scheduler(parts: Parts, caller: Caller, message: RegisterScheduler) -> Registered:
     """Take the scheduler and the leases it holds. Raises `Refusal`."""
     _check_identity(message.engine, message.incarnation, None)
-    if len(message.digest_key) > MAX_KEY:
+    if len(message.digest_key) not in (0, DIGEST_KEY_BYTES):
         raise Refusal(
-            "KVD-BAD-CARD", f"digest_key has {len(message.digest_key)} bytes, wanted are at most {MAX_KEY}"
+            "KVD-BAD-CARD",
+            f"digest_key has {len(message.digest_key)} bytes, wanted are {DIGEST_KEY_BYTES} or none",
+            hint="scheduler and kvd should be of one version",
         )
     client = Client(
         kind="scheduler",

@@ -135,7 +135,8 @@ class Leases:
             return
         self._events.counters["leases.releases"] += 1
         lease.readers.pop(reader, None)  # where its claim was lost on the way it is not there
-        lease.gone.add(reader)
+        if len(lease.readers) + len(lease.gone) < MAX_READERS:  # one that was let in always finds its place
+            lease.gone.add(reader)
         left = lease.last_read()
         if left <= time.monotonic():
             self._remember_end(name)

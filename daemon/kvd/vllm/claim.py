@@ -34,8 +34,9 @@ class Claim:
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
     until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so. ``prompt`` is
     there until it has been compared with the one that was prefilled, ``digest`` is its own where the prefiller
-    compares. ``used``: a load was ordered, or nothing is to be loaded. ``ended``: the lease is released. ``over``: the
-    request has finished. ``prefix``: tokens that may be claimed after a miss, ``again`` how often that was done.
+    compares. ``claimed``: kvd was asked for the lease. ``used``: a load was ordered, or nothing is to be loaded.
+    ``ended``: the lease is released. ``over``: the request has finished. ``prefix``: tokens that may be claimed after a
+    miss, ``again`` how often that was done.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Claim:
     lease_retries: int = 0
     lease_due: float = 0.0
     valid_until: float = 0.0
+    claimed: bool = False
     by_clock: bool = False
     handshake_seconds: float = 0.0
     peer_known: bool = False
@@ -69,11 +71,13 @@ class Claim:
         return not self.cause and not (self.peer_known and self.valid_until)
 
 
-def of_another(claim: Claim) -> bool:
-    """Whether the lease is, or may be, for another prompt's request, which may still come for it."""
-    if claim.cause:
-        return claim.cause.code in ("PROMPT_MISMATCH", "PROMPT_UNCHECKED")
-    return claim.prompt is not None
+def unsealed(prefill: RemotePrefill) -> Cause:
+    """The cause where params are not as the prefiller gave them."""
+    return Cause(
+        f"kv_transfer_params: these are not the params that prefiller {prefill.engine_id} gave (kvd_seal does not"
+        " hold): hand them on unchanged",
+        "BAD_PARAMS",
+    )
 
 
 def mismatch(claim: Claim, other: str) -> Cause:

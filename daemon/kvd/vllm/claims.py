@@ -1,8 +1,8 @@
 """The decoding side's claims: one for each request that was prefilled elsewhere, from arrival to its end.
 
-A claim becomes usable when the peer engine is known to fit (handshake), its prompt is found to be this request's
-(digest) and its blocks are certain to be kept long enough (lease). Nothing is claimed, and so nothing released, before
-the prompts were compared: the request that a lease is for may be another one.
+A claim becomes usable when the peer engine is known to fit (handshake), the params are found to be as it gave them
+(seal) and its prompt to be this request's (digest), and its blocks are certain to be kept long enough (lease). Nothing
+is claimed, and so nothing released, before these were compared: the request that a lease is for may be another one.
 
 The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller one, of the prefix
 that came: at most `MAX_AGAIN` times, while the lease holds.
@@ -20,12 +20,13 @@ import msgspec
 
 from kvd.client.errors import ClientError
 from kvd.vllm.cause import NO_CAUSE, Cause, refusal_code, was_away
-from kvd.vllm.claim import NOBODY, Claim, check_state, mismatch, of_another
+from kvd.vllm.claim import NOBODY, Claim, check_state, mismatch, unsealed
 from kvd.vllm.errors import BadParams
 from kvd.vllm.known_peers import KnownPeers
 from kvd.vllm.params import RemotePrefill, RemotePush, read_remote_prefill, read_remote_push, wants_push
 from kvd.vllm.prompts import Prompt
 from kvd.vllm.releases import Releases, Result
+from kvd.vllm.seal import is_sealed
 from kvd.vllm.settings import Settings
 from kvd.vllm.talk import Talk
 from kvd.vllm.transfer_ids import TransferIds
@@ -76,7 +77,7 @@ class Claims:
                 self._key(x.prefill), x.reader, max(0.0, x.valid_until - now) or self._settings.lease_seconds
             )
             for x in self.all()
-            if x.prefill.request_id and not x.ended and not of_another(x)
+            if x.claimed and not x.ended
         )
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
@@ -145,6 +146,9 @@ class Claims:
             other = f"the prompt that was prefilled has {prefill.tokens} tokens and this one {prompt.tokens}"
             claim.cause = mismatch(claim, other)
         elif key := self._known.digest_key(prefill):
+            if not claim.transfer_id and not is_sealed(key, prefill):
+                claim.cause = unsealed(prefill)
+                return
             digest = prompt.digest(key, claim.tokens)
             if claim.transfer_id:
                 claim.digest = digest
@@ -225,7 +229,7 @@ class Claims:
             if not claim.used:
                 self._declined.append((claim.transfer_id, claim.prefill))
         claim.used = claim.ended = True
-        if claim.prefill.request_id and not of_another(claim):
+        if claim.claimed:  # else the lease may be another request's, which may still come for it
             self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)
         if claim.over:
             self._claims.pop(claim.request_id, None)
@@ -347,7 +351,7 @@ class Claims:
             )
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
-        claim.lease_asked = now
+        claim.lease_asked, claim.claimed = now, True
         claim.lease = self._session.call(
             LeaseClaim(key=self._key(claim.prefill), reader=claim.reader, extend_seconds=extend),
             self._settings.handshake_timeout,

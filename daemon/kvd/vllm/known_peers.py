@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvd.vllm.params import RemotePrefill
+from kvd.vllm.prompt_digest import KEY_BYTES
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
@@ -18,11 +19,16 @@ class KnownPeers:
         self._found: dict[str, tuple[str, bytes]] = {}
 
     def learn(self, card: EngineCard) -> None:
-        """This generation was found to fit."""
+        """This generation was found to fit.
+
+        The first key of a generation stays: params name the kvd that is asked, and whoever answers there may say that
+        it is that engine, with a key of its own.
+        """
         engine_id = card.engine.engine_id
         generation, key = self._found.get(engine_id, ("", b""))
         known = key if generation == card.generation else b""
-        self._found[engine_id] = card.generation, card.digest_key or known
+        given = card.digest_key if len(card.digest_key) == KEY_BYTES else b""
+        self._found[engine_id] = card.generation, known or given
 
     def pushed(self, message: Message) -> None:
         """On the session's thread: a peer became known, or its generation ended."""

@@ -23,7 +23,7 @@ from kvd.vllm.errors import BadParams
 Read = TypeVar("Read")
 
 CONTRACT = 2
-"""Version of the entries. 2 has the prompt's digest, and kvd's address under names of its own."""
+"""Version of the entries. 2 has the prompt's digest, a seal, and kvd's address under names of its own."""
 PUSH_CONTRACTS = (1, CONTRACT)
 """What a router may say in push: its entries are the same in both."""
 LONGEST_NAME = 512
@@ -32,6 +32,8 @@ MOST_BLOCKS = 1 << 31
 """Block ids and numbers are below this: vLLM's tables hold 32 bits."""
 LONGEST_SHOWN = 80
 """Characters of a client's value that a message shows."""
+LONGEST_INT = 1024
+"""Bits of a number that a message shows in digits: Python makes none of very long ones."""
 _TRUE = (True,)
 """``1`` and ``1.0`` are equal to it."""
 
@@ -42,7 +44,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     ``blocks[g]`` are the prefiller's block ids of group ``g``, the first of which covers block number
     ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV, ``digest`` is of those tokens
     (`kvd.vllm.prompt_digest`). ``lease_seconds`` counts from ``lease_opened`` (Unix seconds of the prefiller's clock).
-    ``checksum``: checksums of the blocks can be asked for.
+    ``checksum``: checksums of the blocks can be asked for. ``seal`` binds all of this (`kvd.vllm.seal`).
     """
 
     engine_id: str
@@ -57,6 +59,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     lease_opened: float
     checksum: bool = False
     digest: str = ""
+    seal: str = ""
 
     def block_lists(self) -> dict[int, BlockList]:
         """The prefiller's blocks by group index."""
@@ -94,6 +97,7 @@ def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> d
         "kvd_host": prefill.host,
         "kvd_port": prefill.port,
         "kvd_digest": prefill.digest,
+        "kvd_seal": prefill.seal,
         "tp_size": tp,
         "pp_size": pp,
         "dcp_size": dcp,
@@ -119,6 +123,7 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
         "generation": "kvd_generation",
         **_address(params),
         "digest": "kvd_digest",
+        "seal": "kvd_seal",
         "tokens": "remote_num_tokens",
         "blocks": "remote_block_ids",
         "first_blocks": "kvd_first_blocks",
@@ -156,8 +161,8 @@ def read_remote_push(params: Mapping[str, Any], *, own_engine_id: str = "") -> R
     _check_contract(params, PUSH_CONTRACTS, "the router must say which contract it speaks")
     if params.get("transfer_mode") != "push":
         raise BadParams(
-            f"kv_transfer_params have kvd_transfer_id and transfer_mode {params.get('transfer_mode')!r}: a transfer id"
-            ' belongs to "push"'
+            f"kv_transfer_params have kvd_transfer_id and transfer_mode {short(params.get('transfer_mode'))}:"
+            ' a transfer id belongs to "push"'
         )
     names = {
         "transfer_id": "kvd_transfer_id",
@@ -181,12 +186,12 @@ def _check_contract(params: Mapping[str, Any], spoken: tuple[int, ...], why: str
     wanted = params.get("do_remote_prefill")
     if wanted not in _TRUE:
         raise BadParams(
-            f"kv_transfer_params have do_remote_prefill {_short(wanted)}, that must be true or false"
+            f"kv_transfer_params have do_remote_prefill {short(wanted)}, that must be true or false"
         )
     contract = params.get("kvd_contract")
     if isinstance(contract, bool) or contract not in spoken:
         raise BadParams(
-            f"kv_transfer_params have kvd_contract {_short(contract)}, this side speaks {CONTRACT}: {why}"
+            f"kv_transfer_params have kvd_contract {short(contract)}, this side speaks {CONTRACT}: {why}"
         )
 
 
@@ -205,6 +210,8 @@ def _convert(params: Mapping[str, Any], names: Mapping[str, str], kind: type[Rea
         raise BadParams(
             f"kv_transfer_params: {what}, at {names.get(ours, ours)}{entry[len(ours) :]}"
         ) from None
+    except (ValueError, OverflowError) as error:
+        raise BadParams(f"kv_transfer_params cannot be read ({type(error).__name__}): {step}") from None
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
@@ -216,7 +223,9 @@ def _whole(value: Any, depth: int = 2) -> Any:
     return value
 
 
-def _can_be_sent(value: object) -> bool:
+def _can_be_sent(value: object, depth: int = 2) -> bool:
+    if depth and isinstance(value, (list, tuple)) and set(map(type, value)) & {str, list, tuple}:
+        return all(_can_be_sent(part, depth - 1) for part in value)
     if isinstance(value, str) and not value.isascii():
         try:
             value.encode()
@@ -225,10 +234,12 @@ def _can_be_sent(value: object) -> bool:
     return True
 
 
-def _short(value: object) -> str:
-    """A client's value for a message."""
+def short(value: object) -> str:
+    """A client's value for a message: at most about `LONGEST_SHOWN` characters, whatever it is."""
     if not isinstance(value, (str, int, float, type(None))):
         return f"of type {type(value).__name__}"
+    if isinstance(value, int) and value.bit_length() > LONGEST_INT:
+        return f"a number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -247,16 +258,18 @@ def _check(read: RemotePrefill, port: str) -> None:
     wrong = ""
     if not read.digest:
         wrong = "kvd_digest is empty, so whether this is the prompt that was prefilled is unknown"
+    elif not read.seal:
+        wrong = "kvd_seal is empty, so whether a prefiller gave these is unknown"
     elif not read.generation:
         wrong = "kvd_generation is empty, so whose blocks these are is unknown"
     elif len(read.blocks) != len(read.first_blocks):
         wrong = f"remote_block_ids are of {len(read.blocks)} groups and kvd_first_blocks of {len(read.first_blocks)}"
     elif not 0 <= read.tokens < MOST_BLOCKS:
-        wrong = f"remote_num_tokens is {read.tokens}"
+        wrong = f"remote_num_tokens is {short(read.tokens)}"
     elif not 0 <= read.port < 1 << 16:
-        wrong = f"{port} is {read.port}"
+        wrong = f"{port} is {short(read.port)}"
     elif bad := [n for n in (*read.first_blocks, *chain(*read.blocks)) if not 0 <= n < MOST_BLOCKS]:
-        wrong = f"{bad[0]} is no block"
+        wrong = f"{short(bad[0])} is no block"
     elif not all(math.isfinite(seconds) and seconds >= 0 for seconds in lease):
         wrong = f"kvd_lease_seconds is {lease[0]}, kvd_lease_opened is {lease[1]}"
     if wrong:

@@ -12,15 +12,25 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-KEY_BYTES = 32
+from kvd.wire.identity import DIGEST_KEY_BYTES
+
+KEY_BYTES = DIGEST_KEY_BYTES
 """Length of a key. A prefilling scheduler draws one at its start, and decoders get it from kvd alone."""
 DIGEST_BITS = 128
 _DOMAIN = "kvd prompt digest 1"
 """Changes with what is hashed or how, so that digests of two ways never agree by accident."""
-_ENCODE = msgspec.msgpack.Encoder().encode
+
+
+def _native(value: Any) -> Any:
+    """Python's own number, or list of them, for numpy's."""
+    return value.tolist()
+
+
+_ENCODE = msgspec.msgpack.Encoder(enc_hook=_native).encode
 """Each part has its own type and length in msgpack, so no two prompts have the same bytes."""
 
 

@@ -12,7 +12,7 @@ from kvd.topology.blocks import BlockList, offered, window_start
 from kvd.vllm.cause import ABORTED, Cause
 from kvd.vllm.groups import GroupFacts
 from kvd.vllm.orders import PushEnd, PushStep, plain
-from kvd.vllm.params import LONGEST_NAME
+from kvd.vllm.params import LONGEST_NAME, short
 from kvd.vllm.requests import Request, Scheduled, Table
 from kvd.vllm.settings import Settings
 
@@ -64,9 +64,9 @@ class Pushes:
         if self._settings.mode != "push":
             cause = f"transfer_mode is push and this engine's mode is {self._settings.mode}"
         elif not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
-            cause = f"kvd_transfer_id is {name!r}, it must be a string of 1 to {LONGEST_NAME} characters"
+            cause = f"kvd_transfer_id is {short(name)}, it must be a string of 1 to {LONGEST_NAME} characters"
         elif name in self._held.values() or any(p.transfer_id == name for p in self._active.values()):
-            cause = f"kvd_transfer_id {name} is another request's already"
+            cause = f"kvd_transfer_id {short(name)} is another request's already"
         if cause:
             log.warning("request %s is not pushed: %s", request.request_id, cause)
         else:

@@ -31,6 +31,7 @@ from kvd.vllm.prompts import prompt_of
 from kvd.vllm.pushes import Pushes, wants_push_here
 from kvd.vllm.requests import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.vllm.sampling import Sampling
+from kvd.vllm.seal import sealed
 from kvd.vllm.served import Served
 from kvd.vllm.settings import STAGED, Settings
 from kvd.vllm.staging import PutOuts
@@ -353,6 +354,7 @@ class SchedulerHalf:
             checksum=summed,
             digest=self._digest(request, tokens),
         )
+        prefill = sealed(self._digest_key, prefill)
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
 
     def _pushed_whole(self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool) -> bool:

@@ -62,10 +62,13 @@ def adapter_fingerprint(path: str) -> str:
     the cache of this host. Where neither has it or it cannot be read, the fingerprint is made from the name and begins
     with `BY_NAME`. Never raises.
     """
-    folder = os.path.expanduser(path)  # noqa: PTH111 - a string is all that is needed on the way of a request
+    try:
+        folder = os.path.expanduser(path)  # noqa: PTH111 - a string is all that is needed on the way of a request
+    except ValueError:  # no name of a user
+        return _by_name(path)
     seen = _seen(folder)
     if seen is None and path.count("/") == 1 and not path.startswith(("/", "~", ".")):
-        with contextlib.suppress(WeightsUnreadable):
+        with contextlib.suppress(WeightsUnreadable, ValueError):
             folder = str(hub_snapshot(hub_cache(), path))
             seen = _seen(folder)
     if seen is None:

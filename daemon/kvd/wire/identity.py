@@ -10,6 +10,10 @@ Role = Literal["prefill", "decode", "both"]
 """vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
 
 
+DIGEST_KEY_BYTES = 32
+"""Length of the key under which a scheduler makes digests of prompts."""
+
+
 class RankId(msgspec.Struct, frozen=True, array_like=True):
     """A worker's place in its engine."""
 

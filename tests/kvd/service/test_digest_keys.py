@@ -19,7 +19,7 @@ from kvd.wire.transfer import GetKeptEngine, ReportTransfers
 from tests.kvd.service.test_ledger import record
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
 
-KEY = b"\x07the key of the prefiller, secret"
+KEY = b"\x07the key of the prefiller, secre"
 P, D = facts("p"), facts("d")
 
 
@@ -101,13 +101,15 @@ def test_the_key_of_an_engine_outlives_its_kvd() -> None:
             assert (found.peer.generation, found.peer.digest_key) == (generation, KEY)
 
 
-def test_a_key_of_no_sensible_length_is_refused() -> None:
+@pytest.mark.parametrize("length", [1, 16, 31, 33, 65])
+def test_a_key_of_another_length_is_refused(length: int) -> None:
+    """A decoder's scheduler could make no digests with it."""
     with daemons() as (kvd,):
-        refused = kvd.ask_refused(scheduler(P, digest_key=bytes(65)))
+        refused = kvd.ask_refused(scheduler(P, digest_key=bytes(length)))
         assert isinstance(refused, Refused)
         assert (refused.code, refused.message) == (
             "KVD-BAD-CARD",
-            "digest_key has 65 bytes, wanted are at most 64",
+            f"digest_key has {length} bytes, wanted are 32 or none",
         )
 
 

@@ -350,6 +350,12 @@ def test_a_lease_has_only_so_many_readers() -> None:
         refused = await leases.claim(LeaseClaim(key=KEY, reader="more"))
         assert (refused.seconds, f"had {MAX_READERS} readers" in refused.reason) == (0.0, True)
         assert (await leases.claim(LeaseClaim(key=KEY, reader="1"))).seconds > 0
+        for number in range(10):
+            leases.release(LeaseRelease(key=KEY, reader=f"stranger-{number}"))
+        (lease,) = leases.table.values()
+        assert len(lease.readers) + len(lease.gone) == MAX_READERS, (
+            "strangers' releases are not remembered then"
+        )
         leases.close()
 
     asyncio.run(run())

@@ -20,6 +20,7 @@ from kvd.vllm.groups import group_facts
 from kvd.vllm.orders import LoadOrder
 from kvd.vllm.params import RemotePrefill
 from kvd.vllm.prompts import Prompt, prompt_of
+from kvd.vllm.seal import sealed
 from kvd.vllm.tensors import Place
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerReady
@@ -201,8 +202,8 @@ def prefill(
     lease_opened: float | None = None,
     digest: str | None = None,
 ) -> RemotePrefill:
-    """Without a ``digest`` it is of a prompt of the tokens 0, 1, 2, ..."""
-    return RemotePrefill(
+    """Under its seal. Without a ``digest`` it is of a prompt of the tokens 0, 1, 2, ..."""
+    made = RemotePrefill(
         engine_id=engine_id,
         request_id=request_id,
         generation=generation,
@@ -215,6 +216,7 @@ def prefill(
         lease_opened=time.time() if lease_opened is None else lease_opened,
         digest=prompt(range(tokens)).digest(KEY, tokens) if digest is None else digest,
     )
+    return sealed(KEY, made)
 
 
 def why(text: str) -> Cause:

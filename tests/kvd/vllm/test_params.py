@@ -69,6 +69,7 @@ def test_what_a_router_adds_is_passed_over() -> None:
 NEEDED = (
     "remote_engine_id", "remote_request_id", "kvd_host", "kvd_port", "remote_block_ids", "remote_num_tokens",
     "kvd_first_blocks", "kvd_generation", "kvd_lease_seconds", "kvd_lease_opened", "kvd_digest",
+    "kvd_seal",
 )  # fmt: skip
 
 
@@ -86,6 +87,17 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
         read_remote_prefill({**returned(), name: {}})
 
 
+HUGE = 10**5000
+
+
+def ascii_ids(value: object) -> str:
+    """Python writes no number of so many digits."""
+    try:
+        return ascii(value)[:40]
+    except ValueError:
+        return "huge"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
@@ -97,6 +109,7 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
         ("do_remote_prefill", "true", "do_remote_prefill 'true', that must be true or false"),
         ("do_remote_prefill", [1], "do_remote_prefill of type list"),
         ("kvd_digest", "", "kvd_digest is empty"),
+        ("kvd_seal", "", "kvd_seal is empty"),
         ("kvd_port", "7", "got `str`, at kvd_port"),
         ("kvd_port", 7.5, "got `float`, at kvd_port"),
         ("kvd_host", "\ud800", "kvd_host: half a surrogate pair is no text"),
@@ -118,7 +131,16 @@ def test_an_entry_of_another_type_is_named(name: str) -> None:
         ("kvd_lease_seconds", float("inf"), "kvd_lease_seconds is inf"),
         ("kvd_lease_opened", float("nan"), "kvd_lease_opened is nan"),
         ("kvd_lease_seconds", -1.0, "kvd_lease_seconds is -1"),
+        ("remote_num_tokens", HUGE, "remote_num_tokens is a number of 16610 bits"),
+        ("kvd_port", HUGE, "kvd_port is a number of 16610 bits"),
+        ("kvd_contract", HUGE, "kvd_contract a number of 16610 bits"),
+        ("remote_block_ids", [[3, HUGE], [7]], "a number of 16610 bits is no block"),
+        ("kvd_lease_seconds", HUGE, "kvd_lease"),
+        ("remote_block_ids", [["\ud800"], [7]], "remote_block_ids: half a surrogate pair is no text"),
+        ("kvd_first_blocks", ["\ud800", 7], "kvd_first_blocks: half a surrogate pair is no text"),
+        ("kvd_host", {"\ud800": 7}, "got `object`, at kvd_host"),
     ],
+    ids=ascii_ids,
 )
 def test_a_value_that_means_nothing_is_named(name: str, value: object, said: str) -> None:
     with pytest.raises(BadParams, match=said):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from tests.kvd.vllm.bench import GENERATION, KEY, prefill, prompt
-from tests.kvd.vllm.test_claims import KEYLESS, PEER, Desk, claimed
+from tests.kvd.vllm.test_claims import KEYLESS, PEER, SETTINGS, Desk, claimed
 from tests.kvd.vllm.test_scheduler import HYBRID, Engine, Request, from_prefiller
 
 OTHER = prompt([9, 9, 9, 9, 9, 9, 9, 9])
@@ -116,6 +117,47 @@ def test_a_refused_peer_is_the_cause_though_the_prompts_were_never_compared() ->
     desk.peer(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype")))
     desk.advance()
     assert said(desk)[0] == "PEER_REFUSED"
+
+
+def test_who_never_claimed_a_lease_releases_none_and_reads_none() -> None:
+    refused, late = Desk(known=False, prompt=OTHER), Desk(known=False, prompt=OTHER)
+    refused.peer(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype")))
+    refused.advance()
+    late.advance(SETTINGS.handshake_timeout + 1)
+    for desk, code in ((refused, "PEER_REFUSED"), (late, "PEER_AWAY")):
+        assert said(desk)[0] == code
+        assert desk.claims.readers(time.monotonic()) == ()
+        desk.claims.end(desk.claim, "miss")
+        assert desk.script.told(LeaseRelease) == []
+
+
+def test_who_claimed_a_lease_releases_it_whatever_came_then() -> None:
+    desk = Desk()
+    desk.peer(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype")))
+    desk.advance()
+    desk.claims.end(desk.claim, "miss")
+    assert len(desk.script.told(LeaseRelease)) == 1
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_key_of_another_length_is_none(known: bool) -> None:
+    short = msgspec.structs.replace(
+        PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b"sixteen bytes...")
+    )
+    desk = Desk(known=False)
+    if known:
+        desk.known.pushed(short)
+    desk.peer(short)
+    assert desk.advance().cause.code == "PROMPT_UNCHECKED"
+    assert desk.known.digest_key(prefill(())) == b""
+
+
+def test_who_answers_elsewhere_under_an_engines_name_does_not_replace_its_key() -> None:
+    """Params name the kvd that is asked."""
+    desk = Desk()
+    desk.peer(msgspec.structs.replace(PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b"x" * 32)))
+    desk.advance()
+    assert desk.known.digest_key(prefill(())) == KEY
 
 
 # --- the scheduler's half ---

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from kvd.vllm.prompt_digest import (
@@ -108,3 +109,12 @@ def test_without_a_key_there_is_none(key: bytes) -> None:
 def test_each_engine_has_a_key_of_its_own() -> None:
     assert new_key() != new_key()
     assert len(new_key()) == KEY_BYTES
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """Some builds and processors of multimodal content give them."""
+    features = (Feature("image", "i", np.int64(2), np.int32(3)),)  # type: ignore[arg-type]
+    plain = PromptParts([1, 2, 3, 4], features=(Feature("image", "i", 2, 3),))
+    for ids in ([np.int64(x) for x in range(1, 5)], np.arange(1, 5)):
+        parts = PromptParts(ids, features=features)  # type: ignore[arg-type]
+        assert prompt_digest(KEY, parts, np.int64(4)) == prompt_digest(KEY, plain, 4)  # type: ignore[arg-type]

@@ -227,6 +227,14 @@ def test_a_transfer_without_a_name_is_not_pushed_and_keeps_nothing(
     assert not p.finish([5, 6, 7])
 
 
+def test_a_long_name_is_not_written_out(caplog: pytest.LogCaptureFixture) -> None:
+    """It is a client's, and of any length."""
+    p = Prefiller()
+    for name in ("x" * 100_000, {"a": "x" * 100_000}, 10**5000):
+        p.arrive(name=name)
+    assert len(caplog.text) < 2000
+
+
 def test_an_engine_that_does_not_push_says_so(caplog: pytest.LogCaptureFixture) -> None:
     p = Prefiller(mode="pull")
     p.arrive()

@@ -132,3 +132,8 @@ def test_a_pipe_in_the_place_of_weights_is_not_waited_for(folder: Path) -> None:
     (folder / "adapter_model.safetensors").unlink()
     os.mkfifo(folder / "adapter_model.safetensors")
     assert adapter_fingerprint(str(folder)).startswith(BY_NAME)
+
+
+@pytest.mark.parametrize("path", ["~a\0b", "~\ud800", "a\0b/c", "org/\ud800", "/x\0y"])
+def test_a_path_that_is_none_is_known_by_its_name(path: str) -> None:
+    assert adapter_fingerprint(path).startswith(BY_NAME)
