@@ -1,10 +1,10 @@
-"""What comparing prompts costs a request, against doing without: the digest that params carry, made and checked.
+"""What comparing prompts costs a request, against doing without: the digest and the seal of params, made and checked.
 
     python benchmarks/digest.py [--tokens 1000,16000,100000] [--rounds 200] [--json]
 
 ``prefiller`` is making the params of a finished prefill, ``decoder`` reading them, each with the digest of the prompt
-and without, on one core: what a scheduler's step takes longer. With vLLM installed a last column is what vLLM takes to
-hash the same prompt's blocks for its prefix cache. All ways take turns; seconds are medians.
+and the seal, and without, on one core: what a scheduler's step takes longer. With vLLM installed a last column is what
+vLLM takes to hash the same prompt's blocks for its prefix cache. All ways take turns; seconds are medians.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -25,6 +25,7 @@ import msgspec
 from kvd.vllm.params import RemotePrefill, finished_prefill, read_remote_prefill
 from kvd.vllm.prompt_digest import new_key
 from kvd.vllm.prompts import prompt_of
+from kvd.vllm.seal import is_sealed, sealed
 
 BLOCK = 16
 VOCABULARY = 150_000
@@ -48,18 +49,21 @@ def ways(tokens: int) -> dict[str, Callable[[], object]]:
         lease_opened=time.time(),
         digest=prompt_of(request).digest(key, tokens),
     )
-    params = json.loads(json.dumps(finished_prefill(prefill, tp=1, pp=1, dcp=1)))
+    params = json.loads(json.dumps(finished_prefill(sealed(key, prefill), tp=1, pp=1, dcp=1)))
 
     def make(*, digest: bool) -> object:
         made = prefill
         if digest:
             made = msgspec.structs.replace(prefill, digest=prompt_of(request).digest(key, tokens))
+            made = sealed(key, made)
         return finished_prefill(made, tp=1, pp=1, dcp=1)
 
     def read(*, digest: bool) -> object:
         found = read_remote_prefill(params, own_engine_id="d")
         if digest and prompt_of(request).digest(key, found.tokens) != found.digest:
             raise SystemExit("the digests of one prompt differ")
+        if digest and not is_sealed(key, found):
+            raise SystemExit("the seal of params that nobody changed does not hold")
         return found
 
     found: dict[str, Callable[[], object]] = {
