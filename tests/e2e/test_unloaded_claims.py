@@ -18,11 +18,12 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
-from tests.kvd.vllm.bench import GENERATION, Script, facts, prefill
+from tests.kvd.vllm.bench import GENERATION, KEY, Script, facts, prefill, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
 PROMPT = 100
+TOKENS = list(range(10, 10 + PROMPT))
 BLOCK = 16
 POOL = 100
 OURS = {"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm", "kv_role": "kv_both"}
@@ -31,21 +32,22 @@ ANOTHER = {
     "kv_connector_module_path": "tests.support.claiming_connector",
     "kv_role": "kv_both",
 }
+PREFILLER = PeerReady(
+    local_engine="d",
+    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
+)
 
 
 class Willing(Script):
-    """A kvd that knows every peer and every lease; while ``silent`` it does not answer."""
+    """A kvd that knows every peer and every lease; while ``silent`` it says nothing of leases."""
 
     silent = False
 
     def call(self, message: Message, timeout: float) -> Future[Message]:
         future = super().call(message, timeout)
-        if self.silent:
-            return future
         if isinstance(message, GetPeer):
-            card = EngineCard(engine=facts("p"), generation=GENERATION, workers=())
-            future.set_result(PeerReady(local_engine="d", peer=card))
-        elif isinstance(message, LeaseClaim):
+            future.set_result(PREFILLER)
+        elif isinstance(message, LeaseClaim) and not self.silent:
             future.set_result(LeaseClaimed(request_id=message.key.request_id, seconds=20.0))
         return future
 
@@ -98,7 +100,7 @@ class Bench:
         self.scheduler.add_request(
             Request(
                 request_id=name,
-                prompt_token_ids=list(range(10, 10 + PROMPT)),
+                prompt_token_ids=list(TOKENS),
                 sampling_params=SamplingParams(max_tokens=5, ignore_eos=True, extra_args=extra, **sampling),
                 pooling_params=None,
                 block_hasher=get_request_block_hasher(BLOCK, sha256),
@@ -137,7 +139,8 @@ def _attention() -> Any:
 
 def pulled(tokens: int = PROMPT) -> dict[str, Any]:
     blocks = tuple(range(1, 1 + -(-tokens // BLOCK)))
-    return finished_prefill(prefill((blocks,), tokens=tokens), tp=1, pp=1, dcp=1)
+    digest = prompt(TOKENS[:tokens]).digest(KEY, tokens)
+    return finished_prefill(prefill((blocks,), tokens=tokens, digest=digest), tp=1, pp=1, dcp=1)
 
 
 def pushed() -> dict[str, Any]:
@@ -178,6 +181,7 @@ def opened(model: Path, kvd: Willing) -> Iterator[Open]:
         several = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
         several["kv_connector_extra_config"] = {"connectors": list(connectors)}  # type: ignore[assignment]
         made.append(Bench(model, several if len(connectors) > 1 else connectors[0]))
+        kvd.push(PREFILLER)  # as kvd does ahead of requests
         return made[-1]
 
     assert kvd.releases == []
