@@ -109,10 +109,16 @@ class Underway:
         return not arrival.reading and (arrival.silent or not self._landings.possible)
 
     def end(self, arrival: Arrival, cause: Cause) -> None:
-        """Report it: done, or a miss with that cause."""
+        """Report it: done, or a miss with that cause.
+
+        What was never announced is done where nothing of it was to come to this worker, as to a context-parallel rank
+        without a token of a short prompt. Its blocks are zeroed all the same.
+        """
         self.forget(arrival)
-        if not arrival.announced and not self._intake.claim(arrival.load):
-            return
+        if not arrival.announced:
+            ours = self._intake.claim(arrival.load) if cause else self.claim(arrival)
+            if not ours:
+                return
         if not cause and not self._landings.possible and arrival.announced:
             done(self._here.session, arrival.key)
         arrival.load.cause = cause
