@@ -85,10 +85,8 @@ class Fleet:
         """A request through a router is answered as one engine does, and served by as many loads as it should be."""
         right, before = self.single_says(case.asked), self.newest()
         same(ask(self.router(router), case.asked), right)
-        if case.loads is not None:
-            loads = case.loads
-            wait_for(lambda: len(self.loaded(before)) >= loads, 10.0)
-            assert len(self.loaded(before)) == loads
+        wait_for(lambda: len(self.loaded(before)) >= case.least, 10.0)
+        assert len(self.loaded(before)) <= case.most
 
     def nothing_is_left(self) -> None:
         """Soon after the last lease has run out no engine holds a block."""
@@ -144,8 +142,9 @@ def _environment(name: str, model: Path, folder: Path) -> dict[str, str]:
         work_dir=folder / name,
         log_path=folder / f"{name}.log",
         cache_dir=found_out(folder),
-        # What vLLM compiles for its first log probabilities takes half a minute here.
-        env={**CALM, "TORCHDYNAMO_DISABLE": "1"},
+        # What vLLM compiles for its first log probabilities takes half a minute here. And it closes connections that
+        # were idle for 5 s, while the proxies may be sending the next request on them: that is a 500, and nobody's KV.
+        env={**CALM, "TORCHDYNAMO_DISABLE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "900"},
     )
     sockets = folder / f"{name}-tmp"
     sockets.mkdir()
@@ -167,8 +166,9 @@ def at_work(url: str) -> float:
 def blocks_left(url: str) -> float:
     """The part of a server's KV blocks that is held though nobody asks for anything.
 
-    An engine frees blocks and says so in its steps, so it is given something to do.
+    An engine frees blocks and says so in its steps, so it is given something to do. (Not one token: a prompt of one
+    may kill vLLM 0.32's Gated DeltaNet on CPUs.)
     """
-    ask(url, Asked(COMPLETIONS, {"prompt": [5], "max_tokens": 2}))
+    assert ask(url, Asked(COMPLETIONS, {"prompt": [5] * 8, "max_tokens": 2})).status == 200
     wait_for(lambda: at_work(url) == 0, 30.0)
     return metric(url, "vllm:kv_cache_usage_perc")
