@@ -100,7 +100,6 @@ def test_one_model_under_two_names_is_loaded(renamed: Deployment) -> None:
 
 def test_an_engine_says_at_start_what_it_found_and_how_long_that_took(renamed: Deployment) -> None:
     said = renamed.decode.spec.log_path.read_text(errors="replace")
-    (seconds,) = {
-        float(found) for found in re.findall(r"weights w1-\w{16} \(safetensors\).* found in ([\d.]+) s", said)
-    }
-    assert seconds < 5
+    found = re.findall(r"weights w1-\w{16} \(safetensors\).* found in ([\d.]+) s", said)
+    assert found
+    assert max(float(seconds) for seconds in found) < 5

@@ -229,7 +229,7 @@ class Forced:
             now = time.monotonic() - followed.order.began
             quiesced = min(now, max(followed.miss.steps["forced"], quiet - followed.order.began))
             steps = {**followed.miss.steps, "quiesced": quiesced, "reported": now}
-            self._change(followed, state="reported", steps=steps, cause=cause)
+            self._change(followed, state="reported", steps=steps, cause=str(cause))
 
     def spared(self, request_id: str, why: str) -> None:
         """No load will be ordered for this request."""
@@ -304,7 +304,7 @@ class Forced:
         self._change(followed, state=state, steps=steps)
 
     def _end(self, followed: _Followed, state: MissState, cause: str) -> None:
-        self._change(followed, state=state, cause=cause)
+        self._change(followed, state=state, cause=str(cause))
 
     def _change(self, followed: _Followed, **changes: Any) -> None:
         followed.miss = msgspec.structs.replace(followed.miss, **changes)

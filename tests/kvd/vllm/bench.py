@@ -22,7 +22,7 @@ from kvd.vllm.params import RemotePrefill
 from kvd.vllm.prompts import Prompt, prompt_of
 from kvd.vllm.seal import sealed
 from kvd.vllm.tensors import Place
-from kvd.wire.frame import Message
+from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 
@@ -280,7 +280,7 @@ class Script:
         return self
 
     def call(self, message: Message, timeout: float) -> Future[Message]:  # noqa: ARG002 - as the real one
-        self.calls.append(Asked(message, Future()))
+        self.calls.append(Asked(_over_the_wire(message), Future()))
         return self.calls[-1].future
 
     def deliver(
@@ -291,7 +291,8 @@ class Script:
         *,
         after: float = 0.0,  # noqa: ARG002
     ) -> Future[Message]:
-        self.delivered.append(Asked(message() if callable(message) else message, Future(), key))
+        fresh = message() if callable(message) else message
+        self.delivered.append(Asked(_over_the_wire(fresh), Future(), key))
         return self.delivered[-1].future
 
     def close(self, timeout: float = 2.0) -> None:  # noqa: ARG002 - as the real one
@@ -304,6 +305,11 @@ class Script:
     def told(self, kind: type[T]) -> list[T]:
         """Delivered messages of one kind, in order."""
         return [asked.message for asked in self.delivered if isinstance(asked.message, kind)]
+
+
+def _over_the_wire(message: Message) -> Message:
+    """The message as kvd would read it. One that cannot be sent is an error here, as it is in a real session."""
+    return decode(encode(message))[0]
 
 
 def groups_of(config: SimpleNamespace) -> Any:
