@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from kvd.backends import direct_memory
-from kvd.backends.choose import available, open_home
 from kvd.backends.contract import Lane, State
+from kvd.backends.direct.host import memory as direct_memory
+from kvd.backends.registry import available, open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 

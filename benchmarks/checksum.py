@@ -28,7 +28,7 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.checksum import InMemory, Span, layer_sums
 from kvd.topology.comparison import comparison
 from kvd.topology.plan import plan_worker
-from kvd.vllm.page_sums import OnDevice, summer_of
+from kvd.vllm.memory.page_sums import OnDevice, summer_of
 
 GIB = 1 << 30
 

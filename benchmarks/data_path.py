@@ -51,15 +51,15 @@ from kvctl.bench.memory import Memory, anonymous, place, with_blocks
 from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.sources import planned
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, State, Transfer, takes_picks, traits_of
-from kvd.backends.direct_memory import memfd
-from kvd.backends.nixl_library import load
+from kvd.backends.direct.host.memory import memfd
+from kvd.backends.nixl.library import load
+from kvd.backends.registry import open_home
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
+from kvd.topology.copies import Copies, compile_request
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import Plan, plan_worker
-from kvd.topology.request import Copies, compile_request
 
 PIECE = 16 << 20
 SERVE = 200e-6
@@ -241,7 +241,7 @@ def settle(lane: Lane, offer: Offer, rows: Descriptors) -> None:
 def beside(what: str) -> Iterator[None]:
     """A thread that multiplies ``matrices``, with Python's lock let go of, or one in ``python`` that never waits."""
     ended, table = threading.Event(), np.ones((700, 700))
-    works = {"matrices": lambda: table @ table, "python": lambda: None}
+    works: dict[str, Callable[[], object]] = {"matrices": lambda: table @ table, "python": lambda: None}
 
     def work() -> None:
         while not ended.is_set():
@@ -358,7 +358,7 @@ def outside(rounds: int) -> int:
     or at most this many do not: the binomial distribution says how likely that is. 0 where even all rounds are too few.
     """
     chances = accumulate(comb(rounds, below) / 2**rounds for below in range(rounds // 2))
-    return max(0, sum(chance <= (1 - CERTAINTY) / 2 for chance in chances) - 1)
+    return max(0, sum(bool(chance <= (1 - CERTAINTY) / 2) for chance in chances) - 1)
 
 
 def main() -> None:

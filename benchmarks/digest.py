@@ -22,10 +22,11 @@ from typing import Any
 
 import msgspec
 
-from kvd.vllm.params import RemotePrefill, finished_prefill, read_remote_prefill
-from kvd.vllm.prompt_digest import new_key
-from kvd.vllm.prompts import prompt_of
-from kvd.vllm.seal import is_sealed, sealed
+from kvd.vllm.params import finished_prefill, read_remote_prefill
+from kvd.vllm.prompt.digest import new_key
+from kvd.vllm.prompt.parts import prompt_of
+from kvd.vllm.prompt.seal import is_sealed, sealed
+from kvd.worker.remote import RemotePrefill
 
 BLOCK = 16
 VOCABULARY = 150_000

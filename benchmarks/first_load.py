@@ -2,8 +2,9 @@
 
     python benchmarks/first_load.py [--backend nixl] [--rounds 5] [--blocks 32] [--json]
 
-Two processes: one holds the memory that is read, the other has the lane of a decoding worker (`kvd.vllm.lane`), which
-learns of the peer and is left alone until nothing more happens. Both are new for each round, so that the libraries'
+Two processes: one holds the memory that is read, the other has the lane of a decoding worker
+(`kvd.worker.pull.reader`), which learns of the peer and is left alone until nothing
+more happens. Both are new for each round, so that the libraries'
 own first steps count. A load is of scattered blocks, all layers. Ratios are taken within a round;
 those of the least times of all rounds tell more on a busy machine.
 """
@@ -25,18 +26,18 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from kvd.backends import direct_memory
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home
+from kvd.backends.direct.host import memory as direct_memory
+from kvd.backends.registry import open_home
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
-from kvd.topology.pace import Probed
-from kvd.vllm.lane import PeerLane
-from kvd.vllm.load import Load
-from kvd.vllm.orders import LoadOrder
-from kvd.vllm.params import RemotePrefill
-from kvd.vllm.peers import Peer
+from kvd.topology.rate import Probed
 from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.worker.orders import LoadOrder
+from kvd.worker.peers import Peer
+from kvd.worker.pull.load import Load
+from kvd.worker.pull.reader import PeerLane
+from kvd.worker.remote import RemotePrefill
 
 TOKENS, LAYERS, BLOCKS = 16, 16, 256
 """Tokens of a block, layers, and blocks of each side."""

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, State, Transfer
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks
-from kvd.vllm.marks import marker
+from kvd.vllm.memory.streams import marker
 
 PAGE = 64 << 10
 LAYERS = 16

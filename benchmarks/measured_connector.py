@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from kvd.backends import choose
+from kvd.backends import registry as choose
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.vllm import connector
 from kvd.vllm.connector import KvdConnector

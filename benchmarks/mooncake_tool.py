@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from kvctl.bench.moving import pause
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, State
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 

@@ -5,7 +5,7 @@
 The stock side is the installed vLLM's own `_compute_desc_ids`, for both sides, and `make_prepped_xfer` of NIXL, where
 stock descriptors are put together. Ours is `compile_request`, with and without NIXL's preparation of what it gives:
 from addresses, or from lists that were prepared once, as the NIXL backend does. ``--choice`` times both ways instead,
-over lengths of runs, which is what `kvd.topology.request.LEAST_RUN` rests on.
+over lengths of runs, which is what `kvd.topology.copies.LEAST_RUN` rests on.
 Rounds of all kinds alternate: seconds are the best of each kind, since the machine may be shared, and ratios the median
 of those within a round. Without vLLM or NIXL the stock
 columns are left out. A second part plans a decode engine of 64 ranks against a prefill engine of 32.
@@ -31,12 +31,12 @@ import numpy as np
 
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
-from kvd.topology import request
+from kvd.topology import copies as request
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
+from kvd.topology.copies import Copies, compile_request
 from kvd.topology.grid import Grid, Picks
 from kvd.topology.plan import Plan, plan_worker
-from kvd.topology.request import Copies, compile_request
 
 ROUNDS = 30
 POOL = 2  # caches are this many times as large as the request

@@ -8,7 +8,7 @@ import msgspec
 
 from kvctl import daemon
 from kvctl.documents.topology import Finding, Pair
-from kvd.topology.pace import Pace, slow_path
+from kvd.topology.rate import Pace, slow_path
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 
 if TYPE_CHECKING:

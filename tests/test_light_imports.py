@@ -9,7 +9,7 @@ import importlib, json, pkgutil, sys
 import kvctl, kvd
 # The connector and the reference's logits processor are classes of vLLM's, the kernel of direct reads is Triton's; each
 # is imported only where that is used.
-HEAVY = ("kvd.vllm", "kvctl.demo.reference", "kvctl.__main__", "kvd.backends.direct_cuda_kernel")
+HEAVY = ("kvd.vllm", "kvctl.demo.reference", "kvctl.__main__", "kvd.backends.direct.cuda.kernel")
 for package in (kvctl, kvd):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.startswith(HEAVY):

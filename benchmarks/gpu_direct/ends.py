@@ -14,7 +14,7 @@ from benchmarks.gpu_direct.owner import MIB, Owner, fill, owner, regions, tensor
 from benchmarks.gpu_direct.reader import Reader, finished, timed, wait
 from benchmarks.gpu_direct.shapes import pieces
 from kvd.backends.contract import State
-from kvd.backends.direct import DirectHome, Settings
+from kvd.backends.direct.backend import DirectHome, Settings
 from kvd.backends.errors import BackendError
 
 

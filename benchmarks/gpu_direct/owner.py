@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvd.backends.direct import DirectHome, Settings
+from kvd.backends.direct.backend import DirectHome, Settings
 from kvd.geometry.model import Region
 
 MIB = 1 << 20

@@ -17,8 +17,8 @@ from benchmarks.gpu_direct.owner import MIB, Owner
 from benchmarks.gpu_direct.reader import Reader, finished, timed
 from benchmarks.gpu_direct.shapes import bytewise, groups, halved, pieces
 from kvd.backends.contract import State
-from kvd.backends.direct_cuda_copies import engine
-from kvd.backends.direct_cuda_lane import CudaLane
+from kvd.backends.direct.cuda.copies import engine
+from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.topology.descriptors import coalesce
 
 CTAS = (8, 16, 32, 48, 64, 96, 128, 264)

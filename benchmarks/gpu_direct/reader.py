@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.gpu_direct.owner import MIB, Owner, pattern, regions
 from kvd.backends.contract import State, Transfer
-from kvd.backends.direct import DirectHome, Settings
-from kvd.backends.direct_cuda_lane import CudaLane
+from kvd.backends.direct.backend import DirectHome, Settings
+from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Picks
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvctl.bench.memory import Memory, place
-from kvd.backends import cuda_driver
+from kvd.backends.cuda import driver as cuda_driver
 from kvd.geometry.model import Region, WorkerGeometry
 
 CHUNK = 64 << 20

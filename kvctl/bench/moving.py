@@ -10,11 +10,11 @@ from typing import Any
 from kvctl.bench.cases import Request
 from kvd.backends.contract import Lane, Operation, State, Transfer, takes_picks
 from kvd.topology.compile import compile_plan
+from kvd.topology.copies import Copies, compile_request
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.grid import Picks
-from kvd.topology.meeting import Met, meetings
+from kvd.topology.pairing import Met, meetings
 from kvd.topology.plan import Plan
-from kvd.topology.request import Copies, compile_request
 
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between looks, as the connector's: spinning would starve the transport."""

@@ -23,8 +23,8 @@ from kvctl.documents.document import moment
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.render.output import show
 from kvctl.settings import Settings
-from kvd.backends.choose import available
 from kvd.backends.contract import Operation
+from kvd.backends.registry import available
 from kvd.geometry.model import EngineGeometry
 
 REAL = ("nixl", "mooncake", "direct")

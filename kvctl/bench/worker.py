@@ -22,9 +22,9 @@ from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import Request, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import Move, move
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation, traits_of
-from kvd.backends.direct_memory import memfd
+from kvd.backends.direct.host.memory import memfd
+from kvd.backends.registry import open_home
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker

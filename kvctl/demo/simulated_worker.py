@@ -32,8 +32,8 @@ from kvctl.demo.simulated_cache import (
     make_cache,
     sibling_geometries,
 )
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, State, Transfer
+from kvd.backends.registry import open_home
 from kvd.client.cards import engine_geometry
 from kvd.client.records import block_runs
 from kvd.client.session import Session

@@ -14,7 +14,7 @@ from kvctl.documents.benchmark import Measurement
 from kvctl.documents.doctor import Check
 from kvctl.render.numbers import rate, size
 from kvctl.sources import planned
-from kvd.backends.choose import available
+from kvd.backends.registry import available
 
 MODEL, SHARDS, TOKENS = "llama-3.1-8b", "tp=8,layout=HND", 512
 """Of what is moved: 8 MiB."""

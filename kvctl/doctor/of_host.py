@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvctl.documents.doctor import Check
 from kvctl.render.numbers import size
-from kvd.backends.choose import available
-from kvd.backends.direct_permission import Rules, rules
+from kvd.backends.direct.permission import Rules, rules
+from kvd.backends.registry import available
 
 LEAST_SHARED = 1 << 30
 """Bytes of /dev/shm below which vLLM and UCX run into trouble."""

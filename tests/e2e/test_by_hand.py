@@ -16,7 +16,7 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Kvd, transfer_config, two_hosts
 from kvctl.demo.models import write_model
 from kvd.geometry.model import Rank
-from kvd.vllm.tensors import Place
+from kvd.vllm.memory.tensors import Place
 from kvd.wire.order import ForceMiss, NextLoads
 from tests.e2e.test_gpu_caches import attention, made
 from tests.e2e.test_gpu_caches import reshape as reshape  # noqa: PLC0414 - a fixture
@@ -73,8 +73,8 @@ class Engine:
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
+        from kvd.vllm.build.recovering import recovering_scheduler
         from kvd.vllm.connector import KvdConnector
-        from kvd.vllm.recovering import recovering_scheduler
 
         set_kv_cache_layout("HND")
         groups = groups_of(kinds)
@@ -88,7 +88,7 @@ class Engine:
                 max_num_batched_tokens=CHUNK,
                 max_model_len=1024,
                 is_encoder_decoder=False,
-                scheduler_cls="kvd.vllm.recovering.recovering_scheduler",
+                scheduler_cls="kvd.vllm.build.recovering.recovering_scheduler",
             ),
             cache_config=cache,
             kv_transfer_config=KVTransferConfig(**given),

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from kvd.geometry.model import Rank, WorkerGeometry
-from kvd.vllm.caches import in_one_form
-from kvd.vllm.groups import group_facts
-from kvd.vllm.tensors import Place, worker_geometry
+from kvd.vllm.memory.caches import in_one_form
+from kvd.vllm.memory.groups import group_facts
+from kvd.vllm.memory.tensors import Place, worker_geometry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
 

@@ -16,9 +16,9 @@ from kvd.geometry.model import Rank, WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
-from kvd.vllm.caches import by_layer, in_one_form
-from kvd.vllm.groups import group_facts
-from kvd.vllm.tensors import Place, worker_geometry
+from kvd.vllm.memory.caches import by_layer, in_one_form
+from kvd.vllm.memory.groups import group_facts
+from kvd.vllm.memory.tensors import Place, worker_geometry
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 

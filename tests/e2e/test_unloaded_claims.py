@@ -18,7 +18,7 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
-from tests.kvd.vllm.bench import GENERATION, KEY, Script, facts, prefill, prompt
+from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 

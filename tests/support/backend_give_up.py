@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from kvctl.demo.halting import halt
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks

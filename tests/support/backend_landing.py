@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from kvctl.demo.halting import go_on, halt
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Landing, LandingHome
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 
 WRITER = Path(__file__).with_name("backend_writer.py")

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from kvd.backends.choose import open_home
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 
 

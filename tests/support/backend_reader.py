@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Lane, PickingLane, State, Transfer
 from kvd.backends.errors import BackendError
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks

@@ -10,8 +10,8 @@ import time
 
 import numpy as np
 
-from kvd.backends.choose import open_home
 from kvd.backends.contract import State
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from kvd.backends.direct_cuda_driver import CudaError, Span
-from kvd.backends.direct_cuda_tables import SEGMENT_WORDS, Job, Rows
-from kvd.backends.direct_memory import Backing, Window
+from kvd.backends.cuda.ipc import CudaError, Span
+from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, Job, Rows
+from kvd.backends.direct.host.memory import Backing, Window
 
 
 def run_job(rows: Rows, job: Job) -> int:

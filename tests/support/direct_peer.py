@@ -12,8 +12,8 @@ import sys
 
 import numpy as np
 
-from kvd.backends.direct import open_home  # before another user may not read our modules
-from kvd.backends.direct_memory import memfd
+from kvd.backends.direct.backend import open_home  # before another user may not read our modules
+from kvd.backends.direct.host.memory import memfd
 from kvd.geometry.model import Region
 from tests.support.backend_peer import pattern
 

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from kvd.backends.direct import open_home  # before another user may not read our modules
+from kvd.backends.direct.backend import open_home  # before another user may not read our modules
 from kvd.backends.errors import BackendError
 from kvd.geometry.model import Region
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from kvd.backends.contract import State
 from kvd.backends.errors import TransferRefused
 from kvd.topology.descriptors import Descriptors
-from kvd.vllm.orders import StepOrders
-from kvd.vllm.pushing import Pushing
-from kvd.vllm.target import Piece, Target
-from kvd.vllm.write_lane import WriteLanes
+from kvd.worker.orders import StepOrders
+from kvd.worker.push.prefiller import Pushing
+from kvd.worker.push.target import Piece, Target
+from kvd.worker.push.write_lanes import WriteLanes
 
 FOLDER = "KVCTL_TEST_FAULTS"
 REASON = "a test let it fail"

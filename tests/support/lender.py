@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from kvd.client.session import Session
-from kvd.vllm.leases import Leases
+from kvd.vllm.scheduler.leases import Leases
 from kvd.wire.frame import Message
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseEnded, LeaseOpened

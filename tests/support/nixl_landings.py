@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from kvctl.demo.halting import halt
-from kvd.backends import nixl
-from kvd.backends.nixl_landing import SHIELD, NixlLanding
+from kvd.backends.nixl import backend as nixl
+from kvd.backends.nixl.window import SHIELD, NixlLanding
 from kvd.geometry.model import Region
 
 WRITER = Path(__file__).with_name("nixl_writer.py")

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvd.backends.contract import PickingLane, State, Transfer
 from kvd.backends.errors import BackendError
-from kvd.backends.nixl import open_home
+from kvd.backends.nixl.backend import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvd.vllm.summing import Summing
+from kvd.worker.checksums.summing import Summing
 
 FOLDER = "KVCTL_TEST_OVERWRITE"
 

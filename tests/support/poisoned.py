@@ -20,9 +20,9 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
-from kvd.vllm.load import Load
-from kvd.vllm.orders import LoadOrder, StepOrders
-from kvd.vllm.worker import WorkerHalf
+from kvd.worker.orders import LoadOrder, StepOrders
+from kvd.worker.pull.load import Load
+from kvd.worker.worker import WorkerHalf
 
 FILE = "KVCTL_TEST_POISONED"
 

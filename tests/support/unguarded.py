@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.vllm import KvdConnector
-from kvd.vllm.lane import PeerLane
+from kvd.worker.pull.reader import PeerLane
 
 __all__ = ["KvdConnector"]
 

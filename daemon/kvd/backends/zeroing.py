@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvd.backends import cuda_driver
+from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError
 from kvd.backends.spans import parse_device
 from kvd.geometry.model import Region

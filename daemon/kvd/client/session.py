@@ -17,8 +17,8 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
-from kvd.client.conversation import QUEUE, Card, Conversation, Fresh, Kept, Push, SessionState, Shared
 from kvd.client.errors import ClientError, TimedOut
+from kvd.client.session_thread import QUEUE, Card, Conversation, Fresh, Kept, Push, SessionState, Shared
 from kvd.wire.frame import Message
 from kvd.wire.names import runtime_dir, socket_address
 

@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from kvd.service import curve
 from kvd.service.config import Config, load
+from kvd.service.daemon import serve
 from kvd.service.errors import ServiceError
+from kvd.service.handlers.queries import own_version
 from kvd.service.log import marking, to_journal, writing
+from kvd.service.loop_monitor import Turns, event_loop
 from kvd.service.notify import from_environment
-from kvd.service.queries import own_version
-from kvd.service.serve import serve
-from kvd.service.turns import Turns, event_loop
+from kvd.service.sockets import curve
 
 log = logging.getLogger("kvd.service")
 

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvd.geometry.model import WorkerGeometry
-from kvd.service.askers import Askers
 from kvd.service.config import Config
-from kvd.service.events import Events
-from kvd.service.handshake import Handshakes, Myself
-from kvd.service.leases import Leases
-from kvd.service.ledger import Ledger
-from kvd.service.liveness import Liveness
-from kvd.service.peers import Links
-from kvd.service.readers import Readers
-from kvd.service.registry import Registry
-from kvd.service.router import Router
-from kvd.service.served import ServedCounts
-from kvd.service.timelines import Timelines
-from kvd.service.turns import Turns
+from kvd.service.engines.leases import Leases
+from kvd.service.engines.liveness import Liveness
+from kvd.service.engines.miss_history import Timelines
+from kvd.service.engines.readers import Readers
+from kvd.service.engines.registry import Registry
+from kvd.service.engines.served_counts import ServedCounts
+from kvd.service.ledger.ledger import Ledger
+from kvd.service.loop_monitor import Turns
+from kvd.service.peers.askers import Askers
+from kvd.service.peers.handshakes import Handshakes, Myself
+from kvd.service.peers.links import Links
+from kvd.service.sockets.events import Events
+from kvd.service.sockets.router import Router
 
 Decode = Callable[[bytes], WorkerGeometry]
 

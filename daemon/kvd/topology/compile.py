@@ -12,7 +12,7 @@ import numpy as np
 
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
-from kvd.topology.meeting import Met, meetings, phased
+from kvd.topology.pairing import Met, meetings, phased
 from kvd.topology.plan import Mask, Plan, Read
 
 

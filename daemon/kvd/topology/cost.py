@@ -11,7 +11,7 @@ from kvd.geometry.model import EngineGeometry, Group
 from kvd.topology.blocks import BlockList, first_needed
 from kvd.topology.compat import groups_of
 from kvd.topology.compile import compile_plan
-from kvd.topology.meeting import block_pairs
+from kvd.topology.pairing import block_pairs
 from kvd.topology.plan import Plan
 
 

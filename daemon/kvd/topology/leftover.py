@@ -22,7 +22,7 @@ import numpy as np
 
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.descriptors import Int64
-from kvd.topology.meeting import partners, phased, remote_block_size
+from kvd.topology.pairing import partners, phased, remote_block_size
 from kvd.topology.plan import Plan, Read
 
 

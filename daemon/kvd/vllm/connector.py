@@ -17,18 +17,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import RequestStatus
 
-from kvd.backends.choose import open_home
+from kvd.backends.registry import open_home
 from kvd.client.session import Session
-from kvd.vllm.caches import by_layer, in_one_form
-from kvd.vllm.groups import group_facts
-from kvd.vllm.marks import marker
-from kvd.vllm.memory_pool import kv_memory
-from kvd.vllm.orders import StepOrders, StepOutcomes
-from kvd.vllm.pushing import Pushing
-from kvd.vllm.scheduler import SchedulerHalf
-from kvd.vllm.settings import read_settings
-from kvd.vllm.tensors import sibling_geometries, worker_geometry
-from kvd.vllm.versions import (
+from kvd.vllm.build.versions import (
     engine_facts,
     joins_layers,
     load_failure_policy,
@@ -39,7 +30,17 @@ from kvd.vllm.versions import (
     safe_loads,
     transfer_results,
 )
-from kvd.vllm.worker import WorkerHalf
+from kvd.vllm.memory.caches import by_layer, in_one_form
+from kvd.vllm.memory.groups import group_facts
+from kvd.vllm.memory.page_sums import summer_of
+from kvd.vllm.memory.pool import kv_memory
+from kvd.vllm.memory.streams import marker
+from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
+from kvd.vllm.scheduler.half import SchedulerHalf
+from kvd.worker.orders import StepOrders, StepOutcomes
+from kvd.worker.push.prefiller import Pushing
+from kvd.worker.settings import read_settings
+from kvd.worker.worker import WorkerHalf
 
 if TYPE_CHECKING:
     import torch
@@ -156,6 +157,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 Session, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
             ),
             marker(self._vllm_config.device_config.device_type),
+            summer_of,
         )
 
     def register_cross_layers_kv_cache(
@@ -295,7 +297,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Requests that were sent, received, and those of the received that failed as a whole.
 
         Where a prefix can be kept vLLM takes the blocks that failed, else the whole request; where its scheduler is
-        ours, any blocks of the request (`kvd.vllm.recovering`).
+        ours, any blocks of the request (`kvd.vllm.build.recovering`).
         """
         if self._worker is None:
             return set(), set(), set()

@@ -1,24 +1,13 @@
-"""Errors of the connector.
+"""Errors of the connector that only the side of vLLM raises.
 
-ConnectorError
-├── BadSettings     kv_connector_extra_config has something that cannot be used
+ConnectorError (`kvd.worker.errors`)
 ├── BadParams       kv_transfer_params of a request that cannot be used
 └── UnsupportedBuild  this vLLM or this engine configuration cannot be served, with the reason
 """
 
 from __future__ import annotations
 
-
-class ConnectorError(Exception):
-    """The connector cannot do what it was asked to do."""
-
-    code = "KVD-CONNECTOR"
-
-
-class BadSettings(ConnectorError):
-    """kv_connector_extra_config: an unknown name or an unusable value."""
-
-    code = "KVD-CONNECTOR-SETTINGS"
+from kvd.worker.errors import ConnectorError
 
 
 class BadParams(ConnectorError):

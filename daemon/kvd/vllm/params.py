@@ -12,13 +12,12 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import chain
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
-from kvd.topology.blocks import BlockList
 from kvd.vllm.errors import BadParams
+from kvd.worker.remote import RemotePrefill, RemotePush
 
 Read = TypeVar("Read")
 
@@ -26,8 +25,6 @@ CONTRACT = 2
 """Version of the entries. 2 has the prompt's digest, a seal, and kvd's address under names of its own."""
 PUSH_CONTRACTS = (1, CONTRACT)
 """What a router may say in push: its entries are the same in both."""
-LONGEST_NAME = 512
-"""Most characters of a transfer id and an engine id, as in kvd."""
 MOST_BLOCKS = 1 << 31
 """Block ids and numbers are below this: vLLM's tables hold 32 bits."""
 LONGEST_SHOWN = 80
@@ -36,37 +33,6 @@ LONGEST_INT = 1024
 """Bits of a number that a message shows in digits: Python makes none of very long ones."""
 _TRUE = (True,)
 """``1`` and ``1.0`` are equal to it."""
-
-
-class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decoder is told of a finished prefill.
-
-    ``blocks[g]`` are the prefiller's block ids of group ``g``, the first of which covers block number
-    ``first_blocks[g]`` of the request. ``tokens`` is for how many tokens they hold KV, ``digest`` is of those tokens
-    (`kvd.vllm.prompt_digest`). ``lease_seconds`` counts from ``lease_opened`` (Unix seconds of the prefiller's clock).
-    ``checksum``: checksums of the blocks can be asked for. ``seal`` binds all of this (`kvd.vllm.seal`).
-    """
-
-    engine_id: str
-    request_id: str
-    generation: str
-    host: str
-    port: int
-    tokens: int
-    blocks: tuple[tuple[int, ...], ...]
-    first_blocks: tuple[int, ...]
-    lease_seconds: float
-    lease_opened: float
-    checksum: bool = False
-    digest: str = ""
-    seal: str = ""
-
-    def block_lists(self) -> dict[int, BlockList]:
-        """The prefiller's blocks by group index."""
-        return {
-            group: BlockList(first=first, ids=np.array(ids, np.int64))
-            for group, (first, ids) in enumerate(zip(self.first_blocks, self.blocks, strict=True))
-        }
 
 
 def wants_prefill_here(params: object) -> bool:
@@ -135,18 +101,6 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
     _check(read, _address(params)["port"])
     _check_not_own(read.engine_id, own_engine_id)
     return read
-
-
-class RemotePush(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decoder is told of a prefill that is to be pushed to it: by whom, and under which name.
-
-    ``transfer_id`` is the router's, the same on both sides; ``host`` and ``port`` are of the prefiller's kvd.
-    """
-
-    transfer_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
-    engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
-    host: str
-    port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
 def wants_push(params: object) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from kvctl.bench import device
 from kvctl.bench.memory import with_blocks
 from kvctl.sources import planned
-from kvd.backends import cuda_driver
+from kvd.backends.cuda import driver as cuda_driver
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_warnings_alone_are_no_failure(run: Run, daemon: FakeDaemon) -> None:
 
 
 def test_requests_that_are_quietly_not_handed_over_fail_with_the_reason(run: Run) -> None:
-    """What schedulers counted, as `kvd.vllm.served` does; a router in front of both drops the params."""
+    """What schedulers counted, as `kvd.vllm.scheduler.served` does; a router in front of both drops the params."""
     with (
         daemons() as (kvd,),
         session(kvd, worker(facts("p", role="prefill"))),

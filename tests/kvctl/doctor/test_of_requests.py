@@ -13,13 +13,13 @@ import msgspec
 from kvctl.doctor.of_requests import request_checks
 from kvctl.settings import Settings
 from kvd.client.session import Session
-from kvd.vllm.scheduler import SchedulerHalf
-from kvd.vllm.settings import Settings as ConnectorSettings
+from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.served import GetServed, Served
+from kvd.worker.settings import Settings as ConnectorSettings
 from tests.kvctl.conftest import SERVED, FakeDaemon
-from tests.kvd.vllm.test_scheduler import LLAMA, PREFILL_HERE, Request
+from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Request
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Home, Lane, Operation, PickingLane, StagingHome, State, Transfer
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, PeerMetadataError, RegistrationError, TransferRefused
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks

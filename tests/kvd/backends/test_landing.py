@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvd.backends.choose import open_home
 from kvd.backends.contract import Landing, LandingHome, Lane, PickingLane, State, Transfer
 from kvd.backends.errors import PeerUnreachable, RegistrationError, TransferRefused
+from kvd.backends.registry import open_home
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Picks

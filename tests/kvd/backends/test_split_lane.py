@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kvd.backends import direct_lane, direct_rows, nixl, split_lane
-from kvd.backends.choose import open_home
+from kvd.backends import split_lane
 from kvd.backends.contract import Home, Operation, PickingLane, State, Transfer
-from kvd.backends.direct_lane import DirectLane
+from kvd.backends.direct.host import lane as direct_lane
+from kvd.backends.direct.host import rows as direct_rows
+from kvd.backends.direct.host.lane import DirectLane
 from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
-from kvd.backends.nixl_lane import NixlLane
+from kvd.backends.nixl import backend as nixl
+from kvd.backends.nixl.lane import NixlLane
+from kvd.backends.registry import open_home
 from kvd.backends.split_lane import LEAST_BYTES, PIECE_BYTES, SplitLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors

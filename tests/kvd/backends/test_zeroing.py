@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvd.backends import cuda_driver, zeroing
+from kvd.backends import zeroing
+from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError
 from kvd.backends.zeroing import boxes, zero
 from kvd.geometry.model import Region

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kvd.geometry.codec import MAX_DOCUMENT, decode_worker, encode_worker, shape_of, worker_to_plain
 from kvd.geometry.errors import BadGeometry, GeometryError, LayerInTwoGroups
 from kvd.geometry.model import WorkerGeometry
-from tests.kvd.topology import engines
-from tests.kvd.topology.samples import engine, llama
+from tests.support import random_engines as engines
+from tests.support.samples import engine, llama
 
 
 @st.composite

@@ -20,7 +20,7 @@ from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, Recur
 from kvd.geometry.live import Blocks, LiveTensor, cpu_attention_layer
 from kvd.geometry.model import Region, WorkerGeometry
 from kvd.geometry.shards import share
-from tests.kvd.topology.oracle import elements
+from tests.support.oracle import elements
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
 
@@ -137,8 +137,8 @@ def live(model: ModelShape, tp: int, rank: int, like: WorkerGeometry, layout: st
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
     from kvd.geometry.model import Rank
-    from kvd.vllm.groups import group_facts, layer_spec
-    from kvd.vllm.tensors import Place, worker_geometry
+    from kvd.vllm.memory.groups import group_facts, layer_spec
+    from kvd.vllm.memory.tensors import Place, worker_geometry
 
     block = max(g.block_size for g in like.groups if g.kind != "mamba")
     widest = max(len(g.layers) for g in like.groups)

@@ -53,8 +53,8 @@ def cache(specs: dict[str, Any], tp: int = 1, rank: int = 0, layout: str = "LBNH
     from vllm.v1.core import kv_cache_utils as core
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    from kvd.vllm.groups import group_facts, layer_spec
-    from kvd.vllm.tensors import Place, worker_geometry
+    from kvd.vllm.memory.groups import group_facts, layer_spec
+    from kvd.vllm.memory.tensors import Place, worker_geometry
 
     chosen = KVCacheLayout[layout]
     config = SimpleNamespace(

@@ -25,9 +25,10 @@ from kvd.topology.checksum import (
     layer_sums,
 )
 from kvd.topology.errors import NotSummable
-from tests.kvd.topology import engines, oracle
-from tests.kvd.topology.samples import engine, gated_delta_net, llama
 from tests.kvd.topology.test_oracle import _request
+from tests.support import oracle
+from tests.support import random_engines as engines
+from tests.support.samples import engine, gated_delta_net, llama
 
 M = 1 << 64
 U = np.uint64

@@ -18,10 +18,11 @@ from kvd.topology.checksum import ALL_TOKENS, Classes, InMemory, Span, layer_sum
 from kvd.topology.comparison import Comparison, GroupResult, Wanted, comparison
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
-from tests.kvd.topology import engines, oracle
-from tests.kvd.topology.samples import engine, latent, llama
 from tests.kvd.topology.test_checksum import FEWER
 from tests.kvd.topology.test_oracle import _request
+from tests.support import oracle
+from tests.support import random_engines as engines
+from tests.support.samples import engine, latent, llama
 
 
 def answer(

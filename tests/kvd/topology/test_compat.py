@@ -8,7 +8,7 @@ import pytest
 
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.compat import FACT_RULES, Factor, compare, compatible
-from tests.kvd.topology.samples import engine, gated_delta_net, llama
+from tests.support.samples import engine, gated_delta_net, llama
 
 FULL = ("full", 16, None, llama(("layers.0",)))
 FACTS: dict[str, str | int] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvd.topology.cost import request_cost
 from kvd.topology.describe import plan_engine
-from tests.kvd.topology.samples import engine, gated_delta_net, latent, llama
+from tests.support.samples import engine, gated_delta_net, latent, llama
 
 LAYERS = tuple(f"layers.{i}" for i in range(4))
 

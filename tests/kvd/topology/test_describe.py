@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvd.topology.describe import PairDescription, ReadSummary, describe
-from tests.kvd.topology.samples import engine, gated_delta_net, latent, llama
+from tests.support.samples import engine, gated_delta_net, latent, llama
 
 TWO = ("layers.0", "layers.1")
 

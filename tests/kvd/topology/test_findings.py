@@ -10,7 +10,7 @@ from kvd.topology.compat import compare
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import PairDescription, describe
 from kvd.topology.findings import Finding, find
-from tests.kvd.topology.samples import engine, gated_delta_net, latent, llama
+from tests.support.samples import engine, gated_delta_net, latent, llama
 
 TWO = ("layers.0", "layers.1")
 

@@ -14,8 +14,8 @@ from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.leftover import Runs, leftover
 from kvd.topology.plan import Plan, plan_worker
-from tests.kvd.topology import oracle, samples
 from tests.kvd.topology.test_oracle import THOROUGH, cases
+from tests.support import oracle, samples
 
 TOKEN = 8 * 256 * 2
 """Bytes of a token in a layer: 8 heads, keys and values of 128 elements, bfloat16."""

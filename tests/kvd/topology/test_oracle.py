@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kvd.geometry.model import EngineGeometry, Group
 from kvd.topology.blocks import BlockList
-from tests.kvd.topology import engines, oracle
+from tests.support import oracle
+from tests.support import random_engines as engines
 
 BLOCKS = 24
 EXAMPLES = {"ci": 2_000, "nightly": 50_000, "quick": 200}

@@ -16,8 +16,8 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import BlockMismatch, UnknownEngine
 from kvd.topology.plan import plan_layers, plan_worker
 from kvd.topology.push import compile_chunk, plan_push, sendable
-from tests.kvd.topology import oracle, samples
 from tests.kvd.topology.test_oracle import THOROUGH, cases
+from tests.support import oracle, samples
 
 Case = tuple[EngineGeometry, EngineGeometry, int, oracle.Request]
 

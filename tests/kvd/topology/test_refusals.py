@@ -13,7 +13,7 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.errors import BlockMismatch, FieldMismatch, LayerMissing, NotCovered, TopologyError
 from kvd.topology.plan import Plan, plan_worker
-from tests.kvd.topology.samples import NUM_BLOCKS, engine, gated_delta_net, llama
+from tests.support.samples import NUM_BLOCKS, engine, gated_delta_net, llama
 
 ONE = ("layers.0",)
 

@@ -9,7 +9,7 @@ import pytest
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.compat import Factor, compare, compatible
 from kvd.topology.describe import describe
-from tests.kvd.topology.samples import engine, llama
+from tests.support.samples import engine, llama
 
 FULL = ("full", 16, None, llama(("layers.0",)))
 ONE = {"weights": "w1-00112233445566aa", "config": "c1-00112233445566bb", "weights_source": "safetensors"}

@@ -11,7 +11,7 @@ from kvd.geometry.model import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.errors import BlockMismatch, UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology
-from tests.kvd.topology.samples import engine, latent, llama
+from tests.support.samples import engine, latent, llama
 
 ONE = ("layers.0",)
 

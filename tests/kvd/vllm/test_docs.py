@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from kvd.vllm.params import finished_prefill
-from kvd.vllm.settings import Settings, read_settings
-from tests.kvd.vllm.bench import prefill
+from kvd.worker.settings import Settings, read_settings
+from tests.support.rigs.bench import prefill
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "connector.md"

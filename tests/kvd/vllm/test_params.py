@@ -10,7 +10,7 @@ import pytest
 
 from kvd.vllm.errors import BadParams
 from kvd.vllm.params import finished_prefill, read_remote_prefill, wants_prefill_here, wants_remote_prefill
-from tests.kvd.vllm.bench import prefill
+from tests.support.rigs.bench import prefill
 
 FROM_ROUTER = {
     "do_remote_decode": True,

@@ -9,8 +9,8 @@ import pytest
 
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
-from kvd.vllm.cause import NO_CAUSE, Cause, as_cause, code_of, from_error
 from kvd.wire.miss import MISS_CODES, MISS_MEANINGS, known_code
+from kvd.worker.cause import NO_CAUSE, Cause, as_cause, code_of, from_error
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "transfers.md"
 

@@ -1,0 +1,1 @@
+"""The backend `auto`: `direct` where it can be, else the configured engine."""

@@ -1,0 +1,188 @@
+"""The auto backend: reads directly where both workers are on one host and allowed to, else through a transfer engine.
+
+See docs/backends/direct.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvd.backends import registry as choose
+from kvd.backends.auto.lane import AutoLane, Homes
+from kvd.backends.auto.metadata import NAME, Both, write_both
+from kvd.backends.contract import Home, Traits
+from kvd.backends.direct import backend as direct
+from kvd.backends.direct.process import NAME as DIRECT
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.geometry.model import Region
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `open_home` takes as options.
+
+    ``engine`` is the transfer engine for peers that cannot be read directly, with its own ``engine_options``;
+    ``direct_options`` are those of `kvd.backends.direct.backend.Settings`, which ``direct`` has.
+    """
+
+    engine: str = "nixl"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    direct: direct.Settings = field(default_factory=direct.Settings)
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping.
+
+        Raises:
+            BackendError: an option that does not exist, or a value of the wrong type.
+        """
+        known = {"engine": str, "engine_options": dict, "direct_options": dict}
+        if unknown := sorted(set(options) - set(known)):
+            raise BackendError(
+                f"unknown option {', '.join(unknown)} for auto; known are {', '.join(known)}", backend=NAME
+            )
+        for name, value in options.items():
+            if not isinstance(value, known[name]):
+                raise BackendError(
+                    f"option {name} is {value!r}; it is {'a name' if name == 'engine' else 'an object'}",
+                    backend=NAME,
+                )
+        if (engine := options.get("engine", cls().engine)) in (NAME, DIRECT):
+            raise BackendError(f"option engine is {engine!r}, which is no transfer engine", backend=NAME)
+        return cls(
+            engine,
+            options.get("engine_options", {}),
+            direct.Settings.of(options.get("direct_options", {})),
+        )
+
+
+def open_home(name: str, *, options: Mapping[str, Any]) -> AutoHome:
+    """A home that stands for a direct one and one of a transfer engine; ``options`` as in `Settings`.
+
+    Where one of the two cannot be opened the log says why, and the other serves alone.
+
+    Raises:
+        BackendUnavailable: neither can be opened.
+        BackendError: an unknown option, also of the backends behind it.
+    """
+    settings = Settings.of(options)
+    homes = Homes(settings.engine)
+    try:
+        homes.direct = direct.DirectHome(name, settings.direct)
+    except BackendUnavailable as error:
+        homes.no_direct = error.message
+    try:
+        homes.engine = choose.open_home(settings.engine, name, settings.engine_options)
+    except BackendUnavailable as error:
+        homes.no_engine = error.message
+    for reason in filter(None, (homes.no_direct, homes.no_engine)):
+        _log.warning("%s", reason)
+    if homes.direct is None and homes.engine is None:
+        raise BackendUnavailable(
+            f"neither direct reads nor {settings.engine} work here: {homes.no_direct}; {homes.no_engine}",
+            backend=NAME,
+        )
+    return AutoHome(name, homes)
+
+
+class AutoHome:
+    """A worker's memory, registered with both backends. It is read only, as one of the two can do no more."""
+
+    def __init__(self, name: str, homes: Homes) -> None:
+        self.name = name
+        self._homes = homes
+        self._lanes: set[AutoLane] = set()
+        self._ready = False
+        self._open = True
+
+    @property
+    def traits(self) -> Traits:
+        """Those of both, as a lane may be of either; nobody writes here."""
+        found = [home.traits for home in (self._homes.engine, self._homes.direct) if home is not None]
+        first = found[0] if found else direct.HOST_TRAITS
+        picks = any(traits.strided_lists for traits in found)
+        return replace(first, synchronous=True, lands=False, strided_lists=picks)
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register memory with both. Once, before `metadata` and `lane`.
+
+        What only one of them refuses leaves the other to serve alone, and stands in the log.
+
+        Raises:
+            RegistrationError: both refuse.
+        """
+        self._opened()
+        homes = self._homes
+        if self._ready:
+            raise RegistrationError("memory of this home is registered already", backend=NAME)
+        homes.direct, homes.no_direct = _registered(homes.direct, homes.no_direct, regions)
+        homes.engine, homes.no_engine = _registered(homes.engine, homes.no_engine, regions)
+        if homes.direct is None and homes.engine is None:
+            raise RegistrationError(f"{homes.no_direct}; {homes.no_engine}", backend=NAME)
+        self._ready = True
+
+    def metadata(self) -> bytes:
+        """What a peer's `AutoLane.add` needs: the metadata of both.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(ready=True)
+        homes = self._homes
+        both = Both(
+            engine=homes.engine_name,
+            direct_metadata=homes.direct.metadata() if homes.direct else b"",
+            engine_metadata=homes.engine.metadata() if homes.engine else b"",
+            no_direct=homes.no_direct,
+            no_engine=homes.no_engine,
+        )
+        return write_both(self.name, both)
+
+    def lane(self, name: str) -> AutoLane:
+        """A fresh lane. The engine's is made when it turns out to be needed.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(ready=True)
+        lane = AutoLane(name, self._homes, self._lanes.discard)
+        self._lanes.add(lane)
+        return lane
+
+    def close(self) -> None:
+        """Close all lanes, then both homes. Idempotent.
+
+        Raises:
+            BackendError: as the engine's home.
+        """
+        for lane in list(self._lanes):
+            lane.close()
+        self._open = False
+        for home in (self._homes.direct, self._homes.engine):
+            if home is not None:
+                home.close()
+
+    def _opened(self, *, ready: bool = False) -> None:
+        if not self._open:
+            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+        if ready and not self._ready:
+            raise RegistrationError("register memory first", backend=NAME)
+
+
+def _registered(home: Home | None, reason: str, regions: Sequence[Region]) -> tuple[Home | None, str]:
+    """The home with the memory registered, or why there is none."""
+    if home is None:
+        return None, reason
+    try:
+        home.register(regions)
+    except RegistrationError as error:
+        _log.warning("%s", error.message)
+        # It refused the memory as a whole, but what it keeps open must not outlive it.
+        home.close()
+        return None, error.message
+    return home, ""

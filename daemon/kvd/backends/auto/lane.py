@@ -1,0 +1,194 @@
+"""A lane of the auto backend: direct where every worker of the peer engine may be read so, else the transfer engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kvd.backends.auto.metadata import NAME, Both, read_both
+from kvd.backends.contract import Home, Lane, Operation, State, Traits, Transfer, takes_picks
+from kvd.backends.direct.process import NAME as DIRECT
+from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
+from kvd.topology.descriptors import Descriptors
+from kvd.topology.grid import Picks
+
+_log = logging.getLogger(__name__)
+
+
+class Homes:
+    """The homes that an auto home stands for; either may be missing, with the reason.
+
+    ``avoid`` holds for each peer's direct metadata with which a read failed why it did, so that the next lane takes the
+    engine. ``told`` are the reasons that stand in the log already.
+    """
+
+    def __init__(self, engine_name: str) -> None:
+        self.engine_name = engine_name
+        self.direct: Home | None = None
+        self.engine: Home | None = None
+        self.no_direct = ""
+        self.no_engine = ""
+        self.avoid: dict[bytes, str] = {}
+        self.told: set[str] = set()
+
+    def tell(self, text: str) -> None:
+        """Log it the first time."""
+        if text not in self.told:
+            self.told.add(text)
+            _log.warning("%s", text)
+
+
+class AutoLane:
+    """The way to one peer engine. The choice falls while its workers are added, and is one for all of them."""
+
+    def __init__(self, name: str, homes: Homes, closed: Callable[[AutoLane], None]) -> None:
+        self.name = name
+        self._homes = homes
+        self._known: dict[str, tuple[bytes, Both]] = {}
+        self._direct = homes.direct.lane(name) if homes.direct else None
+        self._engine: Lane | None = None
+        self._why_not_direct = homes.no_direct
+        self._closed = closed
+        self._open = True
+        self._lock = threading.Lock()
+
+    @property
+    def uses(self) -> str:
+        """The backend that the next transfer goes by: ``direct`` or the engine's name."""
+        return self._homes.engine_name if self._why_not_direct else DIRECT
+
+    @property
+    def traits(self) -> Traits:
+        """Those of the backend that the next transfer goes by."""
+        home = self._homes.engine if self._why_not_direct else self._homes.direct
+        return home.traits if home is not None else Traits()
+
+    def add(self, peer: str, metadata: bytes) -> None:
+        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
+
+        With the first worker that cannot be read directly the whole lane turns to the transfer engine.
+
+        Raises:
+            PeerMetadataError: not of this backend, or neither direct nor the engine's part is usable.
+            PeerUnreachable: it can be read neither way; the message has both reasons.
+        """
+        with self._lock:
+            self._opened()
+            known = self._known.get(peer)
+            if known and known[0] == metadata:
+                return
+            both = read_both(metadata)
+            if not self._why_not_direct:
+                self._why_not_direct = self._add_direct(peer, both)
+                if self._why_not_direct:
+                    self._homes.tell(
+                        f"{peer} of {self.name} is not read directly but through {self._homes.engine_name}: "
+                        f"{self._why_not_direct}"
+                    )
+            if self._why_not_direct:
+                others = {name: theirs for name, (_, theirs) in self._known.items()}
+                for name, theirs in {**others, peer: both}.items():
+                    self._add_engine(name, theirs)
+            self._known[peer] = (metadata, both)
+
+    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
+        """Start copying with the backend that was chosen. `Transfer.backend` names it.
+
+        Raises:
+            TransferRefused: an unknown peer or a closed lane, or what the chosen backend refuses.
+            BackendError: as the chosen backend.
+        """
+        with self._lock:
+            transfer = self._chosen(peer).submit(peer, descriptors, operation)
+            transfer.backend = self.uses
+            return transfer
+
+    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+        """As `submit`, by number where the chosen backend takes numbers.
+
+        Raises:
+            BackendError: as `submit`.
+        """
+        with self._lock:
+            lane = self._chosen(peer)
+            if takes_picks(lane):
+                transfer = lane.submit_picks(peer, picks, operation)
+            else:
+                transfer = lane.submit(peer, picks.descriptors(), operation)
+            transfer.backend = self.uses
+            return transfer
+
+    def poll(self, transfer: Transfer) -> State:
+        """Look once and update ``transfer``."""
+        with self._lock:
+            if transfer.state is not State.PENDING:
+                return transfer.state
+            lane = self._direct if transfer.backend == DIRECT else self._engine
+            if not self._open or lane is None:
+                transfer.state, transfer.reason = State.FAILED, f"not a transfer of lane {self.name!r}"
+                return transfer.state
+            state = lane.poll(transfer)
+            if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._known:
+                # A peer that died is not reached by the engine either; for all other causes that is the way out.
+                self._homes.avoid[self._known[transfer.peer][1].direct_metadata] = transfer.reason
+            return state
+
+    def close(self) -> None:
+        """End the lanes behind this one. When this returns, no byte of any transfer can land any more. Idempotent.
+
+        Raises:
+            BackendError: as the lane behind it; call again.
+        """
+        with self._lock:
+            self._open = False
+            if self._direct is not None:
+                self._direct.close()
+            if self._engine is not None:
+                self._engine.close()
+        self._closed(self)
+
+    def _add_direct(self, peer: str, both: Both) -> str:
+        """Why this worker cannot be read directly, or nothing."""
+        if both.no_direct:
+            return f"at the peer: {both.no_direct}"
+        if both.direct_metadata in self._homes.avoid:
+            return f"it failed before: {self._homes.avoid[both.direct_metadata]}"
+        if self._direct is None:
+            return self._homes.no_direct
+        try:
+            self._direct.add(peer, both.direct_metadata)
+        except BackendError as error:
+            return f"{error.message}; {error.hint}" if error.hint else error.message
+        return ""
+
+    def _add_engine(self, peer: str, both: Both) -> None:
+        homes, why = self._homes, self._why_not_direct
+        if homes.engine is None:
+            raise PeerUnreachable(
+                f"{peer} cannot be read directly ({why}), and there is no engine here: {homes.no_engine}",
+                backend=NAME,
+            )
+        if both.no_engine or both.engine != homes.engine_name:
+            missing = both.no_engine or f"its engine is {both.engine} and the one here {homes.engine_name}"
+            raise PeerMetadataError(
+                f"{peer} cannot be read directly ({why}), nor through an engine: {missing}",
+                backend=NAME,
+                hint="install and set the same engine on both sides",
+            )
+        if self._engine is None:
+            self._engine = homes.engine.lane(self.name)
+        self._engine.add(peer, both.engine_metadata)
+
+    def _chosen(self, peer: str) -> Lane:
+        self._opened()
+        if peer not in self._known:
+            raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
+        lane = self._engine if self._why_not_direct else self._direct
+        if lane is None:
+            raise TransferRefused(f"lane {self.name!r} reaches nobody: {self._why_not_direct}", backend=NAME)
+        return lane
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)

@@ -1,0 +1,1 @@
+"""The backend `direct`: reads the memory of a worker on the same host itself."""

@@ -1,0 +1,224 @@
+"""The direct backend: a worker reads the memory of another one on its host by itself, without any transfer engine.
+
+On CPUs the system copies from process to process; on GPUs a kernel of our own copies out of the peer's mapped memory.
+See docs/backends/direct.md for who may read whom, and for figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvd.backends.contract import Traits
+from kvd.backends.direct.cuda.device import CudaSide, open_device
+from kvd.backends.direct.cuda.lane import CudaLane
+from kvd.backends.direct.host.calls import allow_tracers, dumpable, read_bytes
+from kvd.backends.direct.host.lane import DirectLane
+from kvd.backends.direct.host.memory import Backing, Cookie, backing
+from kvd.backends.direct.host.source import VERSION, Card
+from kvd.backends.direct.permission import refusal, rules
+from kvd.backends.direct.process import NAME, this_process
+from kvd.backends.envelope import Envelope, joined, pack
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.spans import only_device
+from kvd.backends.split_lane import SplitLane, check_threads
+from kvd.geometry.model import Region
+
+MOST_CTAS = 4096
+"""More than any device runs at once."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `open_home` takes as options.
+
+    ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory.pool does it). Where it is
+    not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
+    all other rules admit. ``ctas`` is how many thread blocks a copy between GPUs takes at most: what fills the link in
+    as few as can be, since they take their share of the device while they run. ``copy_threads`` is how many threads
+    copy a large read of host memory (`kvd.backends.split_lane`).
+    """
+
+    memfd: bool = True
+    allow_readers: bool = True
+    ctas: int = 64
+    copy_threads: int = 2
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping.
+
+        Raises:
+            BackendError: an option that does not exist, or a value that it cannot have.
+        """
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise BackendError(
+                f"unknown option {', '.join(unknown)} for direct; known are {known}", backend=NAME
+            )
+        settings = cls(**options)
+        if not (type(settings.ctas) is int and 0 < settings.ctas <= MOST_CTAS):
+            raise BackendError(f"option ctas is {settings.ctas!r}; it is 1 to {MOST_CTAS}", backend=NAME)
+        check_threads(settings.copy_threads, backend=NAME)
+        for name in ("memfd", "allow_readers"):
+            if not isinstance(value := getattr(settings, name), bool):
+                raise BackendError(f"option {name} is {value!r}; it is true or false", backend=NAME)
+        return settings
+
+
+def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
+    """A worker's direct home; ``options`` as in `Settings`.
+
+    Raises:
+        BackendUnavailable: this system has not what it takes.
+        BackendError: an unknown option.
+    """
+    return DirectHome(name, Settings.of(options))
+
+
+HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
+CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_piece=1 << 30)
+"""1 GiB takes about 3 ms over NVLink. In two, four or eight pieces it was here as soon as in one, and each launch takes
+some 0.3 ms of the worker's processor (docs/backends/direct.md)."""
+
+
+class DirectHome:
+    """A worker's memory, which its peers read without its help; nothing here runs.
+
+    ``traits`` are of the kind of memory that is registered, of host memory until then.
+    """
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        self.name = name
+        self.traits = HOST_TRAITS
+        self._settings = settings
+        self._regions: tuple[Region, ...] = ()
+        self._memory: tuple[Backing, ...] = ()
+        self._cuda: CudaSide | None = None
+        self._lanes: set[DirectLane | CudaLane | SplitLane] = set()
+        self._allows = False
+        self._closed = False
+        try:
+            self._process = this_process()
+            self._cookie = _readable_cookie(self._process.pid)
+        except OSError as error:
+            raise BackendUnavailable(
+                f"a process cannot read another's memory on this system: {error}",
+                backend=NAME,
+                hint="it needs Linux with /proc and memfd, and no seccomp filter on process_vm_readv",
+            ) from None
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Note the memory that peers may read. Once, before `metadata` and `lane`.
+
+        Where the rules of this host will keep peers from it, the log says so with the cure; this worker may still be
+        able to read others.
+
+        Raises:
+            RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, or
+                memory of a device that cannot be shared, with the reason.
+        """
+        self._opened()
+        if self._regions:
+            raise RegistrationError("memory of this home is registered already", backend=NAME)
+        device = only_device(regions, backend=NAME)
+        if device != "cpu":
+            self._cuda = open_device(device, regions, self._settings.ctas)
+            self.traits, self._regions = CUDA_TRAITS, tuple(regions)
+            return
+        self._regions = tuple(regions)
+        self._memory = _backings(self._regions)
+        mine = rules()
+        if not self._memory and mine.scope == 1 and self._settings.allow_readers:
+            self._allows = allow_tracers()
+        why = refusal(self._process, self._process, mine, dumpable=dumpable(), allows=self._allows)
+        if why is not None and not self._memory:
+            _log.warning("peers cannot read the memory of %s: %s; %s", self.name, why.why, why.cure)
+
+    def metadata(self) -> bytes:
+        """What a peer's `DirectLane.add` needs.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(registered=True)
+        card = Card(
+            process=self._process,
+            cookie=self._cookie.address,
+            secret=self._cookie.secret,
+            cookie_memory=self._cookie.memory,
+            memory=self._memory,
+            dumpable=dumpable(),
+            allows=self._allows,
+            cuda=self._cuda.card if self._cuda else None,
+        )
+        return pack(Envelope(NAME, VERSION, self.name, self._regions, msgspec.json.encode(card)))
+
+    def lane(self, name: str) -> DirectLane | CudaLane | SplitLane:
+        """A fresh lane.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._opened(registered=True)
+        threads = self._settings.copy_threads
+        lane: DirectLane | CudaLane | SplitLane
+        if self._cuda:
+            lane = self._cuda.lane(name, self._process, self._regions, self._lanes.discard)
+        elif threads > 1:
+            lane = SplitLane(name, threads, self._one_thread, self._lanes.discard)
+        else:
+            lane = self._one_thread(name)
+        self._lanes.add(lane)
+        return lane
+
+    def _one_thread(self, name: str) -> DirectLane:
+        return DirectLane(name, self._process, self._regions, self._lanes.discard)
+
+    def close(self) -> None:
+        """Close all lanes and turn readers away: what they are reading now fails. Idempotent."""
+        for lane in list(self._lanes):
+            lane.close()
+        self._cookie.close()
+        if not self._closed:
+            for memory in self._memory:
+                os.close(memory.fd)
+            if self._cuda:
+                self._cuda.close()
+        self._closed = True
+
+    def _opened(self, *, registered: bool = False) -> None:
+        if self._closed:
+            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+        if registered and not self._regions:
+            raise RegistrationError("register memory first", backend=NAME)
+
+
+def _backings(regions: Sequence[Region]) -> tuple[Backing, ...]:
+    """The memfds of all joined regions, or nothing where one has none."""
+    found = [backing(region) for region in joined(regions)]
+    whole = tuple(memory for memory in found if memory is not None)
+    if len(whole) == len(found):
+        return whole
+    for memory in whole:
+        os.close(memory.fd)
+    return ()
+
+
+def _readable_cookie(pid: int) -> Cookie:
+    """A cookie that the call which peers use can read; raises OSError where there is no such call or a filter on it."""
+    cookie = Cookie()
+    try:
+        read_bytes(pid, cookie.address, len(cookie.secret))
+    except OSError:
+        cookie.close()
+        raise
+    return cookie

@@ -1,0 +1,289 @@
+"""Copies under way on a device: its stream, what is staged for the kernel, and the event that says they are done."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
+from kvd.backends.direct.cuda.tables import SHAPES, Job, Rows, Shape, job_of_descriptors
+from kvd.topology.descriptors import Descriptors
+
+WARPS = 8
+"""Of a program."""
+_STAGED = 256 << 10
+"""Bytes that a slot has room for at first: the cells of 2 GiB in pieces of 64 KiB."""
+_SLOTS = 2
+_ALIGNED = 256
+_PROBE = 4096
+
+_log = logging.getLogger(__name__)
+
+
+class Flight(Protocol):
+    """A copy that was begun. ``seconds`` is how long the device worked on it, known once it is done."""
+
+    def done(self) -> bool:
+        """Whether it has ended, without waiting. Raises RuntimeError where the device failed."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """How long it took on the device."""
+        ...
+
+
+def over(flight: Flight) -> bool:
+    """Whether nothing of it can land any more, well or not."""
+    try:
+        return flight.done()
+    except RuntimeError:
+        return True  # a device that failed runs nothing any more
+
+
+class Copier(Protocol):
+    """What a lane needs of a device."""
+
+    def keep(self, rows: Rows) -> Any:
+        """The rows on the device, for any number of `begin`."""
+        ...
+
+    def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
+        """Start a job; ``kept`` is what `keep` gave for its rows, None to send them along."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """Room for what one launch is told, pinned ``host`` memory and the device's, and two events."""
+
+    begun: int
+    end: int
+    memory: tuple[Any, Any]
+    host: NDArray[np.uint8]
+
+
+class Engine:
+    """What all copiers of one device share: kernels, and slots that were made before a request waits for them.
+
+    ``kernels`` is empty where this Triton's kernels can only be launched by itself.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        """Compile, and launch once.
+
+        Raises:
+            Exception: what Triton, torch or the driver raise where they do not work here.
+        """
+        import torch
+
+        self.ordinal = ordinal
+        self.launcher = Launcher(ordinal)
+        self.kernels: dict[Shape, Kernel] = {}
+        self._torch = torch
+        self._device = torch.device("cuda", ordinal)
+        self._free: list[_Slot] = []
+        self._lock = threading.Lock()
+        compiled = compile_kernels(ordinal)
+        self._free = [self._made(_STAGED) for _ in range(_SLOTS)]
+        try:
+            self.kernels = {shape: self.launcher.kernel(found) for shape, found in compiled.items()}
+            self._prove()
+        except (ValueError, AttributeError, RuntimeError) as error:
+            _log.warning("direct reads are launched by Triton, which takes longer: %s", error)
+            self.kernels = {}
+            self._prove()
+
+    def take(self, size: int) -> _Slot:
+        """A slot with room for ``size`` bytes."""
+        with self._lock:
+            fitting = next((slot for slot in self._free if len(slot.host) >= size), None)
+            if fitting is not None:
+                self._free.remove(fitting)
+                return fitting
+        return self._made(max(_STAGED, 1 << (size - 1).bit_length()))
+
+    def give_back(self, slot: _Slot) -> None:
+        """Of a launch that has ended."""
+        with self._lock:
+            self._free.append(slot)
+
+    def _made(self, size: int) -> _Slot:
+        torch = self._torch
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        there = torch.empty(size, dtype=torch.uint8, device=self._device)
+        with self.launcher.current():
+            events = self.launcher.event(), self.launcher.event()
+        return _Slot(*events, (host, there), host.numpy())
+
+    def _prove(self) -> None:
+        """Copy something, and raise RuntimeError where that does not give the bytes that it should."""
+        torch = self._torch
+        source = torch.arange(_PROBE, dtype=torch.int64, device=self._device)
+        target = torch.zeros_like(source)
+        torch.cuda.current_stream(self._device).synchronize()
+        length = _PROBE * 8 - 16
+        columns = (target.data_ptr(), source.data_ptr() + 16, length)
+        rows, job = job_of_descriptors(Descriptors(*(np.array([value], np.int64) for value in columns)))
+        copier = CudaCopier(self, 2)
+        flight = copier.begin(rows, None, job)
+        copier.settle()
+        if not flight.done() or not bool((target[:-2] == source[2:]).all()) or int(target[-2:].sum()):
+            raise RuntimeError("the kernel copies other bytes than it should")
+
+
+@functools.cache
+def engine(ordinal: int) -> Engine:
+    """The one of a device. Raises as `Engine`."""
+    return Engine(ordinal)
+
+
+@dataclass(slots=True, eq=False)
+class _Launched:
+    engine: Engine
+    slot: _Slot | None
+    taken: float = 0.0
+
+    def done(self) -> bool:
+        if self.slot is None:
+            return True
+        launcher = self.engine.launcher
+        with launcher.current():
+            if not launcher.happened(self.slot.end):
+                return False
+            self.taken = launcher.seconds(self.slot.begun, self.slot.end)
+        self.engine.give_back(self.slot)
+        self.slot = None
+        return True
+
+    @property
+    def seconds(self) -> float:
+        return self.taken
+
+
+class CudaCopier:
+    """Launches kernels on one device, on a stream of its own; used from one thread at a time.
+
+    The stream has the lowest priority there is, which is also the default one: what keeps the kernel from slowing
+    others down is ``programs``, the number of its thread blocks.
+    """
+
+    def __init__(self, shared: Engine, programs: int) -> None:
+        import torch
+
+        self._torch = torch
+        self._engine = shared
+        self._device = torch.device("cuda", shared.ordinal)
+        self._programs = programs
+        with torch.cuda.device(self._device):
+            self._stream = torch.cuda.Stream(self._device, priority=0)
+        self._queue = int(self._stream.cuda_stream)
+
+    def keep(self, rows: Rows) -> Any:
+        """The table on the device: once for a plan, and waited for."""
+        torch = self._torch
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            kept = torch.from_numpy(np.ascontiguousarray(rows.table)).to(self._device)
+            self._stream.synchronize()
+            return kept
+
+    def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
+        """Stage the job's words (and the table, where it is not kept) and launch the kernel. Does not wait."""
+        parts: list[NDArray[Any]] = [job.words] if kept is not None else [job.words, rows.table]
+        second = -(-job.words.nbytes // _ALIGNED) * _ALIGNED
+        slot = self._engine.take(second + rows.table.nbytes)
+        try:
+            for start, part in zip((0, second), parts, strict=False):
+                slot.host[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+            size = second + rows.table.nbytes if kept is None else job.words.nbytes
+            self._launch(slot, size, (kept, second), rows, job)
+        except BaseException:
+            self.settle()  # part of it may have begun
+            self._engine.give_back(slot)
+            raise
+        return _Launched(self._engine, slot)
+
+    def settle(self) -> None:
+        """Wait for all that was begun."""
+        self._stream.synchronize()
+
+    def _launch(self, slot: _Slot, size: int, table: tuple[Any | None, int], rows: Rows, job: Job) -> None:
+        launcher, queue = self._engine.launcher, self._queue
+        programs = max(1, min(self._programs, job.tiles))
+        host, there = slot.memory
+        kept, at = table
+        words = int(there.data_ptr())
+        with launcher.current():
+            launcher.record(slot.begun, queue)
+            if job.tiles:
+                launcher.upload(words, int(host.data_ptr()), size, queue)
+                if kernel := self._engine.kernels.get(job.shape):
+                    arguments = Arguments(
+                        words + at if kept is None else int(kept.data_ptr()),
+                        words,
+                        len(rows),
+                        job.cells,
+                        rows.blocks,
+                        rows.remote_blocks,
+                        job.segments,
+                        job.tiles,
+                    )
+                    launcher.launch(kernel, programs, arguments, queue)
+                else:
+                    torch = self._torch
+                    whole = there[at : at + rows.table.nbytes].view(torch.int64) if kept is None else kept
+                    with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                        launch(whole, there.view(torch.int32), rows, job, programs)
+            launcher.record(slot.end, queue)
+
+
+def compile_kernels(ordinal: int) -> dict[Shape, Any]:
+    """A kernel for every shape, so that no request waits for a compiler; Triton keeps them on disk.
+
+    Raises:
+        Exception: what Triton or torch raise where they do not work here.
+    """
+    import torch
+
+    with torch.cuda.device(ordinal):
+        nothing = torch.zeros(_ALIGNED, dtype=torch.int64, device=torch.device("cuda", ordinal))
+        rows = Rows(np.zeros((5, 0), np.int64), 1, 1, 8, 2)
+        compiled = {
+            shape: launch(
+                nothing, nothing.view(torch.int32), rows, Job(np.zeros(0, np.int32), 0, 0, 0, shape), 1
+            )
+            for shape in SHAPES
+        }
+        torch.cuda.current_stream().synchronize()
+        return compiled
+
+
+def launch(table: Any, words: Any, rows: Rows, job: Job, programs: int) -> Any:
+    """Have Triton launch the kernel on the current stream of the current device, and give what it compiled for that.
+
+    ``table`` and ``words`` are tensors there.
+    """
+    from kvd.backends.direct.cuda.kernel import gather
+
+    shape = job.shape
+    return gather[(programs,)](
+        table,
+        words,
+        len(rows),
+        job.cells,
+        rows.blocks,
+        rows.remote_blocks,
+        job.segments,
+        job.tiles,
+        ITEM=shape.item,
+        LANES=shape.lanes,
+        WIDTH=shape.width,
+        PIECES=shape.pieces,
+        num_warps=WARPS,
+    )

@@ -1,0 +1,180 @@
+"""The driver's calls that one copy takes, made without letting go of the GIL.
+
+In a worker other threads run Python without pause. A call that lets go of the GIL waits to have it back, 20 to 100 us
+each time; torch and Triton let go of it some fifteen times for one launch. The calls here return in about a
+microsecond and wait for nothing, so they keep it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvd.backends.cuda.ipc import CudaError, driver
+
+_NOT_READY = 600
+_INVALID_VALUE = 1
+_WARP = 32
+_int, _float, _size, _u64, _ptr = (
+    ctypes.c_int,
+    ctypes.c_float,
+    ctypes.c_size_t,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cuCtxPushCurrent_v2": (_ptr,),
+    "cuCtxPopCurrent_v2": (_ptr,),
+    "cuEventCreate": (_ptr, ctypes.c_uint),
+    "cuEventRecord": (_ptr, _ptr),
+    "cuEventQuery": (_ptr,),
+    "cuEventElapsedTime": (_ptr, _ptr, _ptr),
+    "cuMemcpyHtoDAsync_v2": (_u64, _ptr, _size, _ptr),
+    "cuFuncGetParamInfo": (_ptr, _size, _ptr, _ptr),
+    "cuLaunchKernel": (_ptr, *(ctypes.c_uint,) * 7, _ptr, _ptr, _ptr),
+    "cuGetErrorString": (_int, _ptr),
+}
+
+
+class Arguments(ctypes.Structure):
+    """What `kvd.backends.direct.cuda.kernel.gather` takes, in its order; Triton's compiler adds ``scratch``."""
+
+    _fields_ = (
+        ("table", _u64),
+        ("words", _u64),
+        ("rows", ctypes.c_int32),
+        ("cells", ctypes.c_int32),
+        ("blocks", ctypes.c_int32),
+        ("remote_blocks", ctypes.c_int32),
+        ("segments", ctypes.c_int32),
+        ("tiles", ctypes.c_int32),
+        ("scratch", _u64 * 2),
+    )
+
+
+_SIZES = (8, 8, 4, 4, 4, 4, 4, 4)
+_OFFSETS = (0, 8, 16, 20, 24, 28, 32, 36, 40, 48)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled kernel that was loaded: the driver's handle of it, bytes of shared memory and threads of a block."""
+
+    function: int
+    shared: int
+    threads: int
+
+
+class Launcher:
+    """What the driver does for copies on one device, the device's context made current around each group of calls."""
+
+    def __init__(self, ordinal: int, library: Any = None) -> None:
+        """``library`` is the driver's, to be left out but in tests.
+
+        Raises:
+            AttributeError: the driver lacks a call.
+            OSError, CudaError: as `kvd.backends.cuda.ipc.driver`.
+        """
+        self._context = driver(ordinal).context if library is None else _ptr(0)
+        self._cuda = library or _library()
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The context in which all others are to be called."""
+        self._call("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._call("cuCtxPopCurrent_v2", ctypes.byref(_ptr()))
+
+    def event(self) -> int:
+        """A new event."""
+        made = _ptr()
+        self._call("cuEventCreate", ctypes.byref(made), 0)
+        return int(made.value or 0)
+
+    def record(self, event: int, stream: int) -> None:
+        """Have the event happen when the stream has come this far."""
+        self._call("cuEventRecord", event, stream)
+
+    def happened(self, event: int) -> bool:
+        """Whether it has."""
+        number = int(self._cuda.cuEventQuery(event))
+        if number not in (0, _NOT_READY):
+            self._raise("cuEventQuery", number)
+        return number == 0
+
+    def seconds(self, first: int, last: int) -> float:
+        """Between two events that have happened."""
+        passed = _float()
+        self._call("cuEventElapsedTime", ctypes.byref(passed), first, last)
+        return float(passed.value) / 1e3
+
+    def upload(self, to: int, source: int, size: int, stream: int) -> None:
+        """Copy pinned memory of the host to the device."""
+        self._call("cuMemcpyHtoDAsync_v2", to, source, size, stream)
+
+    def launch(self, kernel: Kernel, programs: int, arguments: Arguments, stream: int) -> None:
+        """Launch so many programs."""
+        at = ctypes.addressof(arguments)
+        pointers = (_ptr * len(_OFFSETS))(*(at + offset for offset in _OFFSETS))
+        self._call(
+            "cuLaunchKernel",
+            kernel.function,
+            *(programs, 1, 1),
+            *(kernel.threads, 1, 1),
+            kernel.shared,
+            stream,
+            pointers,
+            None,
+        )
+
+    def kernel(self, compiled: Any) -> Kernel:
+        """What Triton compiled and loaded, if its parameters are what `launch` gives them.
+
+        Raises:
+            ValueError: they are not, and what was seen.
+        """
+        told = compiled.metadata
+        for name in ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"):
+            if getattr(told, name, 0):
+                raise ValueError(f"it wants {name} {getattr(told, name)}")
+        sizes: list[int] = []
+        while len(sizes) <= len(_OFFSETS):
+            offset, size = _size(), _size()
+            number = int(
+                self._cuda.cuFuncGetParamInfo(
+                    compiled.function, len(sizes), ctypes.byref(offset), ctypes.byref(size)
+                )
+            )
+            if number == _INVALID_VALUE:
+                break
+            if number:
+                self._raise("cuFuncGetParamInfo", number)
+            sizes.append(size.value)
+        scratch = sizes[len(_SIZES) :]
+        if tuple(sizes[: len(_SIZES)]) != _SIZES or len(scratch) > 2 or set(scratch) - {8}:
+            raise ValueError(f"its parameters have {sizes} bytes")
+        return Kernel(int(compiled.function), int(told.shared), int(told.num_warps) * _WARP)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        number = int(getattr(self._cuda, name)(*arguments))
+        if number:
+            self._raise(name, number)
+
+    def _raise(self, name: str, number: int) -> None:
+        words = ctypes.c_char_p()
+        self._cuda.cuGetErrorString(number, ctypes.byref(words))
+        raise CudaError(name, number, (words.value or b"an unknown error").decode())
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL:
+    library = ctypes.PyDLL("libcuda.so.1")
+    for name, takes in _SIGNATURES.items():
+        getattr(library, name).argtypes = takes
+    return library

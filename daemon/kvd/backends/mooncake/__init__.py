@@ -1,0 +1,1 @@
+"""The backend `mooncake`: Mooncake's transfer engine."""

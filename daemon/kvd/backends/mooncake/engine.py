@@ -1,0 +1,190 @@
+"""One Mooncake engine: typed errors, registration, a mark that proves whose it is, a destruction that is checked."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvd.backends.contract import Operation
+from kvd.backends.cuda import driver as cuda_driver
+from kvd.backends.envelope import joined
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.mooncake.host import is_loopback
+from kvd.backends.mooncake.library import INSTALL, LOG, NAME, Library, engine_environment, told
+from kvd.backends.mooncake.listener import end_wait
+from kvd.backends.mooncake.mark import Mark
+from kvd.backends.mooncake.settings import NVLINK, Settings
+from kvd.backends.spans import parse_device
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+
+WAITING = 0
+COMPLETED = 1
+
+_KNOCK_S = 0.2
+_POSTS: Mapping[Operation, str] = {
+    "read": "batch_transfer_async_read",
+    "write": "batch_transfer_async_write",
+}
+_COPIES: Mapping[Operation, str] = {
+    "read": "batch_transfer_sync_read",
+    "write": "batch_transfer_sync_write",
+}
+# Mooncake gives 0 where it took nothing, and -1 in the type of its numbers where it cannot reach the peer.
+_NO_NUMBERS = frozenset({0, 2**64 - 1})
+
+
+class Engine:
+    """Owns Mooncake's engine and is the only one to refer to it.
+
+    ``session`` is what peers call it. ``mark`` is what a peer reads to know that it talks to this engine and not to a
+    later one on the same port.
+    """
+
+    def __init__(self, library: Library, settings: Settings, regions: Sequence[Region], mark: Mark) -> None:
+        """``settings`` name the protocol, not auto."""
+        for region in regions:
+            registrable(region, library)
+        self._gone: weakref.ref[Any] | None = None
+        self.mark = mark
+        self._device = cuda_driver.ordinal(regions)
+        self._enter()
+        self._engine: Any = library.engine()
+        with engine_environment(settings.protocol, settings.progress_timeout_s):
+            failed = self._engine.initialize(
+                settings.host, "P2PHANDSHAKE", told(settings.protocol), settings.device_name
+            )
+        if failed:
+            self._engine = None
+            raise BackendUnavailable(
+                f"Mooncake's engine does not start on {settings.host} with {settings.protocol}: it answered {failed}",
+                backend=NAME,
+                hint=LOG,
+            )
+        self._port = int(self._engine.get_rpc_port())
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        self.session = f"{host}:{self._port}"
+        try:
+            if settings.protocol == NVLINK:
+                # A region's handle stands for its whole allocation; and a batch hides which of it was refused.
+                self._register_each(dict.fromkeys(cuda_driver.allocation(r) for r in (*regions, mark.region)))
+            else:
+                self._register([*joined(regions), mark.region])
+        except BackendError:
+            self.destroy()
+            raise
+
+    def post(self, operation: Operation, session: str, local: int, remote: int, length: int) -> int | None:
+        """Start to copy one piece; its number, or None where Mooncake did not take it.
+
+        Returns at once, but for the first post to a session, which asks the peer for its memory: a peer that is stopped
+        holds that up for a minute. The GIL is released.
+        """
+        self._enter()
+        number = int(getattr(self._engine, _POSTS[operation])(session, [local], [remote], [length]))
+        return None if number in _NO_NUMBERS else number
+
+    def copy(self, operation: Operation, session: str, rows: Descriptors) -> bool:
+        """Copy all rows; returns when that is over, with whether they all were. The GIL is released."""
+        self._enter()
+        columns = [rows.local, rows.remote, rows.length]
+        copying = getattr(self._engine, f"{_COPIES[operation]}_arrays", None)  # since 0.3.14
+        if copying is not None:
+            failed = copying(session, *(np.ascontiguousarray(column, np.uint64) for column in columns))
+        else:
+            failed = getattr(self._engine, _COPIES[operation])(session, *(c.tolist() for c in columns))
+        return not failed
+
+    def status(self, number: int) -> int:
+        """`WAITING`, `COMPLETED`, or below 0: failed. Looks once; ask no more once it is not `WAITING`."""
+        return int(self._engine.transfer_check_status(number))
+
+    def destroy(self) -> None:
+        """Destroy Mooncake's engine: none of its bytes, in or out, moves any more. Call again to look again.
+
+        What it has queued on a GPU is waited for.
+
+        Raises:
+            BackendError: something still refers to it, so it lives and its transfers may still write; or the device
+                could not be waited for.
+        """
+        self._enter()
+        if self._gone is None:
+            if self._engine is None:
+                return
+            end_wait(self._port)
+            self._gone = weakref.ref(self._engine)
+            self._engine = None
+        if self._gone() is not None:
+            gc.collect()
+        if self._gone() is not None:
+            raise BackendError(
+                f"engine {self.session} is still referred to and was not destroyed: its transfers may still write",
+                backend=NAME,
+                hint="keep no Mooncake object outside kvd.backends.mooncake.engine",
+            )
+        if self._device is not None:
+            cuda_driver.settle(self._device)
+
+    def _enter(self) -> None:
+        """Make the device current in this thread, whichever it is: Mooncake copies with what it finds there."""
+        if self._device is not None:
+            cuda_driver.enter(self._device)
+
+    def _register(self, regions: Sequence[Region]) -> None:
+        addresses, lengths = [r.address for r in regions], [r.length for r in regions]
+        failed = self._engine.batch_register_memory(addresses, lengths)
+        if not failed:
+            return
+        self._register_each(regions)  # to name the one that Mooncake does not take
+        raise RegistrationError(f"{len(regions)} regions: Mooncake answered {failed}", backend=NAME, hint=LOG)
+
+    def _register_each(self, regions: Iterable[Region]) -> None:
+        for region in regions:
+            refused = self._engine.register_memory(region.address, region.length)
+            if refused:
+                raise RegistrationError(
+                    f"region at {region.address:#x}, {region.length} bytes, device {region.device}: Mooncake answered "
+                    f"{refused}",
+                    backend=NAME,
+                    hint=f"see `kvctl doctor` on memlock limits and peer memory; {LOG}",
+                )
+
+
+def knock(session: str, otherwise: str) -> str:
+    """What became of a session, from whether its port still takes connections; waits 0.2 s at most.
+
+    ``otherwise`` is what may be wrong where it does.
+    """
+    host, _, port = session.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    except ConnectionRefusedError:
+        why = "the peer's process ended or closed its memory"
+        elsewhere = ", or it is on another host and needs VLLM_HOST_IP or the option host"
+        return f"nothing listens at {session} any more: {why}{elsewhere if is_loopback(session) else ''}"
+    except (OSError, ValueError) as error:
+        return f"{session} cannot be reached: {error}"
+    return f"{session} still takes connections: {otherwise}"
+
+
+def registrable(region: Region, library: Library) -> None:
+    """Refuse what this build of Mooncake cannot register.
+
+    Raises:
+        RegistrationError: another kind of device, an empty region, or GPU memory and a build without CUDA.
+    """
+    kind, _ = parse_device(region.device)
+    if kind not in {"cpu", "cuda"} or region.length <= 0 or region.address <= 0:
+        raise RegistrationError(f"{region} cannot be registered: kinds are cpu, cuda", backend=NAME)
+    if kind == "cuda" and not library.cuda:
+        raise RegistrationError(
+            f"{region} is GPU memory and this build of Mooncake ({library.version}) has no CUDA",
+            backend=NAME,
+            hint=INSTALL,
+        )

@@ -1,0 +1,233 @@
+"""The NIXL backend: a home agent that peers read from, and one short-lived agent a lane.
+
+Nothing but the end of an agent stops NIXL's bytes (docs/backends/nixl.md), and an agent ends when nothing refers to it
+any more. NIXL's handles, even released ones, and the frames of its exceptions do refer to it; so both stay inside
+``kvd.backends.nixl.backend*``, and the end of an agent is checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from kvd.backends.contract import Traits
+from kvd.backends.cuda import driver as cuda_driver
+from kvd.backends.envelope import Envelope, pack
+from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.nixl.agent import Agent
+from kvd.backends.nixl.lane import NixlLane, Parked
+from kvd.backends.nixl.library import NAME, Library, load, software_only
+from kvd.backends.nixl.window import SHIELD, NixlLanding, refusal
+from kvd.backends.split_lane import SplitLane, check_threads
+from kvd.geometry.model import Region
+
+_log = logging.getLogger(__name__)
+
+PARKED_LIMIT = 32
+"""How many given-up lanes a home keeps; each costs an agent's memory and sockets and no processor time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `open_home` takes as options.
+
+    ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
+    whose transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl.lane.Parked`), safe for our memory only
+    where all transports are software; or ``auto``: park where they surely are, as that spares the peer an abort.
+    ``copy_threads``: how many threads copy a large read of host memory, each with an agent of its own, where UCX copies
+    within the post (`kvd.backends.split_lane`).
+    """
+
+    drain_s: float = 0.1
+    abandon: Literal["auto", "park", "destroy"] = "auto"
+    copy_threads: int = 2
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Settings:
+        """Settings from a mapping.
+
+        Raises:
+            BackendError: an option that does not exist, or a value for ``abandon`` that doesn't.
+        """
+        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise BackendError(
+                f"unknown option {', '.join(unknown)} for nixl; known are {known}", backend=NAME
+            )
+        settings = cls(**options)
+        if settings.abandon not in {"auto", "park", "destroy"}:
+            raise BackendError(
+                f"option abandon is {settings.abandon!r}; it is auto, park or destroy", backend=NAME
+            )
+        check_threads(settings.copy_threads, backend=NAME)
+        return settings
+
+
+def open_home(name: str, *, options: Mapping[str, Any]) -> NixlHome:
+    """A worker's NIXL home; ``options`` as in `Settings`.
+
+    Raises:
+        BackendUnavailable: NIXL is not installed, or UCX does not start here.
+        BackendError: an unknown option.
+    """
+    return NixlHome(name, Settings.of(options), load())
+
+
+class NixlHome:
+    """A worker's registered memory. A thread of NIXL's answers the peers that read from it, and sleeps between.
+
+    ``traits.lands`` is settled once memory is registered.
+    """
+
+    traits = Traits(
+        synchronous=True,
+        notifications=True,
+        strided_lists=True,
+        late_writes_stop_at="lane",
+        max_descriptors=None,
+    )
+
+    def __init__(self, name: str, settings: Settings, library: Library) -> None:
+        self.name = name
+        self._settings = settings
+        self._library = library
+        self._agent: Agent | None = Agent(library, name, progress=True)
+        self._regions: tuple[Region, ...] = ()
+        self._lanes: set[NixlLane | SplitLane] = set()
+        self._landings: set[NixlLanding] = set()
+        self._parked: deque[Parked] = deque()
+        self._parks = settings.abandon == "park"
+        self._no_landing = ""
+
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register memory. Once, before `metadata` and `lane`.
+
+        Raises:
+            RegistrationError: registered before, nothing given, NIXL refused a region, or lanes are to be parked and
+                there is memory on a device.
+        """
+        agent = self._opened()
+        if self._regions:
+            raise RegistrationError("memory of this home is registered already", backend=NAME)
+        if not regions:
+            raise RegistrationError("no regions to register", backend=NAME)
+        if self._parks and (device := next((r.device for r in regions if r.device != "cpu"), None)):
+            raise RegistrationError(
+                f"option abandon is park and memory is on {device}, which copies by itself: a parked lane would write",
+                backend=NAME,
+                hint="leave the option abandon at auto",
+            )
+        agent.register(regions)
+        self._regions = tuple(regions)
+        if self._settings.abandon == "auto":
+            self._parks = software_only(os.environ, self._regions)
+        self._no_landing = refusal(os.environ, self._regions)
+        self.traits = replace(self.traits, lands=not self._no_landing)
+
+    def metadata(self) -> bytes:
+        """What a peer's `NixlLane.add` needs: NIXL's blob in our envelope.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        agent = self._opened()
+        if not self._regions:
+            raise RegistrationError("register memory before exporting metadata", backend=NAME)
+        blob = bytes(agent.call("export metadata", "get_agent_metadata"))
+        return pack(Envelope(NAME, self._library.version, agent.name, self._regions, blob))
+
+    def lane(self, name: str) -> NixlLane | SplitLane:
+        """A fresh lane: an agent of its own with the same memory registered, or several where they may copy.
+
+        Raises:
+            BackendUnavailable: UCX does not start another agent.
+            RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
+        """
+        self._opened()
+        if not self._regions:
+            raise RegistrationError("register memory before making a lane", backend=NAME)
+        threads = self._settings.copy_threads
+        lane: NixlLane | SplitLane
+        if threads > 1 and software_only(os.environ, self._regions):
+            lane = SplitLane(name, threads, self._one_agent, self._lanes.discard)
+        else:
+            lane = self._one_agent(name)
+        self._lanes.add(lane)
+        return lane
+
+    def _one_agent(self, name: str) -> NixlLane:
+        return NixlLane(
+            name,
+            self._registered(f"{self.name}.{name}", {}),
+            self._regions,
+            drain_s=self._settings.drain_s,
+            park=self._park if self._parks else None,
+            closed=self._lanes.discard,
+        )
+
+    def landing(self, name: str) -> NixlLanding:
+        """A fresh landing for one peer engine: an agent of its own with the same memory registered.
+
+        Raises:
+            BackendUnavailable: UCX does not start another agent, or none here is both safe and of use
+                (``traits.lands`` is false then).
+            RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
+        """
+        self._opened()
+        if not self._regions:
+            raise RegistrationError("register memory before making a landing", backend=NAME)
+        if self._no_landing:
+            raise BackendUnavailable(f"no landing: {self._no_landing}", backend=NAME)
+        agent = self._registered(f"{self.name}.{name}", SHIELD)
+        landing = NixlLanding(name, agent, self._regions, self._landings.discard)
+        self._landings.add(landing)
+        return landing
+
+    def close(self) -> None:
+        """Destroy all lanes and landings, then the home's agent. Idempotent.
+
+        Raises:
+            BackendError: an agent outlived its destruction (see `NixlLane.close`).
+        """
+        for lane in list(self._lanes):
+            lane.close()
+        for landing in list(self._landings):
+            landing.close()
+        while self._parked:
+            self._parked.popleft().destroy()
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.destroy()
+
+    def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
+        """One more agent over the home's memory, which only calls into it advance."""
+        device = cuda_driver.ordinal(self._regions)
+        agent = Agent(self._library, name, progress=False, ucx=ucx, device=device)
+        try:
+            agent.register(self._regions)
+        except BackendError:
+            agent.destroy()
+            raise
+        return agent
+
+    def _park(self, parked: Parked) -> None:
+        self._parked.append(parked)
+        if len(self._parked) > PARKED_LIMIT:
+            oldest = self._parked.popleft()
+            _log.warning(
+                "%d lanes given up with reads under way are parked; destroying the oldest, %s, which may end its "
+                "peer's process if that is stopped and not dead",
+                PARKED_LIMIT,
+                oldest.agent.name,
+            )
+            oldest.destroy()
+
+    def _opened(self) -> Agent:
+        if self._agent is None:
+            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+        return self._agent

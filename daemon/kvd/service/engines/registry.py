@@ -1,0 +1,382 @@
+"""The registry: which workers and schedulers are here, which engines they make up, and when one began or ended."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import msgspec
+
+from kvd.geometry.model import WorkerGeometry
+from kvd.service.engines.contradictions import contradiction
+from kvd.service.errors import Refusal
+from kvd.service.sockets.events import Events
+from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.wire.names import generation_of, rank_name
+
+ClientState = Literal["alive", "silent", "gone"]
+EngineState = Literal["ready", "partial", "gone"]
+ENDED_KEPT = 64
+"""Generations of an engine that are remembered as ended."""
+SCHEDULER_SECONDS = 2.0
+"""How long the scheduler of an engine with all its workers is waited for: after a restart of kvd it is near."""
+
+
+@dataclass(slots=True)
+class Client:
+    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
+
+    ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
+    ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not
+    only silent.
+    """
+
+    kind: Literal["worker", "scheduler"]
+    engine: EngineFacts
+    incarnation: str
+    pid: int
+    route: bytes
+    rank: RankId | None = None
+    card: WorkerCard | None = None
+    geometry: WorkerGeometry | None = None
+    shape: str = ""
+    policy: str = ""
+    digest_key: bytes = field(default=b"", repr=False)
+    uid: int = -1
+    regions: int = 0
+    registered_bytes: int = 0
+    state: ClientState = "alive"
+    reason: str = ""
+    ended: bool = False
+    heard: float = field(default_factory=time.monotonic)
+    registered: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        """``ENGINE/tp0`` or ``ENGINE/scheduler``, as it stands in messages."""
+        return f"{self.engine.engine_id}/{rank_name(self.rank) if self.rank else 'scheduler'}"
+
+
+@dataclass(slots=True)
+class Engine:
+    """A local engine: the clients of it that live.
+
+    ``generation`` and ``shape`` (`_shape`) are empty unless all workers are here.
+    """
+
+    facts: EngineFacts
+    workers: dict[RankId, Client] = field(default_factory=dict)
+    scheduler: Client | None = None
+    generation: str = ""
+    shape: str = ""
+    state: EngineState = "partial"
+    since: float = field(default_factory=time.time)
+    reason: str = ""
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
+
+    @property
+    def clients(self) -> Iterator[Client]:
+        """Its living workers and its scheduler."""
+        yield from self.workers.values()
+        if self.scheduler is not None:
+            yield self.scheduler
+
+    @property
+    def up(self) -> bool:
+        """Whether it serves: vLLM makes its scheduler once the workers have warmed up."""
+        return self.state == "ready" and self.scheduler is not None
+
+    def card(self) -> EngineCard:
+        """What peers are told of it. Only for an engine that is ready."""
+        cards = (worker.card for worker in self.ordered)
+        key = self.scheduler.digest_key if self.scheduler is not None else b""
+        return EngineCard(
+            engine=self.facts,
+            generation=self.generation,
+            workers=tuple(c for c in cards if c),
+            digest_key=key,
+        )
+
+    @property
+    def ordered(self) -> tuple[Client, ...]:
+        """Its workers in the order of ranks."""
+        return tuple(self.workers[rank] for rank in sorted(self.workers, key=place))
+
+    @property
+    def geometries(self) -> tuple[WorkerGeometry, ...]:
+        """What its workers' cards hold, in the order of ranks."""
+        return tuple(worker.geometry for worker in self.ordered if worker.geometry)
+
+
+class Watcher(Protocol):
+    """Who has to be told of changes; called on the loop, must not wait."""
+
+    def engine_ready(self, engine: Engine) -> None:
+        """All workers are here."""
+
+    def engine_up(self, engine: Engine) -> None:
+        """All workers and the scheduler are here."""
+
+    def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
+        """That generation will not come back."""
+
+    def client_gone(self, client: Client) -> None:
+        """A worker or scheduler is no more."""
+
+
+class Registry:
+    """All clients and engines of this host, by incarnation and by engine id."""
+
+    def __init__(self, events: Events, watcher: Watcher) -> None:
+        self.clients: dict[str, Client] = {}
+        self.engines: dict[str, Engine] = {}
+        self._routes: dict[bytes, Client] = {}
+        self._events = events
+        self._watcher = watcher
+
+    def register(self, client: Client) -> Engine:
+        """Take a client, new or known. Raises `Refusal` where it contradicts one that lives."""
+        engine = self.engines.get(client.engine.engine_id)
+        known = self.clients.get(client.incarnation)
+        if engine is not None:
+            _refuse_conflict(engine, client)
+            holder = _holder(engine, client)
+            if holder is not None and holder.incarnation != client.incarnation:
+                self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
+            if not any(True for _ in engine.clients):
+                engine.facts = client.engine
+        else:
+            engine = self.engines[client.engine.engine_id] = Engine(client.engine)
+        if known is not None and known.state != "gone":
+            client.registered = known.registered
+        self.clients[client.incarnation] = client
+        self._routes[client.route] = client
+        if client.rank is None:
+            engine.scheduler = client
+        else:
+            engine.workers[client.rank] = client
+        if known is None or known.state == "gone":
+            self._events.emit(
+                f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid
+            )
+        self._settle(engine, "")
+        if engine.up:
+            _wake(engine)
+        if engine.up and (known is None or known.state == "gone"):
+            self._watcher.engine_up(engine)
+        return engine
+
+    def heard(self, incarnation: str, route: bytes) -> Client | None:
+        """A sign of life. None where the incarnation is not known (any more), or not on this connection.
+
+        What was sent on the other connection may be lost with it: the client is to register here and say what it holds.
+        """
+        client = self.clients.get(incarnation)
+        if client is None or client.state == "gone" or client.route != route:
+            return None
+        client.heard = time.monotonic()
+        if client.state == "silent":
+            client.state, client.reason, client.since = "alive", "", time.time()
+            self._events.emit(f"{client.kind}.alive", client.name, incarnation=incarnation)
+        return client
+
+    def silence(self, client: Client, reason: str) -> None:
+        """Mark a living client as silent."""
+        if client.state == "alive":
+            client.state, client.reason, client.since = "silent", reason, time.time()
+            self._events.emit(f"{client.kind}.silent", client.name, reason=reason, pid=client.pid)
+
+    def end(self, client: Client, reason: str, *, ended: bool = False) -> None:
+        """A client is no more, where it has ``ended`` for certain. Its engine's generation ends with any worker."""
+        if client.state == "gone":
+            return
+        client.state, client.reason, client.since = "gone", reason, time.time()
+        client.ended = ended
+        # It is remembered for operators, who look at no geometry.
+        client.geometry = None
+        if client.card is not None:
+            client.card = msgspec.structs.replace(client.card, geometry=b"", metadata=b"")
+        engine = self.engines[client.engine.engine_id]
+        if client.rank is None:
+            engine.scheduler = None
+        else:
+            engine.workers.pop(client.rank, None)
+        self._events.emit(f"{client.kind}.gone", client.name, reason=reason, pid=client.pid)
+        self._watcher.client_gone(client)
+        self._settle(engine, f"{client.name}: {reason}")
+
+    def forget(self, before: float) -> None:
+        """Drop what has been gone since before Unix time ``before``."""
+        for incarnation, client in list(self.clients.items()):
+            if client.state == "gone" and client.since < before:
+                del self.clients[incarnation]
+        self._routes = {
+            r: c for r, c in self._routes.items() if c.route == r and c.incarnation in self.clients
+        }
+        for engine_id, engine in list(self.engines.items()):
+            if engine.state == "gone" and engine.since < before and not engine.waiters:
+                del self.engines[engine_id]
+
+    def by_route(self, route: bytes) -> Client | None:
+        """The living client behind a route, None where there is none."""
+        client = self._routes.get(route)
+        return client if client is not None and client.route == route and client.state != "gone" else None
+
+    def behind(self, route: bytes) -> Client | None:
+        """The client that registered on a route, also one that is gone: what it sent may be taken after its end."""
+        client = self._routes.get(route)
+        return client if client is not None and client.route == route else None
+
+    def ready(self, engine_id: str) -> Engine | None:
+        """The engine, if all its workers are here."""
+        engine = self.engines.get(engine_id)
+        return engine if engine is not None and engine.state == "ready" else None
+
+    async def wait_up(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
+        """As `wait_ready`; an engine whose scheduler alone is missing is waited for, and given without in the end."""
+        until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
+        engine = await self.wait_ready(engine_id, seconds, settling=settling)
+        while not engine.up and engine.state != "gone" and (left := until - time.monotonic()) > 0:
+            await _woken(engine, left)
+        return await self.wait_ready(engine_id, seconds, settling=settling)
+
+    async def wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
+        """The engine, waiting ``seconds`` for its missing workers; for an unknown one only while kvd is ``settling``.
+
+        Raises `Refusal` naming what is missing.
+        """
+        deadline = time.monotonic() + seconds
+        while (ready := self.ready(engine_id)) is None:
+            engine = self.engines.get(engine_id)
+            left = deadline - time.monotonic()
+            if left <= 0 or not (settling or (engine is not None and engine.state == "partial")):
+                raise not_ready(engine_id, engine, self.engines)
+            if engine is None:
+                await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd
+                continue
+            await _woken(engine, left)
+        return ready
+
+    def ended(self, engine_id: str, generation: str, *, settling: bool) -> bool:
+        """Whether that generation is over. While kvd is ``settling`` an engine that is not back yet does not count."""
+        engine = self.engines.get(engine_id)
+        if engine is not None:
+            if engine.generation == generation:
+                return False
+            if engine.generation or generation in engine.ended:
+                return True
+        return not settling
+
+    def _settle(self, engine: Engine, reason: str) -> None:
+        complete = len(engine.workers) >= engine.facts.world_size
+        generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
+        before, engine.generation = engine.generation, generation
+        if generation != before:
+            engine.shape = _shape(engine) if generation else ""
+        state: EngineState = (
+            "ready" if complete else "partial" if any(True for _ in engine.clients) else "gone"
+        )
+        if state != engine.state:
+            engine.state, engine.since = state, time.time()
+        engine.reason = reason
+        if before and before != generation:
+            engine.ended.append(before)
+            self._events.emit("engine.gone", engine.facts.engine_id, generation=before, reason=reason)
+            self._watcher.engine_ended(engine, before, reason)
+        if generation and before != generation:
+            self._events.emit(
+                "engine.ready", engine.facts.engine_id, generation=generation, workers=len(engine.workers)
+            )
+            self._watcher.engine_ready(engine)
+            _wake(engine)
+
+
+async def _woken(engine: Engine, seconds: float) -> None:
+    """Wait until the engine is more complete, ``seconds`` at most."""
+    waiter = asyncio.get_running_loop().create_future()
+    engine.waiters.add(waiter)
+    try:
+        await asyncio.wait_for(waiter, seconds)
+    except TimeoutError:
+        pass
+    finally:
+        engine.waiters.discard(waiter)
+
+
+def _wake(engine: Engine) -> None:
+    for waiter in engine.waiters:
+        if not waiter.done():
+            waiter.set_result(None)
+
+
+def place(rank: RankId) -> tuple[int, int, int]:
+    """The order in which ranks are listed: pp, dcp, tp."""
+    return (rank.pp, rank.dcp, rank.tp)
+
+
+def _shape(engine: Engine) -> str:
+    """A digest of all that decides what the engine fits: not its id, and no address. Empty where a part is unknown."""
+    workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in engine.ordered]
+    if not all(shape for _, shape in workers):
+        return ""
+    facts = msgspec.structs.replace(
+        engine.facts, engine_id="", facts=dict(sorted(engine.facts.facts.items()))
+    )
+    return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
+
+
+def _holder(engine: Engine, client: Client) -> Client | None:
+    return engine.scheduler if client.rank is None else engine.workers.get(client.rank)
+
+
+def _refuse_conflict(engine: Engine, client: Client) -> None:
+    holder = _holder(engine, client)
+    if (
+        holder
+        and holder.state == "alive"
+        and holder.incarnation != client.incarnation
+        and holder.pid != client.pid
+    ):
+        raise Refusal(
+            "KVD-RANK-TAKEN",
+            f"{client.name} of process {client.pid} (incarnation {client.incarnation}): that place is held by process"
+            f" {holder.pid} (incarnation {holder.incarnation}), which is alive",
+            hint="give each engine its own engine_id, or stop the other process; `kvctl workers` lists both",
+        )
+    others = [c for c in engine.clients if c is not holder]
+    if others and (found := contradiction(engine.facts, client.engine)) is not None:
+        name, here, there = found
+        raise Refusal(
+            "KVD-ENGINE-CONFLICT",
+            f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
+            hint="all workers of one engine_id must come from one engine: give the other one its own id",
+        )
+
+
+def not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]) -> Refusal:
+    """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
+    if engine is None:
+        known = ", ".join(sorted(engines)) or "none"
+        return Refusal(
+            "KVD-ENGINE-UNKNOWN",
+            f"no engine {engine_id!r} is registered here; known: {known}",
+            hint="check the engine_id, and that its workers use this kvd (`kvctl workers`)",
+        )
+    if engine.state == "gone":
+        return Refusal(
+            "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
+        )
+    here = ", ".join(rank_name(rank) for rank in sorted(engine.workers, key=place)) or "none"
+    return Refusal(
+        "KVD-ENGINE-PARTIAL",
+        f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
+        + (f" ({engine.reason})" if engine.reason else ""),
+        hint="see the log of the missing ranks; `kvctl workers` lists those that came",
+    )

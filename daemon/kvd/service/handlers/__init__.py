@@ -1,0 +1,1 @@
+"""What answers messages: one file for each family of them."""

@@ -1,0 +1,264 @@
+"""Layer-wise push: carries what decoding and prefilling workers tell each other, over this kvd or two."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import msgspec
+
+from kvd.service.engines.registry import Client, not_ready
+from kvd.service.errors import Refusal
+from kvd.service.handlers.senders import registered
+from kvd.service.parts import Parts
+from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
+from kvd.service.sockets.router import Caller
+from kvd.wire.frame import encode, kind_of
+from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.names import rank_name
+from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
+from kvd.wire.reply import Ok
+
+Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
+
+MAX_UNDERWAY = 1024
+"""Most messages that wait for workers or other kvds at a time; well below `router.MAX_TASKS`, so others get through."""
+MAX_IDS_UNDERWAY = 4 << 20
+"""Most block ids in them, which take some 40 bytes each; a single message may have more when it is alone."""
+MAX_NAME = 512
+LONGEST_CAUSE = 500
+"""Characters of a failure's cause that go into an event."""
+
+
+async def from_worker(parts: Parts, caller: Caller, message: Push) -> Ok:
+    """A local worker's message, for workers of this kvd or of another. Raises `Refusal`."""
+    key = message.key
+    if isinstance(message, PushProgress):
+        sender, rank, receiver, endpoint = key.prefiller, message.source, key.decoder, key.decoder_endpoint
+    else:
+        sender, rank, receiver, endpoint = key.decoder, key.rank, key.prefiller, key.prefiller_endpoint
+        here = msgspec.structs.replace(key, decoder_endpoint=parts.myself.endpoint)
+        message = msgspec.structs.replace(message, key=here)
+    with _underway(parts, message, sender, receiver):
+        _check_sender(parts, caller, message, sender, rank)
+        if is_ours(parts, endpoint):
+            await _ask_workers(parts, _receivers(parts, message), message)
+        else:
+            await _pass_on(parts, message, endpoint)
+    return Ok()
+
+
+async def from_peer(parts: Parts, _caller: Caller, message: Push) -> Ok:
+    """A message that another kvd passed on: it is for workers here, or for none. Raises `Refusal`."""
+    key = message.key
+    here, there = (
+        (key.decoder, key.prefiller) if isinstance(message, PushProgress) else (key.prefiller, key.decoder)
+    )
+    with _underway(parts, message, here, there):
+        await _ask_workers(parts, _receivers(parts, message), message)
+    return Ok()
+
+
+@contextmanager
+def _underway(parts: Parts, message: Push, here: str, there: str) -> Iterator[None]:
+    """Hold a place for a message while it is carried; count how that went, and tell of what operators look for."""
+    ids = sum(len(run.ids) for run in message.blocks) if isinstance(message, PushAnnounce) else 0
+    try:
+        _check(message)
+        with _place(parts, ids):
+            yield
+    except Refusal:
+        parts.counters["push.refused"] += 1
+        raise
+    _tell(parts, message, here, there)
+
+
+@contextmanager
+def _place(parts: Parts, ids: int) -> Iterator[None]:
+    if parts.pushes_underway >= MAX_UNDERWAY or 0 < parts.push_ids_underway > MAX_IDS_UNDERWAY - ids:
+        raise Refusal(
+            "KVD-BUSY",
+            f"{parts.pushes_underway} messages of pushes with {parts.push_ids_underway} block ids wait already",
+            hint="send it again",
+        )
+    parts.pushes_underway += 1
+    parts.push_ids_underway += ids
+    try:
+        yield
+    finally:
+        parts.pushes_underway -= 1
+        parts.push_ids_underway -= ids
+
+
+def _tell(parts: Parts, message: Push, here: str, there: str) -> None:
+    key = message.key
+    rank = rank_name(key.rank)
+    if isinstance(message, PushDone):
+        parts.counters["push.done"] += 1
+    elif isinstance(message, PushAnnounce):
+        parts.counters["push.announced"] += 1
+        parts.events.emit(
+            "push.announced", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
+            tokens=message.tokens, computed=message.computed,
+        )  # fmt: skip
+    elif isinstance(message, PushWithdraw):
+        parts.counters["push.withdrawn"] += 1
+        parts.events.emit(
+            "push.withdrawn", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt
+        )
+    else:
+        parts.counters["push.progress"] += 1
+        if message.failed:
+            parts.counters["push.failed"] += 1
+            parts.events.emit(
+                "push.failed", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
+                source=rank_name(message.source), cause=message.failed[:LONGEST_CAUSE],
+            )  # fmt: skip
+
+
+# --- what is refused ---
+
+
+def _check(message: Push) -> None:
+    key = message.key
+    named = (("transfer_id", key.transfer_id), ("prefiller", key.prefiller), ("decoder", key.decoder))
+    for what, text in named:
+        if not text or len(text) > MAX_NAME:
+            raise Refusal(
+                "KVD-BAD-PUSH",
+                f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {MAX_NAME}",
+                final=True,
+            )
+    if not isinstance(message, PushAnnounce):
+        return
+    if not all(message.generations):
+        raise Refusal(
+            "KVD-BAD-PUSH",
+            f"transfer {key.transfer_id!r} is announced with generations {message.generations}, both must be named",
+            final=True,
+        )
+    if not (math.isfinite(message.seconds) and message.seconds > 0):
+        raise Refusal(
+            "KVD-BAD-PUSH",
+            f"transfer {key.transfer_id!r} is announced for {message.seconds} s, wanted is a positive number",
+            final=True,
+        )
+    if not 0 <= message.computed <= message.tokens:
+        raise Refusal(
+            "KVD-BAD-PUSH",
+            f"transfer {key.transfer_id!r} is announced with {message.computed} of {message.tokens} tokens computed",
+            final=True,
+        )
+
+
+def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, rank: RankId) -> None:
+    client = registered(parts, caller)
+    if client.engine.engine_id != engine_id or client.rank != rank:
+        raise Refusal(
+            "KVD-NOT-OWNER",
+            f"{client.name} cannot send a {kind_of(message)} of {engine_id}/{rank_name(rank)}",
+            hint="each worker speaks for itself",
+            final=True,
+        )
+    if isinstance(message, PushAnnounce) and _over(parts, engine_id, message.generations[1]):
+        now = parts.registry.engines[engine_id].generation
+        raise Refusal(
+            "KVD-OWN-GENERATION",
+            f"engine {engine_id!r} is generation {now or '(not complete)'}, the announcement is of generation"
+            f" {message.generations[1]}",
+            hint="its card changed when a worker was replaced; restart the engine as a whole",
+            final=True,
+        )
+
+
+def _receivers(parts: Parts, message: Push) -> Iterable[Client]:
+    key = message.key
+    if isinstance(message, PushProgress):
+        return (_decoder(parts, key.decoder, key.rank),)
+    generation = ""
+    if isinstance(message, PushAnnounce):
+        generation = message.generations[0]
+    elif isinstance(message, PushWithdraw):
+        generation = message.generation
+    engine = parts.registry.ready(key.prefiller)
+    if engine is None:
+        raise _absent(parts, key.prefiller, generation)
+    if generation not in ("", engine.generation):
+        raise Refusal(
+            "KVD-PEER-GENERATION",
+            f"engine {key.prefiller!r} is generation {engine.generation}, asked for was {generation}",
+            hint="it restarted: blocks of an earlier generation are gone",
+            final=True,
+        )
+    return tuple(engine.workers.values())
+
+
+def _decoder(parts: Parts, engine_id: str, rank: RankId) -> Client:
+    engine = parts.registry.engines.get(engine_id)
+    if engine is not None and rank in engine.workers:
+        return engine.workers[rank]
+    if engine is not None and engine.state == "ready":
+        raise Refusal(
+            "KVD-RANK-UNKNOWN",
+            f"engine {engine_id!r} has no worker {rank_name(rank)}: it has {engine.facts.world_size} workers",
+            hint="`kvctl workers` lists them",
+            final=True,
+        )
+    raise _absent(parts, engine_id, "")
+
+
+def _absent(parts: Parts, engine_id: str, generation: str) -> Refusal:
+    """Not all of it is here: for good, or until its workers have registered with a kvd that has just started."""
+    refusal = not_ready(engine_id, parts.registry.engines.get(engine_id), parts.registry.engines)
+    return Refusal(
+        refusal.code, refusal.message, hint=refusal.hint, final=_over(parts, engine_id, generation)
+    )
+
+
+def _over(parts: Parts, engine_id: str, generation: str) -> bool:
+    engine = parts.registry.engines.get(engine_id)
+    gone = engine is not None and engine.state == "gone"
+    return gone or parts.registry.ended(engine_id, generation, settling=parts.handshakes.settling)
+
+
+# --- the way ---
+
+
+async def _pass_on(parts: Parts, message: Push, endpoint: Endpoint) -> None:
+    what = f"transfer {message.key.transfer_id!r}"
+    if not isinstance(message, PushProgress) and message.key.decoder_endpoint.host == "":
+        raise Refusal(
+            "KVD-NO-WAY-BACK",
+            f"{what}: this kvd has no peer socket, so nothing can come back from {endpoint.host}:{endpoint.port}",
+            hint="set peer.listen in the configuration of this kvd",
+            final=True,
+        )
+    size, limit = len(encode(message)), parts.config.peer.max_message_bytes
+    if size + 16 > limit:  # the id of the request comes on top; a larger frame would cost the connection
+        raise Refusal(
+            "KVD-TOO-LARGE",
+            f"{what}: the {kind_of(message)} has {size} bytes, peer.max_message_bytes is {limit}",
+            hint="raise peer.max_message_bytes on both kvds",
+            final=True,
+        )
+    answer = await ask_peer(parts, endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
+    if not isinstance(answer, Ok):
+        raise passed_on(answer, endpoint)
+
+
+async def _ask_workers(parts: Parts, workers: Iterable[Client], message: Push) -> None:
+    """Ask all at once; the first refusal that is final, else the first, is the answer of them all."""
+    answers = await asyncio.gather(*(_refusal_of(parts, worker, message) for worker in workers))
+    if refusals := [answer for answer in answers if answer is not None]:
+        raise next((refusal for refusal in refusals if refusal.final), refusals[0])
+
+
+async def _refusal_of(parts: Parts, worker: Client, message: Push) -> Refusal | None:
+    try:
+        await ask_worker(parts, worker, message, Ok)
+    except Refusal as refusal:
+        return refusal
+    return None

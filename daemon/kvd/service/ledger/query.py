@@ -1,0 +1,90 @@
+"""What is asked of the ledger: rows of transfers by filter, engines that they name."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import msgspec
+
+from kvd.service.ledger.store import decode_blocks, decode_engine, decode_record
+from kvd.wire.transfer import KeptEngine, LedgerRow, ListTransfers, TransferRecord, Transfers
+
+MAX_LIMIT = 10_000
+MAX_ANSWER = 16 << 20
+"""Bytes of the records in one answer; the next one continues."""
+
+_ORDERS = {"newest": "seq DESC", "slowest": "seconds DESC, seq DESC", "largest": "bytes DESC, seq DESC"}
+
+
+def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Transfers:
+    """The matching rows, 10000 and 16 MiB at most. Raises `sqlite3.Error` or `msgspec.MsgspecError`."""
+    conditions, values = _conditions(query)
+    limit = min(max(query.limit, 0), MAX_LIMIT)
+    found = database.execute(
+        f"SELECT seq, recorded, record, {'blocks' if query.blocks else 'NULL'} FROM transfers"  # noqa: S608 (fixed texts)
+        f" WHERE {' AND '.join(conditions)} ORDER BY {_ORDERS[query.order]} LIMIT ?",
+        (*values, limit + 1),
+    )
+    rows: list[LedgerRow] = []
+    size, more = 0, False
+    for seq, recorded, record, blocks in found:
+        size += len(record) + len(blocks or b"")
+        if len(rows) == limit or (size > MAX_ANSWER and rows):
+            more = True
+            break
+        rows.append(LedgerRow(seq, _whole(record, blocks), recorded))
+    found.close()
+    return Transfers(rows=tuple(rows), total=total, more=more)
+
+
+def kept_engine(database: sqlite3.Connection, engine_id: str, generation: str) -> KeptEngine | None:
+    """What is kept of an engine. Raises `sqlite3.Error` or `msgspec.MsgspecError`."""
+    row = database.execute(
+        "SELECT engine FROM engines WHERE engine_id = ? AND generation = ?", (engine_id, generation)
+    ).fetchone()
+    return decode_engine(row[0]) if row else None
+
+
+def _whole(record: bytes, blocks: bytes | None) -> TransferRecord:
+    bare = decode_record(record)
+    if blocks is None:
+        return bare
+    local, remote = decode_blocks(blocks)
+    return msgspec.structs.replace(bare, local_blocks=local, remote_blocks=remote)
+
+
+def _conditions(query: ListTransfers) -> tuple[list[str], list[object]]:
+    """What a row must fulfil, in SQL, and the values in it."""
+    here, there = query.engine_id, query.peer
+    number = int(query.any_id) if query.any_id.isdecimal() and len(query.any_id) < 19 else -1
+    filters: list[tuple[object, str, tuple[object, ...]]] = [
+        (True, "seq > ?", (query.after,)),
+        (query.before, "seq < ?", (query.before,)),
+        # By number, not by time: rows then come newest first without being sorted.
+        (
+            query.within,
+            "seq >= (SELECT seq FROM transfers WHERE recorded >= ? ORDER BY recorded LIMIT 1)",
+            (time.time() - query.within,),
+        ),
+        (
+            query.any_id,
+            "(transfer_id = ? OR request_id = ? OR remote_request_id = ? OR seq = ?)",
+            (query.any_id, query.any_id, query.any_id, number),
+        ),
+        (query.request_id, "(request_id = ? OR remote_request_id = ?)", (query.request_id,) * 2),
+        (
+            here and there,
+            "((local_engine = ? AND remote_engine = ?) OR (remote_engine = ? AND local_engine = ?))",
+            (here, there, here, there),
+        ),
+        (here and not there, "(local_engine = ? OR remote_engine = ?)", (here, here)),
+        (there and not here, "remote_engine = ?", (there,)),
+        (query.state, "state = ?", (query.state,)),
+        (query.code, "code = ?", (query.code,)),
+        (query.backend, "backend = ?", (query.backend,)),
+        (query.mode, "mode = ?", (query.mode,)),
+        (query.slower_than, "seconds > ?", (query.slower_than,)),
+    ]
+    given = [(condition, values) for wanted, condition, values in filters if wanted]
+    return [condition for condition, _ in given], [value for _, values in given for value in values]

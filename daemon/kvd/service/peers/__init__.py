@@ -1,0 +1,1 @@
+"""Other kvds: links, handshakes, compatibility of engines, and what is passed on."""

@@ -1,0 +1,70 @@
+"""Askers: the other kvds that use engines of ours, so that they can be told when one ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvd.service.engines.registry import Engine, Registry
+from kvd.wire.frame import Message
+from kvd.wire.handshake import EngineGone, Ping
+
+GIVEN_SECONDS = 5.0
+"""For this long a card that was given out counts as in use, though a ping that crossed it does not say so."""
+FORGET_SECONDS = 30.0
+"""An asker that has not pinged for this long is forgotten; its next ping brings it back."""
+
+
+@dataclass(slots=True)
+class Asker:
+    """One other kvd: the engines (id, generation) of ours that it uses, and when it was given each card.
+
+    ``heard`` and the times in ``given`` are time.monotonic().
+    """
+
+    kvd_id: str
+    using: set[tuple[str, str]] = field(default_factory=set)
+    heard: float = field(default_factory=time.monotonic)
+    given: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+class Askers:
+    """The other kvds, by their route on the peer socket."""
+
+    def __init__(self) -> None:
+        self._by_route: dict[bytes, Asker] = {}
+
+    def described(self, route: bytes, kvd_id: str, engine: Engine) -> None:
+        """A card was given out."""
+        asker = self._by_route.setdefault(route, Asker(kvd_id))
+        asker.using.add((engine.facts.engine_id, engine.generation))
+        asker.given[engine.facts.engine_id, engine.generation] = time.monotonic()
+
+    def pinged(
+        self, route: bytes, ping: Ping, registry: Registry, *, settling: bool
+    ) -> tuple[tuple[str, str], ...]:
+        """Take note of what the peer uses; returns the part of it that is gone."""
+        now = time.monotonic()
+        for old, asker in list(self._by_route.items()):
+            if now - asker.heard > FORGET_SECONDS:
+                del self._by_route[old]
+        before = self._by_route.get(route)
+        given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
+        self._by_route[route] = Asker(ping.kvd_id, {*ping.using, *given}, now, given)
+        return tuple(pair for pair in ping.using if registry.ended(*pair, settling=settling))
+
+    def users(self, engine: Engine) -> list[str]:
+        """Ids of the kvds that use an engine's present generation."""
+        wanted = (engine.facts.engine_id, engine.generation)
+        return sorted({asker.kvd_id for asker in self._by_route.values() if wanted in asker.using})
+
+    def engine_ended(
+        self, engine_id: str, generation: str, reason: str, send: Callable[[bytes, Message], None]
+    ) -> None:
+        """Tell all that use that generation."""
+        for route, asker in self._by_route.items():
+            if (engine_id, generation) in asker.using:
+                asker.using.discard((engine_id, generation))
+                asker.given.pop((engine_id, generation), None)
+                send(route, EngineGone(engine_id=engine_id, generation=generation, reason=reason))

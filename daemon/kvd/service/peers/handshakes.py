@@ -1,0 +1,392 @@
+"""Handshakes: what local engines know of peers, fetched once, compared once, taken back when a generation ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from kvd.service.config import LivenessSettings, PeerSettings
+from kvd.service.engines.registry import Engine, Registry
+from kvd.service.errors import PeerAway, Refusal
+from kvd.service.peers.compatibility import Verdicts, next_step
+from kvd.service.peers.links import Links
+from kvd.service.sockets.events import Events
+from kvd.wire.frame import Message, kind_of
+from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
+from kvd.wire.identity import Endpoint, EngineCard, Role
+from kvd.wire.reply import Refused
+
+log = logging.getLogger(__name__)
+
+Push = Callable[[bytes, Message], None]
+Key = tuple[Endpoint, str]
+"""Where a peer engine is and its id; ``Endpoint()`` for one at this kvd."""
+HERE = Endpoint()
+
+
+@dataclass(frozen=True, slots=True)
+class Myself:
+    """This kvd as it presents itself; ``started`` is time.monotonic(), ``endpoint`` has port 0 without peer socket."""
+
+    kvd_id: str
+    generation: str
+    host: str
+    endpoint: Endpoint
+    started: float
+    started_at: float
+
+
+@dataclass(slots=True)
+class PeerEngine:
+    """A peer engine as fetched; ``shape`` as its kvd says.
+
+    ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
+    time, also in an earlier generation of either: they are given the next one unasked.
+    """
+
+    card: EngineCard
+    shape: str = ""
+    state: Literal["ready", "unreachable", "gone"] = "ready"
+    reason: str = ""
+    since: float = field(default_factory=time.time)
+    users: dict[str, str] = field(default_factory=dict)
+    friends: set[str] = field(default_factory=set)
+    answers: dict[tuple[str, bool, bool], PeerReady] = field(default_factory=dict)
+    """One message for all that get the same: the local engine, whether it was cached, whether without workers."""
+
+
+class Handshakes:
+    """All peer engines that local ones use or used."""
+
+    def __init__(
+        self,
+        myself: Myself,
+        registry: Registry,
+        links: Links,
+        events: Events,
+        push: Push,
+        verdicts: Verdicts,
+        peer: PeerSettings,
+        liveness: LivenessSettings,
+    ) -> None:
+        self.peers: dict[Key, PeerEngine] = {}
+        self.liveness = liveness
+        self._peer = peer
+        self._myself = myself
+        self._registry = registry
+        self._links = links
+        self._events = events
+        self._push = push
+        self._verdicts = verdicts
+        self._flights: dict[tuple[Key, str, bool], asyncio.Task[PeerEngine]] = {}
+        self._asking: Counter[tuple[str, str, bytes]] = Counter()
+        self._refused: set[tuple[str, str]] = set()
+        self._handing_out = asyncio.Lock()
+        self._greeting: set[asyncio.Task[None]] = set()
+
+    @property
+    def settling(self) -> bool:
+        """Whether this kvd is so young that its workers may not all be back."""
+        return time.monotonic() - self._myself.started < self.liveness.settle_seconds
+
+    def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
+        """What `get` would give where the engine was given that peer before; None where that takes any work."""
+        engine, peer = self._registry.ready(ask.local_engine), self.peers.get((ask.endpoint, ask.engine_id))
+        if engine is None or peer is None or peer.state == "gone" or ask.endpoint == HERE:
+            return None
+        if peer.users.get(ask.local_engine) != engine.generation:
+            return None
+        if ask.generation not in ("", peer.card.generation) or (ask.keyed and not peer.card.digest_key):
+            return None
+        return self._answer(peer, ask.endpoint, engine, asker)
+
+    async def get(self, ask: GetPeer, asker: bytes = b"") -> PeerReady:
+        """The peer engine that a local engine asks for; the engine's other clients are told of it too.
+
+        Raises `Refusal`: unknown or incomplete engines, a peer that is away, another generation, incompatibility.
+        """
+        asked = ask.local_engine, ask.engine_id, asker
+        self._asking[asked] += 1
+        try:
+            return await self._get(ask, asker)
+        finally:
+            self._asking[asked] -= 1
+            if not self._asking[asked]:
+                del self._asking[asked]
+
+    async def _get(self, ask: GetPeer, asker: bytes) -> PeerReady:
+        began = time.monotonic()
+        engine = await self._registry.wait_ready(
+            ask.local_engine, self._peer.handshake_seconds, settling=self.settling
+        )
+        key = self._key(ask)
+        peer, cached = await (self._here(ask, key) if key[0] == HERE else self._there(ask, key))
+        if ask.generation and peer.card.generation != ask.generation:
+            raise Refusal(
+                "KVD-PEER-GENERATION",
+                f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
+                hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
+            )
+        cached &= await self._refuse_incompatible(engine, peer)
+        if not cached:
+            async with self._handing_out:
+                await asyncio.sleep(
+                    0
+                )  # all who waited wake at once; an answer each turn leaves room for others
+        if peer.state == "gone":
+            raise Refusal(
+                "KVD-ENGINE-GONE",
+                f"engine {ask.engine_id!r} generation {peer.card.generation} ended just now: {peer.reason}",
+                hint="ask again when it is back",
+            )
+        seconds = 0.0 if cached else time.monotonic() - began
+        if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
+            self._introduce(engine, key, peer, seconds)
+        return self._answer(peer, key[0], engine, asker, seconds)
+
+    def _introduce(self, engine: Engine, key: Key, peer: PeerEngine, seconds: float) -> None:
+        """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
+        engine_id = engine.facts.engine_id
+        peer.users[engine_id] = engine.generation
+        peer.friends.add(engine_id)
+        self._events.emit(
+            "handshake.done", key[1], local=engine_id, generation=peer.card.generation, seconds=seconds
+        )
+        for client in engine.clients:
+            if not self._asking[engine_id, key[1], client.route]:
+                self._push(client.route, self._answer(peer, key[0], engine, client.route, seconds))
+
+    def _answer(
+        self, peer: PeerEngine, endpoint: Endpoint, engine: Engine, route: bytes, seconds: float = 0.0
+    ) -> PeerReady:
+        """What a client of a local engine is told of a peer: one object for all that are told the same."""
+        client = self._registry.by_route(route)
+        brief = client is not None and client.kind == "scheduler"  # it alone gets the key
+        which = engine.facts.engine_id, seconds > 0, brief
+        ready = peer.answers.get(which)
+        if ready is None:
+            ready = peer.answers[which] = PeerReady(
+                local_engine=engine.facts.engine_id,
+                peer=msgspec.structs.replace(
+                    peer.card, **({"workers": ()} if brief else {"digest_key": b""})
+                ),
+                endpoint=endpoint,
+                seconds=seconds,
+                cached=seconds == 0,
+            )
+        return ready
+
+    def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+        """The engines (id, generation) behind an endpoint that local ones use."""
+        return tuple(
+            (engine_id, peer.card.generation)
+            for (where, engine_id), peer in self.peers.items()
+            if where == endpoint and peer.state != "gone"
+        )
+
+    def link_up(self, endpoint: Endpoint) -> None:
+        """The peer kvd is back: what is known of its engines holds until it says otherwise."""
+        self._mark(endpoint, "ready", "")
+
+    def link_down(self, endpoint: Endpoint, reason: str) -> None:
+        """The peer kvd is away. Its engines may well live: what is known stays in use."""
+        self._mark(endpoint, "unreachable", reason)
+
+    def peer_engine_gone(self, endpoint: Endpoint, engine_id: str, generation: str, reason: str) -> None:
+        """A generation of a peer engine ended: take it back from all that were given it."""
+        peer = self.peers.get((endpoint, engine_id))
+        if peer is None or peer.state == "gone" or peer.card.generation != generation:
+            return
+        peer.state, peer.reason, peer.since = "gone", reason, time.time()
+        peer.answers.clear()
+        self._refused = {pair for pair in self._refused if pair[1] != generation}
+        self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
+        gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
+        for local_engine in peer.users:
+            if engine := self._registry.engines.get(local_engine):
+                for client in engine.clients:
+                    self._push(client.route, gone)
+
+    def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
+        """A peer kvd has these generations: what local engines used an earlier one of, they are given unasked."""
+        for engine_id, generation in ready:
+            peer = self.peers.get((endpoint, engine_id))
+            if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
+                self._greet((endpoint, engine_id), peer.friends, generation)
+
+    def local_engine_up(self, engine: Engine) -> None:
+        """A local engine is there: it is given the peers that it knew in an earlier generation, and its neighbours.
+
+        Neighbours are the engines of this kvd that KV can move to or from; they are given it too. None of this while
+        either still warms up: to connect takes calls that break what a worker captures as a CUDA graph, and what stands
+        in a null block is settled only afterwards.
+        """
+        engine_id = engine.facts.engine_id
+        for key, peer in self.peers.items():
+            if peer.state == "ready" and engine_id in peer.friends and key[0] != HERE:
+                self._greet(key, {engine_id}, peer.card.generation)
+        for other in self._registry.engines.values():
+            if other is not engine and other.up and complementary(engine.facts.role, other.facts.role):
+                self._greet((HERE, other.facts.engine_id), {engine_id}, other.generation)
+                self._greet((HERE, engine_id), {other.facts.engine_id}, engine.generation)
+
+    def local_engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
+        """A local engine's generation ended: it uses nothing any more, and nobody here may use it."""
+        engine_id = engine.facts.engine_id
+        for peer in self.peers.values():
+            peer.users.pop(engine_id, None)
+        self._refused = {pair for pair in self._refused if pair[0] != generation}
+        self.peer_engine_gone(HERE, engine_id, generation, reason)
+
+    def forget(self, before: float) -> None:
+        """Drop peer engines that have been gone since before Unix time ``before``."""
+        for key, peer in list(self.peers.items()):
+            if peer.state == "gone" and peer.since < before:
+                del self.peers[key]
+
+    def _key(self, ask: GetPeer) -> Key:
+        given = ask.endpoint
+        if given in (HERE, self._myself.endpoint):
+            return HERE, ask.engine_id
+        local = self._registry.ready(ask.engine_id)
+        if local is not None and ask.generation and local.generation == ask.generation:
+            return HERE, ask.engine_id
+        if not given.host or not 0 < given.port < 65536:
+            raise Refusal(
+                "KVD-PEER-ADDRESS",
+                f"engine {ask.engine_id!r}: {given.host!r} port {given.port} is no address of a peer kvd",
+                hint="set peer.listen in the configuration of the kvd beside that engine",
+            )
+        return given, ask.engine_id
+
+    def _greet(self, key: Key, local_engines: set[str], generation: str) -> None:
+        """Hand a peer engine to local engines ahead of their first request to it."""
+        for local in local_engines:
+            if (engine := self._registry.ready(local)) is None or not engine.up:
+                continue  # given it when it is there
+            ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
+            task = asyncio.get_running_loop().create_task(self._give(ask))
+            self._greeting.add(task)
+            task.add_done_callback(self._greeting.discard)
+
+    async def _give(self, ask: GetPeer) -> None:
+        try:
+            await self.get(ask)
+        except Refusal as refusal:
+            log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)
+
+    async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
+        wait = self._registry.wait_up if ask.keyed else self._registry.wait_ready
+        engine = await wait(ask.engine_id, self._peer.handshake_seconds, settling=self.settling)
+        known = self.peers.get(key)
+        if known is None or known.state == "gone" or known.card.generation != engine.generation:
+            return self._keep(key, PeerEngine(engine.card(), engine.shape)), True
+        if engine.scheduler is not None:
+            _learn_key(known, engine.scheduler.digest_key)
+        return known, True
+
+    async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
+        known = self.peers.get(key)
+        current = known and known.state != "gone" and ask.generation in ("", known.card.generation)
+        if known and current and (known.card.digest_key or not ask.keyed):
+            return known, True
+        which = key, ask.generation, ask.keyed
+        flight = self._flights.get(which)
+        if flight is None:
+            self._events.counters["handshakes.flights"] += 1
+            flight = asyncio.get_running_loop().create_task(self._fetch(key, keyed=ask.keyed))
+            self._flights[which] = flight
+            flight.add_done_callback(lambda done: self._landed(which, done))
+        # Shielded: one caller that is given up must not end the flight of the others.
+        return self._keep(key, await asyncio.shield(flight)), False
+
+    def _landed(self, flight: tuple[Key, str, bool], done: asyncio.Task[PeerEngine]) -> None:
+        del self._flights[flight]
+        if not done.cancelled():
+            done.exception()  # looked at here, since everyone who waited may have left
+
+    async def _fetch(self, key: Key, *, keyed: bool) -> PeerEngine:
+        endpoint, engine_id = key
+        question = DescribeEngine(
+            engine_id=engine_id,
+            kvd_id=self._myself.kvd_id,
+            kvd_generation=self._myself.generation,
+            keyed=keyed,
+        )
+        try:
+            answer = await self._links.get(endpoint).ask(question, self._peer.handshake_seconds)
+        except PeerAway as away:
+            self._events.emit("handshake.failed", engine_id, reason=away.message)
+            raise Refusal(
+                "KVD-PEER-UNREACHABLE",
+                f"engine {engine_id!r}: {away.message}",
+                hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
+            ) from None
+        if isinstance(answer, EngineDescribed):
+            return PeerEngine(answer.card, answer.shape)
+        self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
+        if isinstance(answer, Refused):
+            raise Refusal(
+                answer.code, f"the kvd at {endpoint.host}:{endpoint.port}: {answer.message}", hint=answer.hint
+            )
+        raise Refusal(
+            "KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}"
+        )
+
+    def _keep(self, key: Key, fetched: PeerEngine) -> PeerEngine:
+        known = self.peers.get(key)
+        if known is not None:
+            if known.state != "gone" and known.card.generation == fetched.card.generation:
+                _learn_key(known, fetched.card.digest_key)
+                return known
+            if known.state != "gone":
+                self.peer_engine_gone(
+                    *key, known.card.generation, f"it restarted as generation {fetched.card.generation}"
+                )
+            fetched.friends |= known.friends
+        self.peers[key] = fetched
+        return fetched
+
+    async def _refuse_incompatible(self, engine: Engine, peer: PeerEngine) -> bool:
+        """Raise `Refusal` where the two do not fit; else whether that was known."""
+        known, bad = await self._verdicts.find(engine, peer.card, peer.shape)
+        if not bad:
+            return known
+        pair = engine.generation, peer.card.generation
+        if pair not in self._refused:
+            self._refused.add(pair)
+            self._events.emit(
+                "handshake.refused", peer.card.engine.engine_id, local=engine.facts.engine_id,
+                factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
+            )  # fmt: skip
+        named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
+        raise Refusal(
+            "KVD-INCOMPATIBLE",
+            f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
+            hint=next_step(bad, engine.facts.engine_id, peer.card.engine.engine_id),
+            factors=bad,
+        )
+
+    def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
+        for (where, _), peer in self.peers.items():
+            if where == endpoint and peer.state not in ("gone", state):
+                peer.state, peer.reason, peer.since = state, reason, time.time()
+
+
+def _learn_key(peer: PeerEngine, key: bytes) -> None:
+    """The scheduler of that generation came after its workers, or is another one: whoever asks is to have its key."""
+    if key and key != peer.card.digest_key:
+        peer.card = msgspec.structs.replace(peer.card, digest_key=key)
+        peer.answers.clear()
+
+
+def complementary(local: Role, peer: Role) -> bool:
+    """Whether KV can move between engines of these roles."""
+    return "both" in (local, peer) or local != peer

@@ -1,0 +1,137 @@
+"""Binds the daemon's sockets: directory, lock, local ROUTER, events PUB, peer ROUTER."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import IO
+
+import zmq
+import zmq.asyncio
+
+from kvd.service.config import Config, endpoint
+from kvd.service.errors import StartError
+from kvd.service.sockets import curve
+from kvd.service.sockets.curve import Keys
+from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
+
+LOCK_NAME = "kvd.lock"
+ZAP_DOMAIN = "kvd"
+LONGEST_PATH = 107
+"""Bytes of a Unix socket's path that the kernel takes."""
+HANDSHAKE_MS = 3000
+"""How long a connection may stay silent before it has said that it speaks ZMTP."""
+BACKLOG = 1024
+
+
+def prepare_directory(directory: Path) -> IO[str]:
+    """Make the runtime directory and lock it; the lock lasts as long as the file that is returned stays open.
+
+    Raises `StartError`: not ours to use, open to everyone, path too long, or another kvd has it.
+    """
+    longest = max(len(os.fsencode(directory / name)) for name in (SOCKET_NAME, EVENTS_NAME))
+    if longest > LONGEST_PATH:
+        raise StartError(
+            f"runtime directory {directory}: the socket's path has {longest} bytes, at most {LONGEST_PATH} are taken",
+            hint="give a shorter one with --runtime-dir",
+        )
+    try:
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        mode = directory.stat().st_mode & 0o777
+        if mode & 0o007:
+            raise StartError(
+                f"runtime directory {directory} has mode {mode:04o}: every user of this host could order kvd about",
+                hint=f"chmod 0750 {directory}, or give another with --runtime-dir",
+            )
+        lock = (directory / LOCK_NAME).open("a+")
+    except OSError as error:
+        raise StartError(
+            f"runtime directory {directory} cannot be used: {error.strerror}",
+            hint="give another with --runtime-dir",
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        holder = lock.read().strip() or "unknown"
+        lock.close()
+        raise StartError(
+            f"another kvd (process {holder}) serves {directory}",
+            hint="stop it first, or give another --runtime-dir",
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.Socket[bytes]:
+    """The ROUTER for workers and operators, a plain socket (`Router.serve`). Raises `StartError`."""
+    socket = _plain(context, zmq.ROUTER)
+    _limit(socket, config.local.max_message_bytes, config.local.queue)
+    _bind(socket, f"ipc://{directory / SOCKET_NAME}")
+    (directory / SOCKET_NAME).chmod(0o660)
+    return socket
+
+
+def bind_events(context: zmq.asyncio.Context, directory: Path) -> zmq.Socket[bytes]:
+    """The PUB for events; a plain socket, since sending on it never waits. Raises `StartError`."""
+    socket = _plain(context, zmq.PUB)
+    _limit(socket, 1 << 20, 10_000)
+    _bind(socket, f"ipc://{directory / EVENTS_NAME}")
+    (directory / EVENTS_NAME).chmod(0o660)
+    return socket
+
+
+def bind_peer(
+    context: zmq.asyncio.Context, config: Config, keys: Keys | None
+) -> tuple[zmq.Socket[bytes], tuple[str, int]]:
+    """The ROUTER for other kvds, plain too, and the host and port it listens on.
+
+    Raises `StartError` and `ConfigError`.
+    """
+    host, port = endpoint(config.peer.listen, "peer.listen")
+    curve.refuse_open_bind(host, keys)
+    socket = _plain(context, zmq.ROUTER)
+    _limit(socket, config.peer.max_message_bytes, config.peer.queue)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.peer.ping_seconds * 1000))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.peer.down_seconds * 1000))
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+    if keys is not None:
+        socket.zap_domain = ZAP_DOMAIN.encode()
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    shown = f"[{host}]" if ":" in host else host
+    _bind(socket, f"tcp://{shown}:{port or '*'}")
+    bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
+    return socket, (host, int(bound.rpartition(":")[2]))
+
+
+def _plain(context: zmq.asyncio.Context, kind: int) -> zmq.Socket[bytes]:
+    plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
+    return plain.socket(kind)
+
+
+def _limit(socket: zmq.Socket[bytes], message_bytes: int, queue: int) -> None:
+    options = {
+        zmq.LINGER: 0,
+        zmq.MAXMSGSIZE: message_bytes,
+        zmq.SNDHWM: queue,
+        zmq.RCVHWM: queue,
+        zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+        zmq.HEARTBEAT_IVL: 2000,
+        zmq.HEARTBEAT_TIMEOUT: 10_000,
+        zmq.BACKLOG: BACKLOG,
+    }
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+
+
+def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        hint = "see who has it: `ss -xlp`, `ss -tlp`"
+        raise StartError(f"cannot listen on {address}: {error.strerror}", hint=hint) from None

@@ -1,0 +1,104 @@
+"""What one request copies: coalesced descriptors where its blocks lie together, picks of a grid where they do not.
+
+Coalesced descriptors are fewest, but a backend must check each one's address and prepare it for the post. Cells of a
+grid were checked when the grid was prepared; a pick costs a fraction of a descriptor's time, but there is one for each
+block. `LEAST_RUN` is where the two meet, and below `FEW` cells picks cost least whatever the runs, as nothing need be
+joined (docs/geometry.md has the measurements).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import coalesced, left_over
+from kvd.topology.descriptors import Descriptors, coalesce, concatenate
+from kvd.topology.grid import Grid, Int32, Picks
+from kvd.topology.pairing import Met, meetings, phased
+from kvd.topology.plan import Cells, Plan
+
+LEAST_RUN = 6
+"""Blocks that a descriptor must join on average to be worth more than picks."""
+FEW = 4096
+"""Cells so few that joining them takes longer than it saves. Backends that take picks join neighbours themselves."""
+
+
+@dataclass(slots=True)
+class Copies:
+    """What is to be copied from (or to) one remote worker; ``picked`` is what ``picks`` stands for."""
+
+    descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
+    picks: Picks | None = None
+    picked: Sequence[Met] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return self.descriptors.nbytes + (self.picks.nbytes if self.picks else 0)
+
+    @property
+    def runs(self) -> int:
+        """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
+        split = [met for met in self.picked if phased(met.read)]
+        straight = sum(left_over(met) for met in self.picked if not phased(met.read))
+        return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
+
+
+def compile_request(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
+) -> dict[int, Copies]:
+    """The copies of one request by position of the remote worker; arguments and errors as of `compile_plan`."""
+    found: dict[int, tuple[list[Met], list[Met]]] = {}
+    for met in meetings(plan, local, remote, tokens):
+        found.setdefault(met.read.remote, ([], []))[phased(met.read)].append(met)
+    return {
+        position: _copies(plan.grids[position], straight, split)
+        for position, (straight, split) in found.items()
+    }
+
+
+def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: list[Met]) -> Copies:
+    """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
+    numbered = grid[0].numbered
+    rows, picked = [], []
+    for met in straight:
+        cells = _cells(met)
+        if numbered and (cells <= FEW or left_over(met) * LEAST_RUN > cells):
+            picked.append(met)
+        else:
+            rows.append(coalesced(met))
+    if split:
+        cells = sum(_cells(met) for met in split)
+        joined = None if numbered and cells <= FEW else _joined(split)
+        if joined is None or (numbered and len(joined) * LEAST_RUN > cells):
+            picked += split
+        else:
+            rows.append(joined)
+    return Copies(concatenate(rows), _picks(grid, picked) if picked else None, picked)
+
+
+def _cells(met: Met) -> int:
+    return len(met.read.rows) * len(met.mine)
+
+
+def _joined(split: Sequence[Met]) -> Descriptors:
+    return coalesce(concatenate([coalesced(met) for met in split]))
+
+
+def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Picks:
+    whole, cells = grid
+    here: list[Int32] = []
+    there: list[Int32] = []
+    for met in picked:
+        first = cells[id(met.read)]
+        here.append((first.local + met.mine.astype(np.int32)).ravel())
+        there.append((first.remote + met.theirs.astype(np.int32)).ravel())
+    return Picks(
+        whole,
+        here[0] if len(here) == 1 else np.concatenate(here),
+        there[0] if len(there) == 1 else np.concatenate(there),
+        sum(met.read.bytes_per_block * len(met.mine) for met in picked),
+    )

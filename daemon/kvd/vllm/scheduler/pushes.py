@@ -1,0 +1,209 @@
+"""The scheduler's side of layer-wise push on the prefiller: what each step computes of whom, and whose blocks stay."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+from kvd.topology.blocks import BlockList, offered, window_start
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.params import short
+from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
+from kvd.worker.cause import ABORTED, Cause
+from kvd.worker.orders import PushEnd, PushStep, plain
+from kvd.worker.remote import LONGEST_NAME
+from kvd.worker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Push:
+    """A request that is being computed; ``reached`` and ``firsts`` are as the workers were told last."""
+
+    transfer_id: str
+    request: Request
+    total: int
+    reached: int = 0
+    firsts: tuple[int, ...] = ()
+    again: bool = False
+    digest: str = ""
+
+
+class Pushes:
+    """All requests that are pushed, from arrival until their blocks may go. Touched by the scheduler's step only."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        groups: Sequence[GroupFacts],
+        table: Callable[[str], Table | None] = lambda _request_id: None,
+        digest: Callable[[Request, int], str] = lambda _request, _tokens: "",
+    ) -> None:
+        """``table`` gives a request's block ids where a step's output does not, ``digest`` that of its first tokens."""
+        self._digest = digest
+        self._settings = settings
+        self._groups = tuple(groups)
+        self._table = table
+        self._active: dict[str, _Push] = {}
+        self._held: dict[str, str] = {}
+        self._steps: list[PushStep] = []
+        self._ends: list[PushEnd] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether blocks of a finished request are still held, so that the engine has to keep stepping."""
+        return bool(self._held)
+
+    def begin(self, request: Request) -> None:
+        """A request arrived that is to be prefilled here and pushed."""
+        name = (request.kv_transfer_params or {}).get("kvd_transfer_id")
+        cause = ""
+        if self._settings.mode != "push":
+            cause = f"transfer_mode is push and this engine's mode is {self._settings.mode}"
+        elif not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
+            cause = f"kvd_transfer_id is {short(name)}, it must be a string of 1 to {LONGEST_NAME} characters"
+        elif name in self._held.values() or any(p.transfer_id == name for p in self._active.values()):
+            cause = f"kvd_transfer_id {short(name)} is another request's already"
+        if cause:
+            log.warning("request %s is not pushed: %s", request.request_id, cause)
+        else:
+            total = request.num_prompt_tokens
+            self._active[request.request_id] = _Push(
+                str(name), request, total, digest=self._digest(request, total)
+            )
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a request is pushed."""
+        return request_id in self._active
+
+    def name(self, request_id: str) -> str:
+        """The transfer id of a request that is pushed, else nothing."""
+        push = self._active.get(request_id)
+        return push.transfer_id if push is not None else ""
+
+    def take(self, output: Scheduled | None) -> tuple[list[PushStep], list[PushEnd]]:
+        """What the coming step computes of pushed requests, and which of them ended since the last one."""
+        steps, self._steps = self._steps, []
+        ends, self._ends = self._ends, []
+        if output is not None and self._active:
+            preempted = output.preempted_req_ids or frozenset()
+            for request_id, push in self._active.items():
+                if request_id in preempted:
+                    push.again, push.reached = True, 0
+                if step := self._step(request_id, push, output):
+                    steps.append(step)
+        return steps, ends
+
+    def finished(self, request_id: str, table: Table, *, completed: bool) -> bool:
+        """A pushed request ended. Whether its blocks stay until every worker reports it as sent."""
+        push = self._active.pop(request_id)
+        computed = push.request.num_computed_tokens
+        if not completed or computed < push.total:
+            few = Cause(f"only {computed} of its {push.total} tokens were computed", "PREFILL_ENDED")
+            cause = few if completed else ABORTED
+            self._ends.append(PushEnd(push.transfer_id, request_id, 0.0, cause))
+            return False
+        self._last(push, table)
+        self._ends.append(PushEnd(push.transfer_id, request_id, self._settings.lease_seconds))
+        self._held[request_id] = push.transfer_id
+        return True
+
+    def sent(self, request_ids: AbstractSet[str]) -> None:
+        """All workers reported these: vLLM frees their blocks now."""
+        for request_id in request_ids & self._held.keys():
+            del self._held[request_id]
+
+    # --- private ---
+
+    def _step(self, request_id: str, push: _Push, output: Scheduled) -> PushStep | None:
+        count = output.num_scheduled_tokens.get(request_id, 0)
+        table = table_in(output, request_id, self._table) if count else None
+        again = push.again
+        if table is None:
+            if not again:
+                return None
+            push.again = False
+            return PushStep(
+                push.transfer_id,
+                request_id,
+                {},
+                0,
+                push.total,
+                again=True,
+                sums=self._sums(push),
+                digest=push.digest,
+            )
+        if push.reached >= push.total and not again:
+            return None
+        computed = push.request.num_computed_tokens
+        push.reached = min(push.total, computed + count)
+        push.again = False
+        # A state is certain to be the prompt's only when the request has ended.
+        lists = {g: b for g, b in self._offered(table).items() if self._groups[g].kind != "mamba"}
+        push.firsts = tuple(lists[g].first if g in lists else 0 for g in range(len(self._groups)))
+        return PushStep(
+            push.transfer_id,
+            request_id,
+            plain(lists),
+            push.reached,
+            push.total,
+            again=again,
+            held=min(push.total, computed),
+            sums=self._sums(push),
+            digest=push.digest,
+        )
+
+    def _sums(self, push: _Push) -> bool:
+        return self._settings.samples(push.transfer_id)
+
+    def _last(self, push: _Push, table: Table) -> None:
+        """The blocks as they are kept, where that is not what the workers know: states, and what left a window."""
+        lists = self._offered(table)
+        lost = any(
+            push.firsts and self._needs(index, push.firsts[index], blocks.first, push.total)
+            for index, blocks in lists.items()
+        )
+        if lost or any(g.kind == "mamba" for g in self._groups):
+            request_id = push.request.request_id
+            whole = push.total
+            self._steps.append(
+                PushStep(
+                    push.transfer_id,
+                    request_id,
+                    plain(lists),
+                    whole,
+                    whole,
+                    again=lost,
+                    held=whole,
+                    sums=self._sums(push),
+                    digest=push.digest,
+                )
+            )
+
+    def _needs(self, index: int, first: int, now: int, total: int) -> bool:
+        """Whether a decoder may need one of the blocks number ``first`` to ``now``, which are gone."""
+        group = self._groups[index]
+        if group.kind == "mamba" or now <= first:
+            return False
+        return group.window is None or now * group.block_size > window_start(group.kind, group.window, total)
+
+    def _offered(self, table: Table) -> dict[int, BlockList]:
+        return {
+            index: offered(group.kind, table[index], group.scratch_blocks)
+            for index, group in enumerate(self._groups)
+        }
+
+
+def table_in(output: Scheduled, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
+    """The block table of a request that a step computes; from ``table`` where the step's output has none."""
+    state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
+    return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
+
+
+def wants_push_here(params: Mapping[str, Any] | None) -> bool:
+    """Whether a request that is to be prefilled here is to be pushed."""
+    return bool(params) and (params or {}).get("transfer_mode") == "push"

@@ -1,0 +1,204 @@
+"""What the scheduler's half tells the workers in one step, and what they answer: plain data that pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from kvd.topology.blocks import BlockList
+from kvd.wire.identity import RankId
+from kvd.worker.cause import NO_CAUSE, Cause
+from kvd.worker.remote import RemotePrefill
+
+Blocks = tuple[int, tuple[int, ...]]
+"""(first, ids) of a `BlockList`, in a form that crosses processes cheaply."""
+
+
+def plain(lists: Mapping[int, BlockList]) -> dict[int, Blocks]:
+    """Blocks by group index, to be sent to workers."""
+    return {index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in lists.items()}
+
+
+def block_lists(groups: Mapping[int, Blocks]) -> dict[int, BlockList]:
+    """What `plain` was given."""
+    return {
+        index: BlockList(first=first, ids=np.array(ids, np.int64)) for index, (first, ids) in groups.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """How a load is to miss on an operator's order; ``cause`` says whose.
+
+    ``before``: nothing of it is read. ``flight``: given up once it is under way. ``layers``: given up when a part has
+    arrived; with a ``group`` or ``layer`` when all else has. With a ``rank`` only that worker's part misses.
+    """
+
+    cause: Cause
+    when: Literal["before", "flight", "layers"]
+    rank: RankId | None = None
+    group: int | None = None
+    layer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOrder:
+    """Load one request's KV from a remote prefiller.
+
+    ``groups`` gives the local blocks to fill by group index. ``seconds`` from now the load must be complete,
+    or it is a miss. ``refused`` is the cause where the load must be reported as failed without being tried
+    (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
+    pushed: ``prefill`` then names the engine and its generation and no blocks, the first ``computed`` of the ``tokens``
+    are here already, and ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss.
+    ``again`` counts the claims of this request before.
+    """
+
+    request_id: str
+    prefill: RemotePrefill
+    groups: dict[int, Blocks]
+    tokens: int
+    seconds: float
+    claimed: float
+    handshake_seconds: float = 0.0
+    refused: Cause = NO_CAUSE
+    transfer_id: str = ""
+    digest: str = ""
+    computed: int = 0
+    fault: Fault | None = None
+    again: int = 0
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The local blocks by group index."""
+        return block_lists(self.groups)
+
+    @property
+    def block_ids(self) -> set[int]:
+        """All local blocks of the load."""
+        return {block for _, ids in self.groups.values() for block in ids}
+
+
+@dataclass(frozen=True, slots=True)
+class PushStep:
+    """A request that is pushed to a decoder, as it will be when this step has run.
+
+    ``groups`` are its blocks by group index, from the block table: what a pulled prefill would offer; none where it is
+    not scheduled. ``reached`` of its ``total`` tokens hold KV after the step, ``held`` before it. ``again``: it was
+    preempted, so what is under way reads blocks that are no longer its own. ``sums``: its KV is added up. ``digest`` is
+    of those ``total`` tokens.
+    """
+
+    transfer_id: str
+    request_id: str
+    groups: dict[int, Blocks]
+    reached: int
+    total: int
+    again: bool = False
+    held: int = 0
+    sums: bool = False
+    digest: str = ""
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return block_lists(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class PushEnd:
+    """A pushed request has ended on the prefiller.
+
+    Without a ``cause`` it is complete and its blocks are kept, for at most ``seconds``, until every decoding worker has
+    its part; the worker then reports the request as sent. With one it was aborted: its blocks are gone, and so is what
+    was to be sent.
+    """
+
+    transfer_id: str
+    request_id: str
+    seconds: float
+    cause: Cause = NO_CAUSE
+
+
+@dataclass(frozen=True, slots=True)
+class PutOut:
+    """When the step has run, copy these blocks, by group index, to where peers read them: a prompt of ``tokens``."""
+
+    request_id: str
+    groups: dict[int, Blocks]
+    tokens: int
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return block_lists(self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class SumOrder:
+    """When the step has run, add up these blocks, by group index, of which the prompt's ``tokens`` count.
+
+    ``name`` is what the decoder asks by: the request's id, or that of its transfer where it is pushed.
+    """
+
+    name: str
+    request_id: str
+    groups: dict[int, Blocks]
+    tokens: int
+
+    def block_lists(self) -> dict[int, BlockList]:
+        """The request's blocks by group index."""
+        return block_lists(self.groups)
+
+
+@dataclass(slots=True)
+class SumOrders:
+    """Prompts to be added up when the step has run, and by name those of which nobody will ask for the sums."""
+
+    due: list[SumOrder] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepOrders:
+    """Everything for one step.
+
+    Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
+    transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
+    requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended; what of a
+    staged engine peers may read after the step; what is added up when it has run. ``idle``: the step computes nothing.
+    """
+
+    loads: list[LoadOrder] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    faults: list[tuple[str, Fault]] = field(default_factory=list)
+    declined: list[tuple[str, RemotePrefill]] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
+    pushes: list[PushStep] = field(default_factory=list)
+    push_ends: list[PushEnd] = field(default_factory=list)
+    put_outs: list[PutOut] = field(default_factory=list)
+    sums: SumOrders = field(default_factory=SumOrders)
+    idle: bool = False
+
+
+@dataclass(slots=True)
+class StepOutcomes:
+    """What happened to loads since the last step, by request.
+
+    ``loads``: an empty cause for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
+    it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
+    """
+
+    loads: dict[str, Cause] = field(default_factory=dict)
+    quiet: dict[str, float] = field(default_factory=dict)
+    prefixes: dict[str, int] = field(default_factory=dict)
+
+    def merge(self, other: StepOutcomes) -> StepOutcomes:
+        """Both workers' outcomes; a miss on any worker is a miss."""
+        merged, quiet, prefixes = dict(self.loads), dict(self.quiet), dict(self.prefixes)
+        for request_id, cause in other.loads.items():
+            merged[request_id] = merged.get(request_id) or cause
+        for request_id, ended in other.quiet.items():
+            quiet[request_id] = max(ended, quiet.get(request_id, ended))
+        for request_id, tokens in other.prefixes.items():
+            prefixes[request_id] = min(tokens, prefixes.get(request_id, tokens))
+        return StepOutcomes(merged, quiet, prefixes)

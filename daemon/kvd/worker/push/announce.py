@@ -1,0 +1,94 @@
+"""What a decoding worker says to the workers of a prefilling engine about a push; kept until it is heard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kvd.backends.contract import Home
+from kvd.geometry.model import WorkerGeometry
+from kvd.wire.frame import Message
+from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushWithdraw
+from kvd.worker.cause import Cause
+from kvd.worker.pull.load import Load
+from kvd.worker.push.arrival import Arrival
+from kvd.worker.remote import RemotePrefill
+from kvd.worker.session import Talk
+
+WORDS_KEPT = 60.0
+"""Seconds for which a withdrawal or a done is repeated to a kvd that does not take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This worker, as its arrivals need to know it.
+
+    ``announce_seconds`` is how long a prefiller may take to acknowledge an announcement. ``ended`` is told of arrivals
+    that ended, ``refused`` of loads that ended before they became one. Where this side reads by itself ``read`` begins
+    a read on the peer's lane, and each may take ``read_seconds``.
+    """
+
+    engine_id: str
+    rank: RankId
+    home: Home
+    local: WorkerGeometry
+    siblings: tuple[WorkerGeometry, ...]
+    session: Talk
+    announce_seconds: float
+    read_seconds: float
+    read: Callable[[Load], None]
+    ended: Callable[[Arrival], None]
+    refused: Callable[[Load, Cause], None]
+
+
+def push_key(engine_id: str, rank: RankId, transfer_id: str, prefill: RemotePrefill) -> PushKey:
+    """The name of this worker's part of a transfer."""
+    return PushKey(
+        transfer_id=transfer_id,
+        prefiller=prefill.engine_id,
+        prefiller_endpoint=Endpoint(prefill.host, prefill.port),
+        decoder=engine_id,
+        rank=rank,
+    )
+
+
+def announce(
+    session: Talk, arrival: Arrival, generation: str, landing: bytes, seconds: float
+) -> Future[Message]:
+    """Announce an arrival, for at most ``seconds`` in which it is not acknowledged.
+
+    ``generation`` is the decoder's own, ``landing`` what the landing exported.
+    """
+    order, key = arrival.load.order, arrival.key
+
+    def message() -> PushAnnounce:
+        return PushAnnounce(
+            key=key,
+            generations=(order.prefill.generation, generation),
+            tokens=order.tokens,
+            computed=order.computed,
+            blocks=tuple(BlockRun(group, first, ids) for group, (first, ids) in sorted(order.groups.items())),
+            landing=landing,
+            digest=order.digest,
+            seconds=max(0.001, arrival.load.deadline - time.monotonic()),
+        )
+
+    return session.deliver(_topic(key), message, seconds)
+
+
+def withdraw(session: Talk, key: PushKey, generation: str) -> None:
+    """Have the workers of that generation of the prefiller write no more of it."""
+    session.deliver(_topic(key), PushWithdraw(key=key, generation=generation), WORDS_KEPT)
+
+
+def done(session: Talk, key: PushKey) -> None:
+    """Everything is read; the prefiller may free its blocks."""
+    session.deliver(_topic(key), PushDone(key=key), WORDS_KEPT)
+
+
+def _topic(key: PushKey) -> str:
+    """What words about a push are kept under: each takes the place of the one before, so that none comes after it."""
+    return f"push {key.prefiller} {key.transfer_id}"

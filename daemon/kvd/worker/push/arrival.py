@@ -1,0 +1,227 @@
+"""One pushed load: what is to arrive from whom, what has arrived, and who may still be writing.
+
+Pure bookkeeping. Progress may come in any order and any number of times; what belongs to an older attempt is no part of
+it any more.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from kvd.client.records import block_runs
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.pairing import block_pairs
+from kvd.topology.plan import Plan, Read
+from kvd.wire.identity import RankId
+from kvd.wire.push import PushKey, PushProgress
+from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
+from kvd.worker.cause import NO_CAUSE, Cause, code_of
+from kvd.worker.pull.load import Load, group_shares
+
+Part = tuple[RankId, str]
+"""A layer, as far as that worker of the prefiller supplies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a request's blocks take from a peer: its parts, and how much they are together."""
+
+    parts: frozenset[Part]
+    bytes: int
+    descriptors: int
+
+    @property
+    def sources(self) -> frozenset[RankId]:
+        """The prefiller's workers that write for this request."""
+        return frozenset(source for source, _ in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A pushed load on its way. Times are time.monotonic() seconds, 0 for what has not happened.
+
+    ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced,
+    ``asked`` when that was done for this attempt, ``due`` when it is to be done, ``tries`` how often it was. ``left``
+    is what has not arrived, ``quiet`` who has said that none of its writes is under way. With a ``cause`` it is given
+    up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
+    minus infinity where one will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by
+    itself: up to which token a part was asked for, the reads under way, descriptors of all reads, and what moves
+    their bytes. ``remote_blocks`` are the prefiller's, as it says once it has sent all.
+    """
+
+    load: Load
+    plan: Plan
+    expected: Expected
+    key: PushKey
+    left: set[Part] = field(default_factory=set)
+    quiet: set[RankId] = field(default_factory=set)
+    cause: Cause = NO_CAUSE
+    announced: float = 0.0
+    asked: float = 0.0
+    taken: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+    due: float = 0.0
+    began: float = 0.0
+    withdrawn: float = 0.0
+    tries: int = 0
+    copies: int = 0
+    backend: str = ""
+    remote_blocks: tuple[BlockRuns, ...] = ()
+    reached: dict[Part, int] = field(default_factory=dict)
+    reading: set[Load] = field(default_factory=set)
+
+    @property
+    def silent(self) -> bool:
+        """Whether no source writes any more: each has said so, or has nothing left to write."""
+        return not self.left or self.expected.sources <= self.quiet
+
+    def sent(self, attempt: int, now: float) -> None:
+        """It is announced, as that attempt."""
+        self.key = msgspec.structs.replace(self.key, attempt=attempt)
+        self.announced = self.announced or now
+        self.tries += 1
+        self.asked, self.due = now, math.inf
+
+    def anew(self, now: float) -> None:
+        """To be announced, from nothing: whatever has arrived is written again, and what was said so far is over."""
+        if self.announced:
+            self.key = msgspec.structs.replace(self.key, attempt=self.key.attempt + 1)
+        self.left, self.quiet = set(self.expected.parts), set()
+        self.asked = self.taken = self.first = self.last = 0.0
+        self.due = self.began = now
+
+    def heard(self, now: float) -> None:
+        """The prefiller knows of it."""
+        self.taken = self.taken or now
+
+    def told(self, progress: PushProgress) -> None:
+        """What a source says of all that it sent."""
+        self.remote_blocks = progress.blocks or self.remote_blocks
+        self.load.sums = self.load.sums or progress.sums
+
+    def tick(self, source: RankId, layers: tuple[str, ...], now: float) -> None:
+        """These layers have arrived from that worker."""
+        here = self.left.intersection((source, layer) for layer in layers)
+        if here:
+            self.left -= here
+            self.first = self.first or now
+            self.last = now
+
+
+def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected:
+    """What a request takes from each worker of a peer, whatever blocks it has there.
+
+    A read that finds no blocks to fill expects nothing: those outside the window, and groups that need none.
+    """
+    parts: set[Part] = set()
+    nbytes = descriptors = 0
+    for read, count in _needed(plan, blocks, tokens):
+        rank = plan.remote_ranks[read.remote]
+        source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
+        parts.update((source, layer) for layer in read.layers)
+        nbytes += count * read.bytes_per_block
+        descriptors += count * len(read.layers) * read.layer_segments
+    return Expected(frozenset(parts), nbytes, descriptors)
+
+
+def record_arrival(
+    arrival: Arrival, *, engine_id: str, rank: str, backend: str, geometry: WorkerGeometry
+) -> TransferRecord:
+    """The arrival as the ledger keeps it."""
+    load, order = arrival.load, arrival.load.order
+    expected = arrival.expected
+    entry = TransferRecord(
+        transfer_id=f"{order.request_id}@{rank}",
+        request_id=order.request_id,
+        local_engine=engine_id,
+        local_rank=rank,
+        remote_engine=order.prefill.engine_id,
+        remote_generation=order.prefill.generation,
+        remote_request_id=order.transfer_id,
+        backend=arrival.backend or backend,
+        mode="push",
+        state="miss" if load.cause else "done",
+        cause=str(load.cause),
+        code=code_of(load.cause),
+        started=time.time() - (time.monotonic() - load.received),
+        tokens=order.tokens - order.computed,
+        bytes=expected.bytes,
+        descriptors=expected.descriptors,
+        coalesced_descriptors=arrival.copies,
+        remote_ranks=tuple(sorted(str(arrival.plan.remote_ranks[i]) for i in _positions(arrival))),
+        groups=group_shares(order.block_lists(), arrival.plan, geometry),
+        stages=_stages(arrival),
+        attempts=arrival.tries,
+        local_blocks=block_runs(order.block_lists()),
+        remote_blocks=arrival.remote_blocks,
+        moments=_moments(arrival),
+        checksum=load.checksum,
+    )
+    return bounded(entry)
+
+
+def _moments(arrival: Arrival) -> dict[str, float]:
+    """What happened when, in seconds after the order was received."""
+    load = arrival.load
+    moments = {
+        "queued": load.order.claimed,
+        "announced": arrival.announced,
+        "taken": arrival.taken,
+        "first": arrival.first,
+        "last": arrival.last,
+        "reported": time.monotonic(),
+    }
+    return {name: at - load.received for name, at in moments.items() if at}
+
+
+def _stages(arrival: Arrival) -> dict[str, float]:
+    """Seconds in each stage, one after the other; of a miss the last one lasts until its end."""
+    load = arrival.load
+    announced = arrival.announced or load.ended
+    taken = max(announced, arrival.taken or load.ended)
+    first = max(taken, arrival.first or load.ended)
+    last = max(first, load.ended if arrival.left else arrival.last)
+    return {
+        "queued": max(0.0, load.received - load.order.claimed),
+        "handshake": load.handshake + load.order.handshake_seconds,
+        "announce": taken - announced,
+        "wait": first - taken,
+        "wire": last - first,
+    }
+
+
+def _positions(arrival: Arrival) -> Iterator[int]:
+    sources = arrival.expected.sources
+    for index, rank in enumerate(arrival.plan.remote_ranks):
+        if RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp) in sources:
+            yield index
+
+
+def _needed(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Iterator[tuple[Read, int]]:
+    """Reads with the number of their block pairs, where there are any."""
+    for read in plan.reads:
+        local = blocks.get(read.group)
+        if local is None or not len(local.ids):
+            continue
+        pairs, _ = block_pairs(plan, read, local, _anything(plan, read, local, tokens), tokens)
+        if len(pairs):
+            yield read, len(pairs)
+
+
+def _anything(plan: Plan, read: Read, local: BlockList, tokens: int) -> BlockList:
+    """A peer's blocks of one group, all that a request can need: only their numbers mean anything."""
+    if read.kind == "mamba":
+        return local
+    size = plan.block_sizes[read.group] * read.phase.local_period // read.phase.remote_period
+    first = 0
+    if read.window is not None:
+        first = max(0, window_start(read.kind, read.window, tokens)) // size
+    return BlockList(first, np.arange(first, -(-tokens // size) + read.phase.remote_period, dtype=np.int64))

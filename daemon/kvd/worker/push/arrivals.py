@@ -1,0 +1,178 @@
+"""Arrivals of one peer engine that are under way, and how each ends: reported when nothing of it can land any more.
+
+Nothing of an arrival can land once every source has said so, or its landing is closed, or it was never announced. Where
+this side reads by itself: once its reads have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from kvd.backends.errors import BackendError
+from kvd.worker.cause import Cause, from_error
+from kvd.worker.pull.load import clear_leftover
+from kvd.worker.push.admission import Intake
+from kvd.worker.push.announce import Here, done, withdraw
+from kvd.worker.push.arrival import Arrival
+from kvd.worker.push.window import Landings
+
+log = logging.getLogger(__name__)
+
+
+class Underway:
+    """Used by one thread; `held` by others too."""
+
+    def __init__(self, engine_id: str, here: Here, intake: Intake, landings: Landings) -> None:
+        self._engine_id = engine_id
+        self._here = here
+        self._intake = intake
+        self._landings = landings
+        self._lock = threading.Lock()
+        self._active: dict[str, Arrival] = {}  # by transfer id
+
+    def __bool__(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def all(self) -> list[Arrival]:
+        """All that are under way now."""
+        return list(self._active.values())
+
+    @property
+    def held(self) -> list[Arrival]:
+        """The same and what waits for a landing that could not be closed; on any thread."""
+        with self._lock:
+            return [*self._active.values(), *self._landings.held]
+
+    def find(self, transfer_id: str) -> Arrival | None:
+        """The arrival of that transfer."""
+        return self._active.get(transfer_id)
+
+    def has(self, arrival: Arrival) -> bool:
+        """Whether it is still under way."""
+        return self._active.get(arrival.key.transfer_id) is arrival
+
+    def take_up(self, arrival: Arrival, now: float) -> None:
+        """It is to be announced."""
+        with self._lock:
+            self._active[arrival.key.transfer_id] = arrival
+        arrival.anew(now)
+
+    def forget(self, arrival: Arrival) -> None:
+        """Somebody else has ended it."""
+        with self._lock:
+            self._active.pop(arrival.key.transfer_id, None)
+
+    def claim(self, arrival: Arrival) -> bool:
+        """Whether it is ours to announce from now on. What nobody will write of its blocks is zeroed then.
+
+        Not where somebody else has ended it, nor where its blocks could not be zeroed: then it has ended here.
+        """
+        load = arrival.load
+        if not self._intake.claim(load):
+            self.forget(arrival)
+            return False
+        try:
+            clear_leftover(load, arrival.plan, self._here.local)
+        except Exception as error:  # nobody else can end the load from here on
+            if not isinstance(error, BackendError):
+                log.exception("zeroing blocks of the load of %s", load.order.request_id)
+            self.forget(arrival)
+            self._withdraw(arrival)
+            self._here.refused(load, from_error(error))
+            return False
+        return True
+
+    # --- ends ---
+
+    def give_up(self, arrival: Arrival, cause: Cause) -> None:
+        """A miss, to be reported when nothing of it can land any more: ask the sources to write no more.
+
+        They are asked also where it was never announced: they keep blocks for somebody who would.
+        """
+        if arrival.cause or not self.has(arrival):
+            return
+        arrival.cause = cause
+        arrival.withdrawn = time.monotonic()
+        self._withdraw(arrival)
+        for load in arrival.reading:
+            load.dropped = cause
+        if self.settled(arrival):
+            self.end(arrival, cause)
+
+    def settled(self, arrival: Arrival) -> bool:
+        """Whether nothing of it can land any more."""
+        if not arrival.asked:
+            return True
+        return not arrival.reading and (arrival.silent or not self._landings.possible)
+
+    def end(self, arrival: Arrival, cause: Cause) -> None:
+        """Report it: done, or a miss with that cause.
+
+        What was never announced is done where nothing of it was to come to this worker, as to a context-parallel rank
+        without a token of a short prompt. Its blocks are zeroed all the same.
+        """
+        self.forget(arrival)
+        if not arrival.announced:
+            ours = self._intake.claim(arrival.load) if cause else self.claim(arrival)
+            if not ours:
+                return
+        if not cause and not self._landings.possible and arrival.announced:
+            done(self._here.session, arrival.key)
+        arrival.load.cause = cause
+        arrival.load.ended = time.monotonic()
+        try:
+            self._here.ended(arrival)
+        except Exception:  # of whoever is told; the thread has other loads to end
+            log.exception("end of the load of %s from %s", arrival.load.order.request_id, self._engine_id)
+
+    def end_settled(self) -> None:
+        """Report what was given up and cannot land any more."""
+        for arrival in self.all:
+            if arrival.cause and self.settled(arrival):
+                self.end(arrival, arrival.cause)
+
+    def end_all(self, why: Cause) -> None:
+        """Give up whatever there is, and ask nobody."""
+        for arrival in self._active.values():
+            if not arrival.cause:
+                arrival.cause, arrival.withdrawn = why, time.monotonic()
+                for load in arrival.reading:
+                    load.dropped = why
+        self.drop_landing()
+        self.end_settled()
+
+    def drop_landing(self) -> None:
+        """Close the landing and end what is given up; all else that was announced on it is announced anew."""
+        stands = self._landings.close()
+        held = [arrival for arrival in self._active.values() if arrival.asked]
+        if not self._landings.possible:
+            return
+        if stands is None:
+            for arrival in held:
+                if arrival.cause:
+                    self.end(arrival, arrival.cause)
+                else:
+                    arrival.anew(time.monotonic())
+            return
+        # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
+        landing, error = stands
+        with self._lock:
+            self._landings.hold(
+                landing, [(arrival, arrival.cause or Cause(error, "TRANSFER_FAILED")) for arrival in held]
+            )
+            for arrival in held:
+                del self._active[arrival.key.transfer_id]
+        for arrival in held:
+            if not arrival.cause:
+                self._withdraw(arrival)
+
+    def bury(self, now: float) -> None:
+        """Report what waited for a landing that could be closed at last."""
+        for arrival, cause in self._landings.bury(now):
+            self.end(arrival, cause)
+
+    def _withdraw(self, arrival: Arrival) -> None:
+        withdraw(self._here.session, arrival.key, arrival.load.order.prefill.generation)

@@ -1,0 +1,325 @@
+"""How far each pushed request is computed, layer by layer, and which decoders still wait for their part of it.
+
+Three threads meet here: vLLM's step writes down what it computes, senders read it and settle targets, the session's
+thread writes down who announced. The lock is held for operations on dictionaries only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from kvd.topology.blocks import BlockList
+from kvd.wire.identity import RankId
+from kvd.worker.cause import ABORTED, NO_CAUSE, Cause
+from kvd.worker.orders import PushEnd, PushStep
+from kvd.worker.stream_event import StreamEvent
+
+MARKS = 16
+"""Most marks of one layer; a device is never so many steps behind, so the oldest are overtaken ones."""
+MOST_TRANSFERS = 4096
+"""Most transfers that are announced, and most that are remembered after their end."""
+REMEMBERED = 600.0
+"""Seconds for which the end of a transfer is remembered: announcements may come late, and more than once."""
+GRACE = 5.0
+"""Seconds beyond its time for which a request's blocks wait for senders that do not come to an end."""
+NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
+_ALL = ""
+"""Stands for all layers among the names of marks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """KV of so many tokens is there, once the device has come so far."""
+
+    tokens: int
+    ready: StreamEvent | None = None
+
+
+@dataclass(frozen=True)
+class Computed:
+    """One transfer at one moment.
+
+    ``blocks`` are the request's by group. ``epoch`` is another one after each preemption, and for another request under
+    the same id; none comes twice. What was read from its blocks counts only while that is the same. ``kept``: it is
+    complete and its blocks stay. ``over`` is the cause where nothing of it can be sent any more. ``behind``: the device
+    has yet to do a part of what was noted. ``sums``: its KV is added up. ``digest`` is of the prompt.
+    """
+
+    blocks: dict[int, BlockList] = field(default_factory=dict)
+    total: int = 0
+    epoch: int = 0
+    kept: bool = False
+    over: Cause = NO_CAUSE
+    layers: dict[str, int] = field(default_factory=dict)
+    behind: bool = False
+    sums: bool = False
+    digest: str = ""
+
+    def reached(self, layer: str) -> int:
+        """Tokens of which a layer holds KV."""
+        return max(self.layers.get(layer, 0), self.layers.get(_ALL, 0))
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
+
+    ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
+    about it until something changes, ``changes`` counts that.
+    """
+
+    step: PushStep
+    epoch: int
+    lists: tuple[PushStep, dict[int, BlockList]] | None = None
+    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    until: float = math.inf
+    cause: Cause = NO_CAUSE
+    known: Computed | None = None
+    changes: int = 0
+
+    def changed(self) -> None:
+        self.known = None
+        self.changes += 1
+
+
+@dataclass(slots=True)
+class _Owed:
+    """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known."""
+
+    wake: Callable[[], None]
+    ranks: frozenset[RankId] | None = None
+    waiting: set[RankId] = field(default_factory=set)
+    settled: set[RankId] = field(default_factory=set)
+    gone: bool = False
+
+    @property
+    def done(self) -> bool:
+        return not self.waiting and (self.gone or (self.ranks is not None and self.ranks <= self.settled))
+
+
+class Outgoing:
+    """The transfers of one prefilling worker."""
+
+    def __init__(self, mark: Callable[[], StreamEvent | None]) -> None:
+        """``mark`` gives what tells when the device has come as far as now; None where it is there already."""
+        self._mark = mark
+        self._lock = threading.Lock()
+        self._transfers: dict[str, _Transfer] = {}
+        self._epochs = itertools.count()
+        self._owed: dict[str, dict[str, _Owed]] = {}
+        self._idle: dict[
+            str, float
+        ] = {}  # announced, but of no request here: since when nobody waits any more
+        self._ended: set[str] = set()
+        self._over: dict[str, tuple[Cause, float]] = {}
+        self._now: tuple[str, ...] = ()
+        self._noted: set[str] = set()
+
+    # --- in vLLM's step ---
+
+    def begin(self, steps: Sequence[PushStep], ends: Sequence[PushEnd]) -> bool:
+        """A step is about to run. Returns whether it computes anything that is pushed.
+
+        Blocks of what was preempted or aborted are overwritten only after this has returned.
+        """
+        now = time.monotonic()
+        ready = self._mark() if any(step.held for step in steps) else None
+        with self._lock:
+            for end in ends:
+                self._end(end, now)
+            for step in steps:
+                self._step(step, ready)
+            self._now = tuple(step.transfer_id for step in steps if step.groups)
+            wakes = self._wakes([*(s.transfer_id for s in steps), *(e.transfer_id for e in ends)])
+        self._noted = set()
+        for wake in wakes:
+            wake()
+        return bool(self._now)
+
+    def saved(self, layer: str) -> None:
+        """The step computed this layer's KV."""
+        self._noted.add(layer)
+        self._note((layer,))
+
+    def stepped(self, layers: Iterable[str]) -> None:
+        """The step has run: all its layers hold KV, also those without a hook."""
+        left = tuple(layer for layer in layers if layer not in self._noted)
+        if left:
+            self._note(left)
+        self._now = ()
+
+    def sent(self, now: float) -> set[str]:
+        """Requests of which no block is needed any more, each once."""
+        if not self._ended:
+            return set()
+        free: set[str] = set()
+        wakes: list[Callable[[], None]] = []
+        with self._lock:
+            for name in list(self._ended):
+                transfer = self._transfers[name]
+                owed = self._owed.get(name, {}).values()
+                if not transfer.cause and now > transfer.until:
+                    transfer.cause = Cause(
+                        "its time is over: the prefiller's blocks are no longer kept", "LEASE_ENDED"
+                    )
+                    transfer.changed()
+                    wakes += [o.wake for o in owed]
+                waits = any(o.waiting for o in owed)
+                late = bool(transfer.cause) and (not waits or now > transfer.until + GRACE)
+                if late or (not waits and any(o.done for o in owed)):
+                    free.add(transfer.step.request_id)
+                    self._forget(name, transfer.cause or NOT_KEPT, now)
+        for wake in wakes:
+            wake()
+        return free
+
+    # --- for senders, and on the session's thread ---
+
+    def computed(self, transfer_id: str) -> Computed | None:
+        """A transfer as it is now; None where it is not known yet. The same object as long as nothing has changed.
+
+        A sender asks with each look at what is under way, many times for each layer that is computed.
+        """
+        with self._lock:
+            transfer = self._transfers.get(transfer_id)
+            if transfer is None:
+                over = self._over.get(transfer_id)
+                return Computed(over=over[0]) if over is not None else None
+            if transfer.known is not None:
+                return transfer.known
+            step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
+            kept = transfer_id in self._ended and not cause
+            lists, marks = transfer.lists, dict(transfer.marks)
+        if lists is None or lists[0] is not step:
+            lists = transfer.lists = (step, step.block_lists())
+        layers: dict[str, int] = {}
+        behind = False
+        for name, found in marks.items():
+            there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
+            layers[name] = there
+            behind = behind or any(m.tokens > there for m in found)
+        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind, step.sums, step.digest)
+        with self._lock:
+            if transfer.changes == changes and not behind:
+                transfer.known = answer
+        return answer
+
+    def epoch(self, transfer_id: str) -> int:
+        """Of a transfer as it is now; -1 where it has ended or is not known."""
+        with self._lock:
+            transfer = self._transfers.get(transfer_id)
+            return -1 if transfer is None else transfer.epoch
+
+    def announced(self, transfer_id: str, decoder: str, rank: RankId, wake: Callable[[], None]) -> bool:
+        """A worker of a decoder waits for its part. False where too many transfers are announced already."""
+        with self._lock:
+            if transfer_id not in self._owed and len(self._owed) >= MOST_TRANSFERS:
+                self._tidy(time.monotonic())
+                if len(self._owed) >= MOST_TRANSFERS:
+                    return False
+            owed = self._owed.setdefault(transfer_id, {}).setdefault(decoder, _Owed(wake))
+            owed.waiting.add(rank)
+            owed.settled.discard(rank)
+            owed.gone = False
+            self._idle.pop(transfer_id, None)
+        return True
+
+    def workers(self, transfer_id: str, decoder: str, ranks: frozenset[RankId]) -> None:
+        """Which workers a decoder has."""
+        with self._lock:
+            if owed := self._owed.get(transfer_id, {}).get(decoder):
+                owed.ranks = ranks
+
+    def settled(self, transfer_id: str, decoder: str, rank: RankId) -> None:
+        """Nothing is owed to a worker any more: it has its part, does not want it or cannot have it."""
+        with self._lock:
+            if owed := self._owed.get(transfer_id, {}).get(decoder):
+                owed.waiting.discard(rank)
+                owed.settled.add(rank)
+                self._rest(transfer_id)
+
+    def gone(self, transfer_id: str, decoder: str) -> None:
+        """A decoder is no more: none of its workers will ask."""
+        with self._lock:
+            if owed := self._owed.get(transfer_id, {}).get(decoder):
+                owed.gone = True
+                owed.waiting.clear()
+                self._rest(transfer_id)
+
+    # --- with the lock held ---
+
+    def _step(self, step: PushStep, ready: StreamEvent | None) -> None:
+        transfer = self._transfers.get(step.transfer_id)
+        if transfer is None or transfer.step.request_id != step.request_id:
+            self._over.pop(step.transfer_id, None)
+            self._idle.pop(step.transfer_id, None)
+            transfer = self._transfers[step.transfer_id] = _Transfer(step, next(self._epochs))
+        transfer.step = step
+        transfer.changed()
+        if step.again:
+            transfer.epoch = next(self._epochs)
+            transfer.marks.clear()
+        if step.held:
+            self._add(transfer, _ALL, Mark(step.held, ready))
+
+    def _end(self, end: PushEnd, now: float) -> None:
+        transfer = self._transfers.get(end.transfer_id)
+        if transfer is not None and transfer.step.request_id != end.request_id:
+            return
+        if end.cause or transfer is None:
+            self._forget(end.transfer_id, end.cause or ABORTED, now)
+        else:
+            transfer.until = now + end.seconds
+            transfer.changed()
+            self._ended.add(end.transfer_id)
+
+    def _forget(self, transfer_id: str, cause: Cause, now: float) -> None:
+        self._transfers.pop(transfer_id, None)
+        self._ended.discard(transfer_id)
+        while len(self._over) >= MOST_TRANSFERS:
+            self._over.pop(next(iter(self._over)))
+        self._over[transfer_id] = (cause, now)
+        self._rest(transfer_id)
+
+    def _rest(self, transfer_id: str) -> None:
+        """Forget who was owed a transfer that is over; note since when nobody waits for one that never came."""
+        owed = self._owed.get(transfer_id)
+        if owed is None or transfer_id in self._transfers or any(o.waiting for o in owed.values()):
+            return
+        if transfer_id in self._over:
+            del self._owed[transfer_id]
+            self._idle.pop(transfer_id, None)
+        else:
+            self._idle.setdefault(transfer_id, time.monotonic())
+
+    def _tidy(self, now: float) -> None:
+        for name in [name for name, since in self._idle.items() if now > since + REMEMBERED]:
+            del self._idle[name], self._owed[name]
+        for name in [name for name, (_, since) in self._over.items() if now > since + REMEMBERED]:
+            del self._over[name]
+
+    def _note(self, layers: tuple[str, ...]) -> None:
+        """Takes the lock itself."""
+        ready = self._mark()
+        with self._lock:
+            for name in self._now:
+                if transfer := self._transfers.get(name):
+                    for layer in layers:
+                        self._add(transfer, layer, Mark(transfer.step.reached, ready))
+            wakes = self._wakes(self._now)
+        for wake in wakes:
+            wake()
+
+    @staticmethod
+    def _add(transfer: _Transfer, layer: str, mark: Mark) -> None:
+        transfer.changed()
+        before = transfer.marks.get(layer, ())
+        transfer.marks[layer] = (mark,) if mark.ready is None else (*before[1 - MARKS :], mark)
+
+    def _wakes(self, transfers: Iterable[str]) -> list[Callable[[], None]]:
+        return [owed.wake for name in transfers for owed in self._owed.get(name, {}).values()]

@@ -1,0 +1,172 @@
+"""The prefilling side of layer-wise push on one worker: from vLLM's hooks and decoders' messages to the senders."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from kvd.backends.contract import Home
+from kvd.geometry.model import WorkerGeometry
+from kvd.wire.handshake import PeerGone, PeerReady
+from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
+from kvd.wire.reply import Ok, Refused
+from kvd.worker.orders import StepOrders
+from kvd.worker.push.computed import Outgoing
+from kvd.worker.push.sender import Sender
+from kvd.worker.session import Talk
+from kvd.worker.staging import Stager
+from kvd.worker.stream_event import StreamEvent
+
+log = logging.getLogger(__name__)
+
+MOST_SENDERS = 256
+
+
+class Pushing:
+    """All that one prefilling worker pushes.
+
+    `begin`, `saved` and `stepped` are called in vLLM's step, `sent` after it; `pushed`, `know` and `gone` on the
+    session's thread. None of them waits for anything.
+    """
+
+    def __init__(
+        self,
+        engine_id: str,
+        home: Home,
+        geometry: WorkerGeometry,
+        siblings: tuple[WorkerGeometry, ...],
+        session: Callable[[], Talk],
+        mark: Callable[[], StreamEvent | None],
+        stager: Stager | None = None,
+    ) -> None:
+        """``mark`` gives what tells when the device has come as far as now, None where it is there already.
+
+        With a ``stager`` layers are copied to where decoders read them before these hear of them.
+        """
+        self._stager = stager
+        self._engine_id = engine_id
+        self._home = home
+        self._geometry = geometry
+        self._siblings = siblings
+        self._session = session
+        self._outgoing = Outgoing(mark)
+        self._lock = threading.Lock()
+        self._senders: dict[str, Sender] = {}
+        self._generation = ""
+        self._closed = False
+
+    # --- vLLM's step ---
+
+    def begin(self, orders: StepOrders) -> bool:
+        """Before a step, and before it overwrites blocks of what was preempted. Whether it computes anything pushed."""
+        if not orders.pushes and not orders.push_ends:
+            return False
+        return self._outgoing.begin(orders.pushes, orders.push_ends)
+
+    def saved(self, layer: str) -> None:
+        """A layer of the step that `begin` announced holds its KV."""
+        self._outgoing.saved(layer)
+
+    def stepped(self) -> None:
+        """The step that `begin` announced has run."""
+        self._outgoing.stepped(self._geometry.layers)
+
+    def sent(self) -> set[str]:
+        """Requests whose blocks are needed no longer, each once."""
+        return self._outgoing.sent(time.monotonic())
+
+    # --- the session's thread ---
+
+    def pushed(self, message: PushAnnounce | PushWithdraw | PushDone) -> Ok | Refused:
+        """A decoding worker's message."""
+        key = message.key
+        if key.prefiller != self._engine_id:
+            return Refused(
+                code="KVD-CONNECTOR-PUSH",
+                message=f"this is a worker of {self._engine_id}, the message is for {key.prefiller}",
+                final=True,
+            )
+        if isinstance(message, PushAnnounce) and (refused := self._stale(message)):
+            return refused
+        sender = self._sender(key.decoder)
+        if sender is None:
+            return Refused(
+                code="KVD-CONNECTOR-PUSH",
+                message=f"the engine shuts down, or {MOST_SENDERS} decoders are served already",
+                final=True,
+            )
+        if isinstance(message, PushAnnounce) and not self._outgoing.announced(
+            key.transfer_id, key.decoder, key.rank, sender.wake
+        ):
+            return Refused(
+                code="KVD-CONNECTOR-PUSH",
+                message=f"too many transfers are announced: {key.transfer_id} is one more",
+                hint="send it again",
+            )
+        sender.take(message)
+        return Ok()
+
+    def know(self, ready: PeerReady) -> None:
+        """A peer became known; a new generation of a decoder ends what the old one was owed."""
+        with self._lock:
+            sender = self._senders.get(ready.peer.engine.engine_id)
+        if sender is not None:
+            sender.take(ready.peer)
+
+    def gone(self, message: PeerGone) -> None:
+        """A generation of a peer ended."""
+        with self._lock:
+            sender = self._senders.get(message.engine_id)
+        if sender is not None:
+            sender.gone(message.generation)
+
+    # --- the end ---
+
+    def stop(self) -> None:
+        """Give up whatever is under way: begin that."""
+        with self._lock:
+            self._closed = True
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.stop()
+
+    def join(self, until: float) -> list[str]:
+        """Wait for the senders, to time.monotonic() ``until``. The decoders whose lanes may still be at work."""
+        with self._lock:
+            senders = list(self._senders.values())
+        return [sender.decoder for sender in senders if not sender.join(until - time.monotonic())]
+
+    # --- private ---
+
+    def _stale(self, message: PushAnnounce) -> Refused | None:
+        """Refuse what was announced to another life of this engine."""
+        # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
+        self._generation = self._session().state.engine_generation or self._generation
+        wanted = message.generations[0]
+        if not self._generation or wanted == self._generation:
+            return None
+        return Refused(
+            code="KVD-CONNECTOR-PUSH",
+            message=f"{self._engine_id} is generation {self._generation}, announced to was generation {wanted}",
+            final=True,
+        )
+
+    def _sender(self, decoder: str) -> Sender | None:
+        with self._lock:
+            if self._closed:
+                return None
+            sender = self._senders.get(decoder)
+            if sender is None and len(self._senders) < MOST_SENDERS:
+                sender = self._senders[decoder] = Sender(
+                    decoder,
+                    self._engine_id,
+                    self._home,
+                    self._siblings,
+                    self._geometry.rank,
+                    self._outgoing,
+                    self._session,
+                    self._stager,
+                )
+            return sender

@@ -1,0 +1,170 @@
+"""The next thing to do for one target: post, offer, poll, or bring it to an end. The sender calls these in turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from kvd.backends.contract import State
+from kvd.backends.errors import BackendError
+from kvd.topology.errors import TopologyError
+from kvd.wire.names import rank_name
+from kvd.worker.cause import Cause, from_error
+from kvd.worker.push.computed import Computed, Outgoing
+from kvd.worker.push.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
+from kvd.worker.push.write_lanes import WriteLanes
+from kvd.worker.staging import Stager
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Posts that could not be started before their target is given up."""
+QUIET_AFTER = 1.0
+"""Seconds for which a post of a target that is over may end by itself before it is left to the decoder's landing."""
+
+
+def advance(
+    target: Target,
+    computed: Computed | None,
+    outgoing: Outgoing,
+    lanes: WriteLanes,
+    stager: Stager | None,
+    now: float,
+) -> None:
+    """Send what is computed and not sent, as far as the transfer stands; None where it is not known yet."""
+    if computed is None:
+        if now > target.deadline:
+            close(target, Cause("the prefiller was not sent this request in time", "PREFILL_ENDED"))
+        return
+    wanted = target.announce.tokens
+    target.sums = target.sums or computed.sums
+    if computed.over:
+        close(target, computed.over)
+    elif computed.total != wanted:
+        other = f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}"
+        close(target, Cause(other, "PROMPT_MISMATCH"))
+    elif computed.digest != target.announce.digest:
+        other = f"the {wanted} tokens of the prefiller's prompt are not those of the decoder's"
+        close(target, Cause(f"{other}: a transfer id is for one prompt", "PROMPT_MISMATCH"))
+    elif now > target.deadline:
+        close(target, Cause("the decoder's time for it is over", "TOO_LATE"))
+    elif target.direct:
+        _offer(target, computed, outgoing, stager)
+    else:
+        _post(target, computed, outgoing, lanes)
+
+
+def poll(target: Target, outgoing: Outgoing, lanes: WriteLanes) -> None:
+    """Look at what is under way."""
+    for piece in list(target.flying):
+        state = lanes.look(piece)
+        if state is State.FAILED:
+            target.flying.remove(piece)
+            target.dirty = True
+            lanes.leave()
+            close(target, Cause(f"{piece.transfer.peer}: {piece.transfer.reason}", "TRANSFER_FAILED"))
+        elif state is State.DONE:
+            target.flying.remove(piece)
+            if piece.epoch == outgoing.epoch(target.key.transfer_id):
+                written(target, piece.layers)
+            elif not target.flying:
+                lost(target)
+    if target.closing is None and not target.direct and not target.flying and target.complete:
+        settle(target)
+
+
+def quieten(target: Target, lanes: WriteLanes, now: float) -> None:
+    """Bring a target to its end that is closing: when nothing of it is under way, or what is will not end."""
+    if target.flying and now > (target.closing or now) + QUIET_AFTER:
+        target.flying.clear()
+        target.dirty = True
+        lanes.leave()
+    if not target.flying:
+        settle(target)
+
+
+def close(target: Target, cause: Cause) -> None:
+    """Post nothing more of it, and say why once nothing is under way."""
+    if target.closing is None and target.settled is None:
+        target.closing, target.cause = time.monotonic(), cause
+        key = target.key
+        where = f"{key.decoder}/{rank_name(key.rank)}"
+        log.warning("push of %s to %s is given up: %s", key.transfer_id, where, cause)
+
+
+def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stager | None) -> None:
+    """Tell the decoder what it can read; it says itself when it has everything."""
+    if target.pushes is None:
+        return
+    if target.epoch not in (None, computed.epoch):
+        # What it reads now is overwritten, and nothing says which of it.
+        close(
+            target,
+            Cause(
+                "the prefiller preempted its request or began it anew while its blocks were read",
+                "PREFILL_ENDED",
+            ),
+        )
+        return
+    target.epoch = computed.epoch
+    ends = due(target, computed)
+    if not computed.kept:
+        # The last tokens only once the blocks are certain to stay: a decoder that has all of them relies on them.
+        ends = {name: end for name, end in ends.items() if end < target.announce.tokens}
+    if ends and stager is not None:
+        chunks = {name: (target.posted.get(name, 0), end) for name, end in ends.items()}
+        try:
+            stager.put_out_layers(computed.blocks, chunks, target.announce.tokens)
+        except (BackendError, TopologyError) as error:
+            close(target, from_error(error, "its blocks cannot be copied for the decoder"))
+            return
+        if outgoing.epoch(target.key.transfer_id) != computed.epoch:
+            return  # overwritten while they were copied: the next look closes it
+    if ends:
+        readable(target, computed, ends)
+    elif not target.pushes:
+        settle(target)
+
+
+def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
+    while target.closing is None and target.settled is None and _may_post(target, computed):
+        if target.looked is computed:
+            break
+        ends = due(target, computed)
+        if not ends:
+            target.looked = computed if target.pushes is not None else None
+            break
+        target.source = computed.blocks
+        try:
+            layers, rows = next_piece(target, computed, ends)
+            if not len(rows):
+                target.posted.update(layers)
+                written(target, layers)
+                continue
+            piece = lanes.post(target, rows, layers, computed.epoch)
+        except TopologyError as error:
+            close(target, from_error(error, "its blocks do not fit"))
+        except BackendError as error:
+            _refused(target, error.message, lanes)
+        else:
+            target.flying.append(piece)
+            target.posted.update(layers)
+            poll(target, outgoing, lanes)
+    poll(target, outgoing, lanes)
+
+
+def _may_post(target: Target, computed: Computed) -> bool:
+    """Not beside what reads blocks that are the request's no longer: which of the two lands last is not certain."""
+    flying = target.flying
+    return len(flying) < MOST_FLYING and all(piece.epoch == computed.epoch for piece in flying)
+
+
+def _refused(target: Target, reason: str, lanes: WriteLanes) -> None:
+    """A post could not be started, so nothing of it moves: again on a new lane, or not at all."""
+    target.failures += 1
+    lanes.leave()
+    if target.failures >= MAX_FAILURES:
+        close(target, Cause(reason, "TRANSFER_FAILED"))
+        return
+    name, decoder = target.key.transfer_id, target.key.decoder
+    log.info("push of %s to %s failed (%s); trying again on a new lane", name, decoder, reason)

@@ -1,0 +1,394 @@
+"""What one decoding engine is pushed: a thread that owns the lane to it and all its targets.
+
+It is level-triggered. Whatever wakes it, it looks at how far each request is computed, posts what is computed and not
+posted, polls what is under way, and tells each decoding worker what is there. Nothing queues up behind a slow peer but
+the tokens themselves: what became ready meanwhile goes into the next post together.
+
+A post that failed or does not end may still land, whatever is done here (`kvd.worker.push.write_lanes`). Its target
+fails and is never said to be quiet, so the decoder closes its landing. Only what could not be started is posted again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from kvd.backends.contract import Home
+from kvd.client.errors import RefusedByDaemon
+from kvd.geometry.errors import GeometryError
+from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.topology.errors import TopologyError
+from kvd.wire.frame import Message
+from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
+from kvd.worker.cause import Cause, from_error
+from kvd.worker.push.computed import Outgoing
+from kvd.worker.push.decoder import Decoder, ask_for_decoder, know_decoder
+from kvd.worker.push.send_step import advance, close, poll, quieten
+from kvd.worker.push.target import Target, expired, nothing, progress, release_at, same, settle
+from kvd.worker.push.write_lanes import WriteLanes
+from kvd.worker.session import Talk
+from kvd.worker.staging import Stager
+
+log = logging.getLogger(__name__)
+
+POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
+"""Seconds between looks while something is under way: quick while it is young and the last of its request.
+
+What is sent while more is computed needs no hurry, and each look takes the GIL from the step that computes it.
+"""
+KEEP = 120.0
+"""Seconds for which a target is remembered after its end: its messages may come again."""
+MOST_TARGETS = 8192
+TIDY = 1.0
+"""Seconds between two looks for targets that need not be remembered any more."""
+LEAST_KEPT = 5.0
+"""Seconds for which a message to a decoder is repeated at least."""
+
+Name = tuple[str, RankId]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    target: Target
+    layers: dict[str, int]
+    nobody: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Absent:
+    generation: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    generation: str
+
+
+_Inbox = PushAnnounce | PushWithdraw | PushDone | EngineCard | _Heard | _Absent | _Gone
+
+
+class Sender:
+    """The thread of one decoding engine. All public methods only put something into a queue and return."""
+
+    def __init__(
+        self,
+        decoder: str,
+        prefiller: str,
+        home: Home,
+        siblings: tuple[WorkerGeometry, ...],
+        rank: Rank,
+        outgoing: Outgoing,
+        session: Callable[[], Talk],
+        stager: Stager | None = None,
+    ) -> None:
+        """``siblings`` are all workers of this engine, ``rank`` is this one's place among them."""
+        self.decoder = decoder
+        self._prefiller = prefiller
+        self._siblings = siblings
+        self._rank = rank
+        self._source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
+        self._outgoing = outgoing
+        self._session = session
+        self._stager = stager
+        self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
+        self._event = threading.Event()
+        self._targets: dict[Name, Target] = {}
+        self._live: list[Target] = []  # those for which there is something left to do
+        self._tidied = 0.0
+        self._peer: Decoder | None = None
+        self._asked: str | None = None
+        self._lanes = WriteLanes(decoder, home)
+        self._behind = False
+        self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """More is computed."""
+        self._event.set()
+
+    def take(self, message: PushAnnounce | PushWithdraw | PushDone | EngineCard) -> None:
+        """A message of the decoder's, or its card."""
+        self._put(message)
+
+    def gone(self, generation: str) -> None:
+        """This generation of the decoder ended."""
+        self._put(_Gone(generation))
+
+    def stop(self) -> None:
+        """Give up whatever is under way and end the thread: begin that."""
+        self._put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the end after `stop`. False where the backend may still be at work."""
+        self._thread.join(max(0.0, timeout))
+        return not self._thread.is_alive() and self._lanes.clean
+
+    def _put(self, item: _Inbox | None) -> None:
+        self._inbox.put(item)
+        self._event.set()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        open_ = True
+        while open_:
+            self._event.wait(self._pause())
+            self._event.clear()
+            try:
+                open_ = self._turn()
+            except Exception:  # the thread must outlive any single message
+                log.exception("pushing to %s: unexpected error", self.decoder)
+                time.sleep(POLL_SLOW)  # a cause that stays must not spin
+        self._lanes.leave()
+        self._lanes.sweep((), math.inf)
+
+    def _turn(self) -> bool:
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                return False
+            self._handle(item)
+        now = time.monotonic()
+        self._behind = False
+        for target in self._open():
+            try:
+                self._serve(target, now)
+            except Exception as error:  # it must not take the others with it
+                log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
+                self._lanes.leave()
+                close(target, from_error(error, "unexpected error in the sender"))
+        self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
+        for target in self._live:
+            if target.news:
+                self._tell(target)
+            if time.monotonic() >= release_at(target):
+                self._release(target)
+        self._live = [target for target in self._live if not target.over]
+        if now > self._tidied + TIDY:
+            self._tidied = now
+            self._forget(now)
+        return True
+
+    def _serve(self, target: Target, now: float) -> None:
+        poll(target, self._outgoing, self._lanes)
+        if target.closing is None and target.settled is None:
+            computed = self._outgoing.computed(target.key.transfer_id)
+            advance(target, computed, self._outgoing, self._lanes, self._stager, now)
+            self._behind = self._behind or (computed is not None and computed.behind)
+        if target.closing is not None and target.settled is None:
+            quieten(target, self._lanes, now)
+
+    def _open(self) -> list[Target]:
+        return [target for target in self._live if target.settled is None]
+
+    def _pause(self) -> float | None:
+        open_ = self._open()
+        flying = [target for target in open_ if target.flying]
+        if flying or self._behind:
+            last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
+            return POLL if time.monotonic() - max(last, default=-math.inf) < FAST_FOR else POLL_SLOW
+        dues = [target.deadline for target in open_ if target.closing is None]
+        dues += self._lanes.due
+        dues += [release_at(target) for target in self._live]
+        if self._targets:
+            dues.append(time.monotonic() + KEEP)
+        return max(0.0, min(dues) - time.monotonic()) if dues else None
+
+    # --- what comes in ---
+
+    def _handle(self, item: _Inbox) -> None:
+        match item:
+            case PushAnnounce():
+                self._announced(item)
+            case PushWithdraw():
+                self._withdrawn(item)
+            case PushDone():
+                target = self._find(item.key)
+                if target is not None:
+                    target.withdrawn = target.withdrawn or target.settled is not None
+                    settle(target)
+                    self._release(target)
+            case EngineCard():
+                self._know(item)
+            case _Absent():
+                self._absent(item)
+            case _Gone():
+                if self._peer is not None and self._peer.generation == item.generation:
+                    self._part()
+            case _Heard():
+                self._heard(item)
+
+    def _find(self, key: PushKey) -> Target | None:
+        target = self._targets.get((key.transfer_id, key.rank))
+        return target if target is not None and target.key.attempt == key.attempt else None
+
+    def _announced(self, announce: PushAnnounce) -> None:
+        key = announce.key
+        name = (key.transfer_id, key.rank)
+        before = self._targets.get(name)
+        if before is not None and (key.attempt < before.key.attempt or same(announce, before.announce)):
+            if before.released:
+                self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
+            return
+        if before is not None and before.withdrawn and key.attempt == before.key.attempt:
+            # Withdrawn before it was announced. Whoever waits for it all the same hears that nothing comes.
+            self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
+            if before.settled is not None:
+                self._again(before)
+            return
+        if before is not None and before.flying:
+            self._lanes.leave()  # they write into a landing that is no more
+        target = Target(announce, time.monotonic() + announce.seconds)
+        self._put_in(target)
+        generation = announce.generations[1]
+        if self._peer is not None and self._peer.generation == generation:
+            self._meet(target, self._peer)
+        elif self._asked != generation:
+            self._ask(key, generation)
+
+    def _withdrawn(self, message: PushWithdraw) -> None:
+        key = message.key
+        target = self._find(key)
+        if target is None:
+            other = self._targets.get((key.transfer_id, key.rank))
+            if other is not None and other.key.attempt > key.attempt:
+                return  # the landing of that attempt is closed, or this one would not be here
+            if other is not None and other.flying:
+                self._lanes.leave()
+            target = Target(nothing(key), time.monotonic(), withdrawn=True)
+            self._put_in(target)
+            # It counts as a worker that has its part; who the others are stands in the card.
+            self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
+            if self._peer is not None:
+                self._outgoing.workers(key.transfer_id, self.decoder, self._peer.ranks)
+            elif self._asked is None:
+                self._ask(key, "")
+        target.withdrawn = True
+        if target.settled is not None:
+            self._again(target)
+        elif target.closing is None:
+            target.closing = time.monotonic()
+
+    def _put_in(self, target: Target) -> None:
+        """In the place of an earlier attempt."""
+        name = (target.key.transfer_id, target.key.rank)
+        before = self._targets.pop(name, None)
+        self._live = [live for live in self._live if live is not before]
+        self._targets[name] = target
+        self._live.append(target)
+
+    def _again(self, target: Target) -> None:
+        """Tell the decoder once more what became of a target."""
+        target.news = True
+        if target not in self._live:
+            self._live.append(target)
+
+    def _heard(self, item: _Heard) -> None:
+        for name, tokens in item.layers.items():
+            if item.target.unheard.get(name) == tokens:
+                del item.target.unheard[name]
+        if item.nobody and item.target.closing is None and item.target.settled is None:
+            item.target.withdrawn, item.target.closing = True, time.monotonic()
+
+    # --- the peer ---
+
+    def _ask(self, key: PushKey, generation: str) -> None:
+        self._asked = generation
+
+        def answered(found: EngineCard | Cause) -> None:
+            self._put(found if isinstance(found, EngineCard) else _Absent(generation, found))
+
+        ask_for_decoder(self._session(), self._prefiller, key, generation, answered)
+
+    def _know(self, card: EngineCard) -> None:
+        self._asked = None
+        if self._peer is None or self._peer.generation != card.generation:
+            self._part()
+            try:
+                self._peer = know_decoder(card, self._siblings, self._rank)
+            except GeometryError as error:
+                cause = from_error(error, f"decoder {self.decoder} does not fit")
+                self._absent(_Absent(card.generation, cause))
+                return
+        for name, _ in self._targets:
+            self._outgoing.workers(name, self.decoder, self._peer.ranks)
+        for target in self._open():
+            if target.pushes is None and target.closing is None:
+                self._meet(target, self._peer)
+
+    def _meet(self, target: Target, peer: Decoder) -> None:
+        """Give a target its plan."""
+        wanted = target.announce.generations[1]
+        if wanted != peer.generation:
+            now = peer.generation
+            other = f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}"
+            close(target, Cause(other, "PEER_REFUSED"))
+            return
+        self._outgoing.workers(target.key.transfer_id, self.decoder, peer.ranks)
+        try:
+            target.pushes = peer.plan(target.key.rank)
+        except TopologyError as error:
+            close(target, from_error(error, f"decoder {self.decoder} does not fit"))
+
+    def _absent(self, item: _Absent) -> None:
+        self._asked = None
+        for target in self._open():
+            if target.pushes is None and target.announce.generations[1] == item.generation:
+                close(target, item.cause)
+
+    def _part(self) -> None:
+        """The decoder as it was is no more: nobody waits for what it was owed."""
+        peer, self._peer = self._peer, None
+        if peer is None:
+            return
+        self._lanes.leave()
+        for name, target in list(self._targets.items()):
+            if target.announce.generations[1] in ("", peer.generation):
+                self._outgoing.gone(name[0], self.decoder)
+                del self._targets[name]
+        self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
+
+    # --- what goes out ---
+
+    def _release(self, target: Target) -> None:
+        target.released = True
+        self._outgoing.settled(target.key.transfer_id, self.decoder, target.key.rank)
+
+    def _tell(self, target: Target) -> None:
+        target.news = False
+        key, heard = target.key, dict(target.unheard)
+        future = self._session().deliver(
+            f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
+            progress(target, self._source),
+            max(LEAST_KEPT, target.deadline - time.monotonic()),
+        )
+        future.add_done_callback(functools.partial(self._told, target, heard))
+
+    def _told(self, target: Target, layers: dict[str, int], done: Future[Message]) -> None:
+        """On the session's thread."""
+        error = done.exception()
+        if error is None:
+            self._put(_Heard(target, layers, nobody=False))
+        elif isinstance(error, RefusedByDaemon):
+            self._put(_Heard(target, {}, nobody=True))
+
+    def _forget(self, now: float) -> None:
+        over = [name for name, target in self._targets.items() if expired(target, now, KEEP)]
+        spare = len(self._targets) - len(over) - MOST_TARGETS
+        if spare > 0:
+            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.settled is not None)
+            over += [name for name, _ in zip(settled, range(spare), strict=False)]
+        for name in over:
+            self._targets.pop(name, None)

@@ -1,0 +1,81 @@
+"""The lanes by which one decoding engine is written to: one for new posts, former ones until their posts have ended.
+
+Ending a lane does not end what it writes: bytes that are on their way land as long as the decoder's landing is there.
+So a lane is left rather than destroyed under posts of others, and a post that failed or does not end is never said to
+be over; only the decoder can end it, by closing its landing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+
+from kvd.backends.contract import Home, Lane, State
+from kvd.topology.descriptors import Descriptors
+from kvd.worker.push.target import Piece, Target
+
+log = logging.getLogger(__name__)
+
+CLOSE_AGAIN = 1.0
+"""Seconds before a lane that could not be closed is tried again."""
+
+
+class WriteLanes:
+    """Used by one thread. A lane is made with the first post that needs it."""
+
+    def __init__(self, decoder: str, home: Home) -> None:
+        self._decoder = decoder
+        self._home = home
+        self._lane: Lane | None = None
+        self._former: list[tuple[Lane, float]] = []
+
+    @property
+    def clean(self) -> bool:
+        """Whether no lane is left."""
+        return self._lane is None and not self._former
+
+    @property
+    def due(self) -> list[float]:
+        """When closing is tried again, in time.monotonic() seconds."""
+        return [again for _, again in self._former if again]
+
+    def post(self, target: Target, rows: Descriptors, layers: dict[str, int], epoch: int) -> Piece:
+        """Write to a target's landing. Raises `BackendError` where it could not be started; nothing moves then."""
+        if self._lane is None:
+            self._lane = self._home.lane(self._decoder)
+        self._lane.add(target.peer, target.announce.landing)
+        return Piece(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
+
+    @staticmethod
+    def look(piece: Piece) -> State:
+        """The state of a post, on whatever lane it is."""
+        transfer = piece.transfer
+        return transfer.state if transfer.state is not State.PENDING else piece.lane.poll(transfer)
+
+    def leave(self) -> None:
+        """New posts take a new lane."""
+        if self._lane is not None:
+            self._former.append((self._lane, 0.0))
+            self._lane = None
+
+    def sweep(self, flying: Iterable[Piece], now: float) -> None:
+        """Close former lanes on which nothing of ``flying`` is under way."""
+        if not self._former:
+            return
+        used = {id(piece.lane) for piece in flying}
+        kept = []
+        for lane, due in self._former:
+            if id(lane) in used or now < due:
+                kept.append((lane, due))
+            elif not self._close(lane):
+                kept.append((lane, time.monotonic() + CLOSE_AGAIN))
+        self._former = kept
+
+    def _close(self, lane: Lane) -> bool:
+        try:
+            lane.close()
+        except Exception:  # of any library: until it is closed its bytes may land, so it is kept
+            log.exception("lane to %s could not be closed; it will be tried again", self._decoder)
+            return False
+        return True

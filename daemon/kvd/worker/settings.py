@@ -1,0 +1,183 @@
+"""The connector's settings.
+
+``kv_connector_extra_config`` of vLLM's ``--kv-transfer-config``, read strictly.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from kvd.topology.pieces import LEAST_BYTES
+from kvd.worker.errors import BadSettings
+
+STAGED = "staged"
+"""The backend of engines whose peers read a copy of their memory."""
+_DAY = 86400.0
+_LONGEST_ID = 128
+_RANGES = {
+    "lease_seconds": (0.1, _DAY),
+    "load_timeout": (0.01, _DAY),
+    "handshake_timeout": (0.01, _DAY),
+    "push_timeout": (0.01, _DAY),
+    "lease_margin": (0.0, _DAY),
+    "clock_skew": (0.0, _DAY),
+    "lease_grace": (0.0, _DAY),
+    "piece_bytes": (1, 1 << 40),
+    "kv_checksum": (1, 1 << 31),
+}
+"""Least and most of each number: seconds, bytes, or requests."""
+
+
+def _says(text: str) -> msgspec.Meta:
+    return msgspec.Meta(description=text)
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How this engine transfers KV. Times are in seconds. docs/connector.md is made from what stands here."""
+
+    runtime_dir: Annotated[
+        str | None,
+        _says("Directory of kvd's sockets; as kvd's own default: `$KVD_RUNTIME_DIR`, else `/run/kvd`."),
+    ] = None
+    backend: Annotated[
+        str,
+        _says(
+            "What moves the bytes, the same on both engines: `nixl`, `mooncake`; `direct` between workers on one host;"
+            " `auto`, direct where it can be and else a transfer engine; `staged`, a transfer engine by way of host"
+            " memory; `memory` within one process, for tests."
+        ),
+    ] = "nixl"
+    backend_options: Annotated[dict[str, Any], _says("Passed on to the backend; see docs/backends/.")] = {}
+    mode: Annotated[
+        Literal["pull", "push"],
+        _says(
+            "`pull`: the decoder reads once the prefill is done. `push`: the prefiller sends each layer as it is"
+            " computed, where the router says so; see docs/routers.md."
+        ),
+    ] = "pull"
+    weights: Annotated[
+        str,
+        _says(
+            "Which weights this engine runs; engines of other weights are refused. `auto`: their fingerprint, taken at"
+            " start. `off`: not compared, model names decide. Anything else is taken for the name of these weights:"
+            " engines with one name fit, whatever their files hold."
+        ),
+    ] = "auto"
+    outermost: Annotated[
+        Literal["auto", "block", "layer"],
+        _says(
+            "What comes first in KV memory. `block`: all layers of a block stand together, so scattered blocks are few"
+            " copies; `layer`: each layer by itself, as layer-wise pushes want it. `auto`: `block` for pulls on vLLM"
+            " 0.26 to 0.28, else `layer`. vLLM keeps layers apart where its attention cannot read them otherwise."
+        ),
+    ] = "auto"
+    lease_seconds: Annotated[
+        float, _says("Prefiller: how long a finished request's blocks are kept for a decoder.")
+    ] = 30.0
+    load_timeout: Annotated[float, _says("Decoder: a load that is not complete after this is a miss.")] = 20.0
+    handshake_timeout: Annotated[
+        float, _says("Decoder: how long a request waits for its prefiller to become known.")
+    ] = 10.0
+    push_timeout: Annotated[
+        float,
+        _says(
+            "Decoder: a pushed request that is not complete this long after its blocks were announced is a miss."
+        ),
+    ] = 120.0
+    piece_bytes: Annotated[
+        int,
+        _says(
+            "Decoder: a pull is read in pieces, one for every so many bytes on each worker, at most eight; after a miss"
+            " those that came are kept, where the model allows it."
+        ),
+    ] = LEAST_BYTES
+    probe: Annotated[
+        bool,
+        _says(
+            "Decoder: read a peer's null block when it becomes known, so that the first load finds a connection, and"
+            " between GPUs warn of a slow path."
+        ),
+    ] = True
+    kv_checksum: Annotated[
+        Literal["off", "all"] | int,
+        _says(
+            "Prefiller: whose KV is added up, and by the decoder again after the load; what differs is a miss. `off`,"
+            " `all`, or a number: one request in so many. docs/transfers.md says what it catches and what it costs."
+        ),
+    ] = "off"
+    lease_margin: Annotated[
+        float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
+    ] = 0.5
+    clock_skew: Annotated[
+        float, _says("Decoder: most that the two hosts' clocks differ; used only while a kvd is away.")
+    ] = 2.0
+    lease_grace: Annotated[
+        float,
+        _says("Prefiller: how long beyond a lease kvd's word is awaited before blocks are freed without it."),
+    ] = 5.0
+
+    def samples(self, name: str) -> bool:
+        """Whether the KV of a request (or transfer) is added up: the same answer on every worker and every time."""
+        if isinstance(self.kv_checksum, int):
+            return zlib.crc32(name.encode()) % self.kv_checksum == 0
+        return self.kv_checksum == "all"
+
+
+def read_settings(extra: Mapping[str, Any]) -> Settings:
+    """The settings in an extra config. Raises `BadSettings` naming every bad entry and what it may be."""
+    hints = get_type_hints(Settings)
+    wrong = []
+    for name, value in extra.items():
+        if name not in hints:
+            wrong.append(f"{name} is no setting; there are {', '.join(hints)}")
+            continue
+        try:
+            msgspec.convert(value, hints[name])
+        except msgspec.ValidationError:
+            wrong.append(f"{name} is {value!r}; it must be {_name(hints[name])}")
+            continue
+        if name == "weights" and not (
+            value.isprintable() and 0 < len(value.strip()) == len(value) <= _LONGEST_ID
+        ):
+            wrong.append(
+                f'weights is {value!r}; it must be "auto", "off" or a name of 1 to {_LONGEST_ID} printable characters'
+            )
+            continue
+        least, most = _RANGES.get(name, (-math.inf, math.inf))
+        if isinstance(value, (int, float)) and not least <= value <= most:
+            wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} {_unit(name)}")
+    if not wrong:
+        settings = msgspec.convert(dict(extra), Settings)
+        if settings.lease_margin < settings.lease_seconds:
+            return settings
+        wrong.append(
+            f"lease_margin is {settings.lease_margin:g} and lease_seconds {settings.lease_seconds:g}; the margin must"
+            " be smaller, or nothing is left of any lease"
+        )
+    raise BadSettings("kv_connector_extra_config: " + "; ".join(wrong))
+
+
+def _unit(name: str) -> str:
+    units = {"piece_bytes": "bytes", "kv_checksum": "requests"}
+    return units.get(name, "seconds")
+
+
+def _name(kind: Any) -> str:
+    """A type for people: ``a number or null``, ``one of "pull"``."""
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    if get_origin(kind) is dict:
+        return "an object"
+    words = {
+        str: "a string",
+        bool: "true or false",
+        float: "a number",
+        int: "a whole number",
+        type(None): "null",
+    }
+    return " or ".join(words[part] if part in words else _name(part) for part in (get_args(kind) or (kind,)))

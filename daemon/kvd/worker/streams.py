@@ -1,0 +1,75 @@
+"""Loads that wait for their device: steps that are queued on its stream may still write to the blocks of a load.
+
+What moves the bytes of a load, or zeroes blocks for it, knows nothing of that stream. Builds that do not ask which
+groups a load fills (`KvdConnector.get_loaded_kv_cache_group_ids`) also queue the zeroing of its blocks there, which
+could run over what was loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from kvd.worker.cause import NO_CAUSE, SHUTTING_DOWN, Cause, from_error
+from kvd.worker.pull.load import Load
+from kvd.worker.stream_event import StreamEvent
+
+log = logging.getLogger(__name__)
+
+LOOK = 100e-6
+"""Seconds between two looks at a mark."""
+
+
+class Gate:
+    """A thread that lets loads pass in order, each when its mark is reached; it starts with the first.
+
+    ``passed`` and ``refused`` are called on that thread, one of them for each load.
+    """
+
+    def __init__(self, passed: Callable[[Load], None], refused: Callable[[Load, Cause], None]) -> None:
+        self._passed = passed
+        self._refused = refused
+        self._inbox: queue.Queue[tuple[Load, StreamEvent] | None] = queue.Queue()
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+
+    def put(self, load: Load, ready: StreamEvent) -> None:
+        """Let it pass when ``ready`` says so. Called by one thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvd-gate", daemon=True)
+            self._thread.start()
+        self._inbox.put((load, ready))
+
+    def close(self, until: float) -> None:
+        """Refuse what has not passed; wait for the thread's end to time.monotonic() ``until``."""
+        self._closing.set()
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        while (item := self._inbox.get()) is not None:
+            load, ready = item
+            try:
+                cause = self._await(load, ready)
+            except Exception as error:  # the device's, and the thread must outlive it
+                log.exception("waiting for the device before the load of %s", load.order.request_id)
+                cause = from_error(error, "the device could not be asked")
+            if cause:
+                self._refused(load, cause)
+            else:
+                self._passed(load)
+
+    def _await(self, load: Load, ready: StreamEvent) -> Cause:
+        """Why it must not begin, or nothing once the mark is reached."""
+        while not ready():
+            if self._closing.wait(LOOK):
+                return SHUTTING_DOWN
+            if load.dropped:
+                return load.dropped
+            if time.monotonic() > load.deadline:
+                return Cause(f"the device was busy for its {load.deadline - load.received:.1f} s", "TOO_LATE")
+        return NO_CAUSE

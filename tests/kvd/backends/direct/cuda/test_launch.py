@@ -1,0 +1,190 @@
+"""The driver's calls of one copy, on a made-up driver: what a kernel is given, and which kernels are refused."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvd.backends.cuda.ipc import CudaError
+from kvd.backends.direct.cuda.copies import CudaCopier
+from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
+from kvd.backends.direct.cuda.tables import SHAPES, job_of_descriptors
+from kvd.topology.descriptors import Descriptors
+
+SIZES = (8, 8, 4, 4, 4, 4, 4, 4, 8, 8)
+
+
+@dataclass
+class MadeUpLibrary:
+    """Notes what it is called for; uploads are copied, as all memory is the host's."""
+
+    sizes: tuple[int, ...] = SIZES
+    pending: bool = False
+    fails: dict[str, int] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    depth: int = 0
+    events: int = 0
+    launched: dict[str, Any] = field(default_factory=dict)
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.calls.append(name)
+            assert self.depth or name in ("cuCtxPushCurrent_v2", "cuFuncGetParamInfo", "cuGetErrorString")
+            if name in self.fails:
+                return self.fails[name]
+            return int(getattr(self, "_" + name.partition("_")[0])(*arguments) or 0)
+
+        return call
+
+    def _cuCtxPushCurrent(self, _context: Any) -> None:  # noqa: N802 - the driver's names
+        self.depth += 1
+
+    def _cuCtxPopCurrent(self, _context: Any) -> None:  # noqa: N802
+        self.depth -= 1
+
+    def _cuEventCreate(self, made: Any, _flags: int) -> None:  # noqa: N802
+        self.events += 1
+        made._obj.value = self.events
+
+    def _cuEventRecord(self, _event: int, _stream: int) -> None:  # noqa: N802
+        pass
+
+    def _cuEventQuery(self, _event: int) -> int:  # noqa: N802
+        return 600 if self.pending else 0
+
+    def _cuEventElapsedTime(self, passed: Any, _first: int, _last: int) -> None:  # noqa: N802
+        passed._obj.value = 2.0
+
+    def _cuMemcpyHtoDAsync(self, to: int, source: int, size: int, _stream: int) -> None:  # noqa: N802
+        ctypes.memmove(to, source, size)
+
+    def _cuFuncGetParamInfo(self, _function: int, index: int, _offset: Any, size: Any) -> int:  # noqa: N802
+        if index >= len(self.sizes):
+            return 1
+        size._obj.value = self.sizes[index]
+        return 0
+
+    def _cuLaunchKernel(self, function: int, *rest: Any) -> None:  # noqa: N802
+        grid, block, shared, stream, pointers = rest[:3], rest[3:6], rest[6], rest[7], rest[8]
+        kinds = [ctypes.c_uint64] * 2 + [ctypes.c_int32] * 6 + [ctypes.c_uint64] * 2
+        values = [
+            ctypes.cast(p, ctypes.POINTER(k)).contents.value for p, k in zip(pointers, kinds, strict=True)
+        ]
+        self.launched = {
+            "function": function, "grid": grid, "block": block, "shared": shared, "stream": stream, "values": values
+        }  # fmt: skip
+
+    def _cuGetErrorString(self, _number: int, words: Any) -> None:  # noqa: N802
+        words._obj.value = b"made up"
+
+
+def compiled(**metadata: Any) -> Any:
+    known = {"shared": 64, "num_warps": 8, "global_scratch_size": 0, **metadata}
+    return SimpleNamespace(function=77, metadata=SimpleNamespace(**known))
+
+
+def test_a_kernel_gets_its_arguments_in_order() -> None:
+    library = MadeUpLibrary()
+    launcher = Launcher(0, library)
+    with launcher.current():
+        launcher.launch(Kernel(77, 64, 256), 5, Arguments(1 << 40, 1 << 41, 3, 4, 5, 6, 7, 8), 9)
+    assert library.launched == {
+        "function": 77,
+        "grid": (5, 1, 1),
+        "block": (256, 1, 1),
+        "shared": 64,
+        "stream": 9,
+        "values": [1 << 40, 1 << 41, 3, 4, 5, 6, 7, 8, 0, 0],
+    }
+    assert library.depth == 0
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[:9], SIZES[:8]])
+def test_a_kernel_of_triton_is_taken_with_its_scratch_or_without(sizes: tuple[int, ...]) -> None:
+    assert Launcher(0, MadeUpLibrary(sizes)).kernel(compiled()) == Kernel(77, 64, 256)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "metadata", "says"),
+    [
+        ((8, 8, 8, 4, 4, 4, 4, 4), {}, r"its parameters have \[8, 8, 8, 4, 4, 4, 4, 4\] bytes"),
+        ((*SIZES, 8), {}, "its parameters have"),
+        ((*SIZES[:9], 4), {}, "its parameters have"),
+        (SIZES[:7], {}, "its parameters have"),
+        (SIZES, {"global_scratch_size": 128}, "it wants global_scratch_size 128"),
+        (SIZES, {"launch_pdl": True}, "it wants launch_pdl True"),
+    ],
+)
+def test_a_kernel_with_other_parameters_is_not_launched(
+    sizes: tuple[int, ...], metadata: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        Launcher(0, MadeUpLibrary(sizes)).kernel(compiled(**metadata))
+
+
+def test_an_error_has_the_drivers_words_and_leaves_no_context() -> None:
+    library = MadeUpLibrary(fails={"cuEventRecord": 700})
+    launcher = Launcher(0, library)
+    with pytest.raises(CudaError, match=r"cuEventRecord: made up \(700\)"), launcher.current():
+        launcher.record(1, 2)
+    assert library.depth == 0
+
+
+class MadeUpEngine:
+    """An engine whose device's memory is the host's."""
+
+    def __init__(self, library: MadeUpLibrary) -> None:
+        self.ordinal, self.launcher = 0, Launcher(0, library)
+        self.kernels = {shape: Kernel(77, 0, 256) for shape in SHAPES}
+        self.given_back = 0
+
+    def take(self, size: int) -> Any:
+        host, there = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        memory = [SimpleNamespace(data_ptr=lambda side=side: side.ctypes.data) for side in (host, there)]
+        return SimpleNamespace(begun=1, end=2, memory=memory, host=host, there=there)
+
+    def give_back(self, _slot: Any) -> None:
+        self.given_back += 1
+
+
+def copier(engine: Any) -> CudaCopier:
+    made = CudaCopier.__new__(CudaCopier)
+    made._engine, made._queue, made._programs = engine, 9, 64
+    made._stream = SimpleNamespace(synchronize=lambda: None)
+    return made
+
+
+ROWS, JOB = job_of_descriptors(
+    Descriptors(
+        *(np.array(column, np.int64) for column in ([1 << 20, 1 << 21], [1 << 30, 1 << 31], [4096, 4096]))
+    )
+)
+
+
+def test_a_launch_has_its_words_and_its_table_and_seconds_once_it_is_done() -> None:
+    library = MadeUpLibrary()
+    engine = MadeUpEngine(library)
+    flight = copier(engine).begin(ROWS, None, JOB)
+    table, words, *numbers = library.launched["values"]
+    assert numbers == [2, 2, 1, 1, JOB.segments, JOB.tiles, 0, 0]
+    size = JOB.words.nbytes
+    assert ctypes.string_at(words, size) == JOB.words.tobytes()
+    assert ctypes.string_at(table, ROWS.table.nbytes) == ROWS.table.tobytes()
+    library.pending = True
+    assert not flight.done()
+    library.pending = False
+    assert flight.done()
+    assert flight.done()
+    assert (flight.seconds, engine.given_back) == (0.002, 1)
+
+
+def test_a_launch_that_is_refused_gives_its_slot_back() -> None:
+    engine = MadeUpEngine(MadeUpLibrary(fails={"cuLaunchKernel": 719}))
+    with pytest.raises(CudaError, match="cuLaunchKernel"):
+        copier(engine).begin(ROWS, None, JOB)
+    assert engine.given_back == 1

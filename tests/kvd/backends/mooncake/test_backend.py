@@ -1,0 +1,495 @@
+"""Mooncake between real processes: every byte, every way to give up in both directions, and a clean stdout."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvctl.demo.halting import halt
+from kvd.backends.contract import LandingHome, State
+from kvd.backends.envelope import Envelope, pack, unpack
+from kvd.backends.errors import (
+    BackendError,
+    BackendUnavailable,
+    PeerMetadataError,
+    PeerUnreachable,
+    RegistrationError,
+    TransferRefused,
+)
+from kvd.backends.mooncake.backend import MooncakeHome, open_home
+from kvd.backends.mooncake.engine import knock
+from kvd.backends.mooncake.host import advertised_host, check_host
+from kvd.backends.mooncake.library import Library, engine_environment, load, prepare_environment
+from kvd.backends.mooncake.rows import Bounds, cut
+from kvd.backends.mooncake.settings import Settings, protocol_for
+from kvd.backends.mooncake.target import Target, pack_target, parse_target
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
+from tests.support.backend_give_up import wait
+
+pytest.importorskip("mooncake", exc_type=ImportError)
+
+SUPPORT = Path(__file__).parents[2] / "support"
+ROOT = Path(__file__).parents[3]
+BYTES = 32 << 20
+LOCAL = {"host": "127.0.0.1"}
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+
+
+def environ() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("MC_", "GLOG_"))}
+    return kept | {"VLLM_HOST_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    """Run a support script; it must end with 0 and print one line and nothing else."""
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / script), "mooncake", *arguments],
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, done.stdout
+    found: dict[str, Any] = json.loads(lines[0])
+    return found
+
+
+def rows(*triples: tuple[int, int, int]) -> Descriptors:
+    return Descriptors(*np.array(triples, np.int64).reshape(-1, 3).T)
+
+
+@pytest.fixture
+def homes() -> Iterator[Callable[..., MooncakeHome]]:
+    """Makes homes over memory that outlives them."""
+    with ExitStack() as stack:
+
+        def make(memory: Bytes, options: Mapping[str, Any] = LOCAL) -> MooncakeHome:
+            home = open_home("worker", options=options)
+            stack.callback(lambda _: home.close(), memory)
+            home.register([Region(memory.ctypes.data, memory.nbytes)])
+            return home
+
+        yield make
+
+
+@pytest.mark.slow
+def test_two_processes() -> None:
+    found = run("backend_reader.py")
+    assert found["whole"] == ["done", True]
+    assert found["fragments"] == ["done", True]
+    assert found["write"] == "done"
+    assert found["written"] is True
+    for side, whose in (("unregistered_remote", "peer peer's descriptor 0"), ("unregistered_local", "local")):
+        kind, message, hint = found[side]
+        assert kind == "TransferRefused"
+        assert whose in message
+        assert "999 bytes at 0x" in message
+        assert "registered" in hint
+    state, reason = found["killed"]
+    assert state == "failed"
+    assert f"read of {BYTES} bytes in 1 descriptors, peer peer at 127.0.0.1:" in reason
+    assert "the peer's process ended" in reason
+    assert "stderr" in reason
+
+
+@pytest.mark.slow
+def test_nothing_lands_after_close_and_the_peer_survives() -> None:
+    found = run("backend_give_up.py", "close", str(BYTES), "descriptors")
+    assert found["before"] == "pending"
+    assert found["after"] == "failed"
+    assert "closed" in found["reason"]
+    assert found["landed"] == 0
+    assert found["peer"] is None
+    assert found["other"] == "done"
+    assert found["remade"] == "done"
+
+
+@pytest.mark.slow
+def test_everything_lands_without_close() -> None:
+    """What the test above guards against does happen."""
+    found = run("backend_give_up.py", "nothing", str(BYTES), "descriptors")
+    assert found["before"] == "pending"
+    assert found["landed"] == BYTES
+
+
+@pytest.mark.slow
+def test_nothing_lands_after_a_landing_was_closed_and_the_writer_survives() -> None:
+    found = run("backend_landing.py", "close", str(8 * BYTES))
+    assert found["landed"] == 0
+    assert found["state"] == "failed"
+    assert found["again"] == "done"
+    assert found["again_landed"] == 4096
+    assert found["writer"] == 0
+
+
+@pytest.mark.slow
+def test_the_rest_of_a_write_lands_where_the_landing_stays() -> None:
+    """What the test above guards against does happen."""
+    found = run("backend_landing.py", "nothing", str(8 * BYTES))
+    assert found["landed"] > BYTES
+    assert found["state"] == "done"
+
+
+@pytest.mark.slow
+def test_nothing_lands_of_a_writer_that_was_killed() -> None:
+    assert run("backend_landing.py", "kill", str(8 * BYTES))["landed"] == 0
+
+
+@contextmanager
+def peer_process(size: int) -> Iterator[tuple[int, bytes, int]]:
+    """A process to read from: its pid, its metadata and the address of its memory."""
+    peer = subprocess.Popen(
+        [sys.executable, str(SUPPORT / "backend_peer.py"), "mooncake", str(size)],
+        env=environ(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert peer.stdout is not None
+        hello = json.loads(peer.stdout.readline())
+        yield peer.pid, bytes.fromhex(hello["metadata"]), hello["address"]
+    finally:
+        peer.kill()
+        peer.communicate()
+
+
+@pytest.mark.slow
+def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) -> None:
+    lane = homes(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
+    with peer_process(4096) as (pid, metadata, _):
+        halt(pid)
+        before = time.monotonic()
+        with pytest.raises(PeerUnreachable, match=r"did not answer within 0\.3 s"):
+            lane.add("p", metadata)
+        lane.close()
+        assert time.monotonic() - before < 30  # Mooncake itself waits 61 s
+    opening = [t for t in threading.enumerate() if t.name.startswith("open-")]
+    for thread in opening:  # the peer's end lets it go, and it destroys its engine
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_mooncake_fails_what_makes_no_progress(
+    homes: Callable[..., MooncakeHome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"):
+        monkeypatch.setenv(name, "")  # so that what the option sets is taken back
+    memory: Bytes = np.zeros(4096, np.uint8)
+    lane = homes(memory, LOCAL | {"progress_timeout_s": 1}).lane("p")
+    with peer_process(4096) as (pid, metadata, address):
+        lane.add("p", metadata)
+        halt(pid)
+        transfer = lane.submit("p", rows((memory.ctypes.data, address, 4096)))
+        assert lane.poll(transfer) is State.PENDING
+        assert wait(lane, transfer, 25) is State.FAILED
+        assert "still takes connections: the peer refused the address, made no progress" in transfer.reason
+
+
+def test_many_pieces_of_many_transfers(homes: Callable[..., MooncakeHome]) -> None:
+    source: Bytes = np.random.default_rng(5).integers(1, 256, 1 << 20).astype(np.uint8)
+    target: Bytes = np.zeros(1 << 20, np.uint8)
+    home = homes(target, LOCAL | {"in_flight": 3, "piece_bytes": 4096})
+    lane = home.lane("p")
+    lane.add("p", homes(source).metadata())
+    step = 1 << 16
+    transfers = [
+        lane.submit("p", rows(*((target.ctypes.data + at, source.ctypes.data + at, step - 1),)))
+        for at in range(0, 1 << 20, step)
+    ]
+    assert [wait(lane, transfer, 20) for transfer in transfers] == [State.DONE] * len(transfers)
+    assert all(transfer.detail["pieces"] == 16 for transfer in transfers)
+    image = source.copy()
+    image[step - 1 :: step] = 0
+    assert (target == image).all()
+
+
+def test_a_landing_takes_what_its_peer_writes_and_no_more_once_closed(
+    homes: Callable[..., MooncakeHome],
+) -> None:
+    mine: Bytes = np.zeros(4096, np.uint8)
+    theirs: Bytes = np.full(4096, 9, np.uint8)
+    home, writer = homes(mine), homes(theirs)
+    assert isinstance(home, LandingHome)
+    assert home.traits.lands
+    landing, other = home.landing("a"), home.landing("b")
+    lane = writer.lane("p")
+    lane.add("a", landing.metadata())
+    lane.add("b", other.metadata())
+    into = rows((theirs.ctypes.data, mine.ctypes.data, 100))
+    assert wait(lane, lane.submit("a", into, "write"), 20) is State.DONE
+    assert mine.sum() == 900
+    landing.close()
+    landing.close()
+    for call in (landing.metadata, landing.serve):
+        with pytest.raises(TransferRefused, match="closed"):
+            call()
+    failed = lane.submit("a", into, "write")
+    assert wait(lane, failed, 20) is State.FAILED
+    assert "nothing listens" in failed.reason
+    beyond = rows((theirs.ctypes.data, mine.ctypes.data + 100, 100))
+    assert wait(lane, lane.submit("b", beyond, "write"), 20) is State.DONE
+    assert mine.sum() == 1800
+
+
+def test_metadata_of_a_process_that_is_no_more_is_refused(homes: Callable[..., MooncakeHome]) -> None:
+    """A later engine may have the same port: it has another mark."""
+    home, peer = homes(np.zeros(4096, np.uint8)), homes(np.zeros(4096, np.uint8))
+    now = unpack(peer.metadata(), backend="mooncake")
+    target = parse_target(now.blob, "tcp")
+    older = Target(target.session, "tcp", bytes(16), target.mark_address)
+    metadata = pack(Envelope(now.backend, now.version, now.agent, now.regions, pack_target(older)))
+    lane = home.lane("p")
+    with pytest.raises(PeerMetadataError, match=f"{target.mark.hex()}, not {bytes(16).hex()}"):
+        lane.add("p", metadata)
+    peer.close()
+    with pytest.raises(PeerUnreachable, match="nothing listens"):
+        lane.add("p", pack(Envelope(now.backend, now.version, now.agent, now.regions, now.blob)))
+
+
+def test_another_protocol_is_refused_with_both(homes: Callable[..., MooncakeHome]) -> None:
+    home = homes(np.zeros(4096, np.uint8))
+    blob = pack_target(Target("127.0.0.1:1", "rdma", bytes(16), 4096))
+    with pytest.raises(PeerMetadataError, match="protocol is rdma at the peer and tcp here"):
+        home.lane("p").add("p", pack(Envelope("mooncake", load().version, "a", (), blob)))
+
+
+def test_a_transfer_of_another_lane_and_one_whose_peer_was_replaced_have_failed(
+    homes: Callable[..., MooncakeHome],
+) -> None:
+    mine, theirs = np.zeros(BYTES, np.uint8), np.ones(BYTES, np.uint8)
+    home, peer, successor = homes(mine), homes(theirs), homes(theirs)
+    lane, other = home.lane("a"), home.lane("b")
+    lane.add("p", peer.metadata())
+    transfer = lane.submit("p", rows((mine.ctypes.data, theirs.ctypes.data, BYTES)))
+    assert transfer.state is State.PENDING
+    lane.add("p", successor.metadata())
+    assert lane.poll(transfer) is State.FAILED
+    assert "added anew" in transfer.reason
+    again = lane.submit("p", rows((mine.ctypes.data, theirs.ctypes.data, BYTES)))
+    assert other.poll(again) is State.FAILED
+
+
+def test_close_says_so_when_the_engine_lives_on(homes: Callable[..., MooncakeHome]) -> None:
+    home = homes(np.zeros(4096, np.uint8))
+    lane = home.lane("held")
+    lane.add("p", home.metadata())
+    held = lane._peers["p"].engine._engine
+    with pytest.raises(BackendError, match="still referred to"):
+        lane.close()
+    with pytest.raises(BackendError, match="still referred to"):
+        lane.close()
+    del held
+    lane.close()
+
+
+def test_closing_leaves_no_thread_and_no_port(homes: Callable[..., MooncakeHome]) -> None:
+    def count() -> tuple[int, int]:
+        return tuple(len(list(Path("/proc/self", of).iterdir())) for of in ("task", "fd"))  # type: ignore[return-value]
+
+    def cycle() -> None:
+        home = homes(np.zeros(4096, np.uint8))
+        lane = home.lane("p")
+        lane.add("p", home.metadata())
+        home.landing("l")
+        home.close()
+        home.close()
+
+    cycle()  # Mooncake keeps some threads of its own for the process's life
+    before = count()
+    for _ in range(3):
+        cycle()
+    assert count() <= before
+
+
+def test_a_silent_connection_does_not_hold_up_destruction(homes: Callable[..., MooncakeHome]) -> None:
+    """Mooncake's listener waits a minute for it to speak, and its destructor for the listener, with the GIL held."""
+    home = homes(np.zeros(4096, np.uint8))
+    target = parse_target(unpack(home.metadata(), backend="mooncake").blob, "tcp")
+    with ExitStack() as stack:
+        for _ in range(3):
+            port = int(target.session.rpartition(":")[2])
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
+        before = time.monotonic()
+        home.close()
+        assert time.monotonic() - before < 30
+
+
+def test_device_memory_needs_a_build_for_it() -> None:
+    home = open_home("gpu", options=LOCAL)
+    if not load().cuda:
+        with pytest.raises(RegistrationError, match="has no CUDA"):
+            home.register([Region(1 << 20, 4096, "cuda:0")])
+    with pytest.raises(RegistrationError, match="kinds are cpu, cuda"):
+        home.register([Region(1 << 20, 4096, "tpu:0")])
+    home.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"colour": 1}, "unknown option colour for mooncake; known are protocol, device_name, host"),
+        ({"protocol": "bogus"}, "protocol is 'bogus'; it is auto, tcp, rdma or nvlink"),
+        ({"device_name": None}, "device_name is None; it is text"),
+        ({"host": 5}, "host is 5; it is an address"),
+        ({"connect_timeout_s": 0}, "connect_timeout_s is 0; it is a number above 0"),
+        ({"in_flight": 1025}, "in_flight is 1025; it is a whole number from 1 to 1024"),
+        ({"in_flight": True}, "in_flight is True"),
+        ({"piece_bytes": 1.5}, "piece_bytes is 1.5; it is a whole number from 4096"),
+        ({"progress_timeout_s": 0}, "progress_timeout_s is 0; it is none or a whole number from 1"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(BackendError, match=says):
+        Settings.of(options)
+
+
+def test_advertised_host() -> None:
+    assert advertised_host({"VLLM_HOST_IP": "10.1.2.3"}) == "10.1.2.3"
+    assert Settings.of({"host": "h"}).host == "h"
+    assert Settings.of({}).host
+    assert advertised_host({})
+    assert ":" in advertised_host({"MC_USE_IPV6": "1"})
+    for host in ("10.1.2.3", "prefill-7.example"):
+        check_host(host, {})
+    check_host("fd00::1", {"MC_USE_IPV6": "1"})
+    for host, environ, says in (
+        ("fd00::1", {}, "IP version 6, and MC_USE_IPV6 is not set"),
+        ("10.1.2.3", {"MC_USE_IPV6": "1"}, "IP version 4, and MC_USE_IPV6 is set"),
+        ("10.1.2.3:9", {}, "without a port"),
+    ):
+        with pytest.raises(BackendError, match=says):
+            check_host(host, environ)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces take root")
+@pytest.mark.parametrize(
+    ("environ", "addresses", "found"),
+    [
+        ("{}", ("10.77.0.1/24",), "10.77.0.1"),
+        ("{'MC_USE_IPV6': '1'}", ("10.77.0.1/24", "fd00:77::1/64"), "fd00:77::1"),
+        ("{}", (), "127.0.0.1"),
+    ],
+)
+def test_without_a_default_route_it_is_an_address_of_the_host_all_the_same(
+    environ: str, addresses: tuple[str, ...], found: str
+) -> None:
+    """In a network of its own: a host that reaches some others and nobody beyond."""
+    given = "".join(f"ip addr add {address} dev eth9; " for address in addresses)
+    wire = "ip link add eth9 type veth peer name eth8; ip link set eth8 up; ip link set eth9 up"
+    setup = f"ip link set lo up; {wire}; {given}"
+    ask = f"from kvd.backends.mooncake.host import advertised_host; print(advertised_host({environ}))"
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-ec", f'{setup} exec "$0" -c "$1"', sys.executable, ask],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == found, done.stderr
+
+
+def test_a_peer_that_named_loopback_is_told_from_one_that_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert knock(f"127.0.0.1:{port}", "why") == f"127.0.0.1:{port} still takes connections: why"
+    assert "or it is on another host and needs VLLM_HOST_IP" in knock(f"127.0.0.1:{port}", "why")
+
+
+def test_environment_before_import() -> None:
+    bare: dict[str, str] = {}
+    prepare_environment(bare)
+    assert bare == {"MC_LOG_LEVEL": "ERROR"}
+    loud = {"MC_LOG_LEVEL": "INFO", "MC_LOG_DIR": "/tmp/logs"}  # noqa: S108
+    prepare_environment(loud)
+    assert loud == {"MC_LOG_LEVEL": "INFO"}
+    with pytest.raises(BackendUnavailable, match="MC_USE_TENT=1"):
+        prepare_environment({"MC_USE_TENT": "1"})
+
+
+def test_environment_of_an_engine(tmp_path: Path) -> None:
+    """The protocol is what was asked for, or an error: never another one in silence."""
+    (tmp_path / "mlx5_0").touch()
+    missing = tmp_path / "missing"
+    for given in ({}, {"MC_FORCE_TCP": "yes"}):
+        environ = dict(given)
+        with engine_environment("tcp", 7, environ=environ, infiniband=tmp_path):
+            assert environ["MC_FORCE_TCP"] == "1"
+        timeouts = {"MC_TCP_STATUS_TIMEOUT_SEC": "7", "MC_TCP_PROGRESS_TIMEOUT_SEC": "7"}
+        assert environ == given | timeouts
+    environ = {"MC_INTRANODE_NVLINK": "1"}
+    with engine_environment("tcp", None, environ=environ, infiniband=missing):
+        assert environ == {"MC_FORCE_TCP": "1"}
+    assert environ == {"MC_INTRANODE_NVLINK": "1"}
+    environ = {}
+    with engine_environment("nvlink", None, environ=environ, infiniband=missing):
+        assert environ == {"MC_INTRANODE_NVLINK": "1"}
+    assert environ == {}
+    with engine_environment("rdma", None, environ={}, infiniband=tmp_path):
+        pass
+    for protocol, environ, devices, says in (
+        ("rdma", {}, missing, "missing is empty"),
+        ("rdma", {"MC_FORCE_TCP": "1"}, tmp_path, "MC_FORCE_TCP is set: Mooncake would use tcp"),
+        ("rdma", {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "Mooncake would use nvlink"),
+        ("nvlink", {"MC_FORCE_TCP": "1"}, missing, "MC_FORCE_TCP is set: Mooncake would use tcp"),
+    ):
+        with (
+            pytest.raises(BackendUnavailable, match=says),
+            engine_environment(protocol, None, environ=environ, infiniband=devices),
+        ):
+            pass
+
+
+def test_what_suits_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0").touch()
+    missing = tmp_path / "missing"
+    host, gpu = [Region(4096, 1)], [Region(4096, 1, "cuda:1")]
+    built, plain = Library(None, "", cuda=True, nvlink=True), Library(None, "", cuda=True)
+    for regions, library, environ, devices, protocol in (
+        (host, built, {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "tcp"),
+        (gpu, built, {}, tmp_path, "rdma"),
+        (gpu, built, {}, missing, "nvlink"),
+        (gpu, plain, {}, missing, "tcp"),
+        (gpu, built, {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "nvlink"),
+        (gpu, plain, {"MC_INTRANODE_NVLINK": "1"}, missing, "tcp"),
+        (gpu, built, {"MC_FORCE_TCP": "1"}, tmp_path, "tcp"),
+    ):
+        assert protocol_for(regions, library, environ, devices) == protocol
+
+
+def test_pieces_cover_the_same_bytes() -> None:
+    whole = rows((0, 9000, 10), (100, 5000, 4096), (20000, 30000, 8193))
+    assert cut(whole, 1 << 20) is whole
+    pieces = cut(whole, 4096)
+    assert list(zip(*(c.tolist() for c in (pieces.local, pieces.remote, pieces.length)), strict=True)) == [
+        (0, 9000, 10),
+        (100, 5000, 4096),
+        (20000, 30000, 4096),
+        (24096, 34096, 4096),
+        (28192, 38192, 1),
+    ]
+
+
+def test_bounds() -> None:
+    """Neighbouring regions are one span; what lies across a gap, before the first or after the last is refused."""
+    bounds = Bounds("local", [Region(1000, 100), Region(1100, 50), Region(2000, 10)])
+    good = [(1000, 150), (1149, 1), (2000, 10), (1050, 60)]
+    bounds.check(*np.array(good, np.int64).T)
+    bounds.check(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    for address, length in ((999, 2), (1140, 11), (1150, 1), (2009, 2), (5000, 1), (0, 5000)):
+        with pytest.raises(TransferRefused, match=rf"local descriptor 1, {length} bytes at {address:#x}"):
+            bounds.check(np.array([1000, address], np.int64), np.array([1, length], np.int64))

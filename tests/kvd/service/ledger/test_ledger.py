@@ -1,0 +1,338 @@
+"""The ledger: what was acknowledged is on disk, whatever happens to kvd, and it stays within its bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvd.client.errors import ClientError
+from kvd.service.config import LedgerSettings
+from kvd.service.errors import LedgerError
+from kvd.service.ledger import store
+from kvd.service.ledger.ledger import Ledger
+from kvd.service.ledger.store import open_database
+from kvd.wire.names import generation_of
+from kvd.wire.reply import Ok
+from kvd.wire.transfer import (
+    MAX_CAUSE,
+    MAX_RUNS,
+    BlockRuns,
+    GetKeptEngine,
+    KeptEngine,
+    ListTransfers,
+    ReportTransfers,
+    TransferRecord,
+    Transfers,
+)
+from tests.support.daemons import daemons, facts, geometry, measured, session, wait_for, worker
+
+
+def record(number: int, state: str = "done", engine: str = "d") -> TransferRecord:
+    return TransferRecord(
+        transfer_id=f"t{number}", request_id=f"r{number}", local_engine=engine, local_rank="tp0", remote_engine="p",
+        remote_generation="g", remote_request_id=f"p{number}", backend="direct", mode="pull", bytes=10,
+        state="miss" if state == "miss" else "done",
+    )  # fmt: skip
+
+
+def test_acknowledged_records_survive_a_sigkill_right_after() -> None:
+    with daemons() as (kvd,):
+        for round_ in range(3):
+            records = tuple(record(100 * round_ + n) for n in range(100))
+            assert kvd.ask(ReportTransfers(incarnation="i", records=records)) == Ok()
+            kvd.kill()
+            kvd.start()
+            found = kvd.ask(ListTransfers(limit=1000))
+            assert isinstance(found, Transfers)
+            assert found.total == len(found.rows) == 100 * (round_ + 1)
+
+
+def test_a_sigkill_amid_reports_loses_nothing_that_was_acknowledged() -> None:
+    with daemons() as (kvd,):
+        acknowledged: list[str] = []
+        enough, killed = threading.Event(), threading.Event()
+
+        def report() -> None:
+            number = 0
+            with kvd.operator() as operator:
+                while not killed.is_set():
+                    number += 1
+                    with contextlib.suppress(ClientError):
+                        operator.ask(ReportTransfers(incarnation="i", records=(record(number),)), timeout=2.0)
+                        acknowledged.append(f"t{number}")
+                    if len(acknowledged) > 50:
+                        enough.set()
+
+        reporter = threading.Thread(target=report)
+        reporter.start()
+        assert enough.wait(60)
+        kvd.kill()
+        killed.set()
+        kvd.start()
+        reporter.join(60)
+        found = kvd.ask(ListTransfers(limit=10_000))
+        assert isinstance(found, Transfers)
+        assert set(acknowledged) <= {row.record.transfer_id for row in found.rows}
+        assert "set aside" not in kvd.log
+
+
+def test_records_that_come_twice_are_kept_and_counted_once() -> None:
+    with daemons() as (kvd,):
+        for _ in range(2):
+            kvd.ask(ReportTransfers(incarnation="i", records=(record(1), record(2, "miss"))))
+        found = kvd.ask(ListTransfers())
+        assert isinstance(found, Transfers)
+        assert found.total == 2
+        counters = kvd.status().counters
+        assert (counters["transfers.done"], counters["transfers.miss"], counters["transfers.bytes"]) == (
+            1,
+            1,
+            10,
+        )
+        assert counters["events.transfer.miss"] == 1
+
+
+def test_filters(tmp_path: Path) -> None:
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append((record(1), record(2, "miss"), record(3, engine="other")))
+
+        async def ids(query: ListTransfers) -> list[str]:
+            return [row.record.transfer_id for row in (await ledger.select(query)).rows]
+
+        assert await ids(ListTransfers()) == ["t3", "t2", "t1"]
+        assert await ids(ListTransfers(limit=1)) == ["t3"]
+        assert await ids(ListTransfers(limit=-1)) == []
+        assert await ids(ListTransfers(after=2)) == ["t3"]
+        assert await ids(ListTransfers(request_id="r2")) == ["t2"]
+        assert await ids(ListTransfers(request_id="p2")) == ["t2"]
+        assert await ids(ListTransfers(engine_id="other")) == ["t3"]
+        assert await ids(ListTransfers(engine_id="p", state="miss")) == ["t2"]
+        assert await ids(ListTransfers(before=3)) == ["t2", "t1"]
+        assert await ids(ListTransfers(engine_id="p", peer="other")) == ["t3"]
+        assert await ids(ListTransfers(peer="p", mode="push")) == []
+        assert await ids(ListTransfers(backend="nixl")) == []
+        for any_id in ("t2", "r2", "p2", "2"):
+            assert await ids(ListTransfers(any_id=any_id)) == ["t2"]
+        assert await ids(ListTransfers(any_id="9" * 30)) == []
+        assert await ids(ListTransfers(within=60)) == ["t3", "t2", "t1"]
+        assert await ids(ListTransfers(within=1e-9)) == []
+        assert await ids(ListTransfers(slower_than=0.5)) == []
+        assert (await ledger.select(ListTransfers(limit=2))).more
+        assert not (await ledger.select(ListTransfers(limit=3))).more
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("settings", [LedgerSettings(max_rows=3), LedgerSettings(max_age_seconds=0.000001)])
+def test_old_records_are_dropped(tmp_path: Path, settings: LedgerSettings) -> None:
+    async def fill(number: int) -> int:
+        ledger = Ledger(tmp_path / "l", settings)
+        await ledger.append(tuple(record(n) for n in range(number, number + 10)))
+        ledger.close(5)
+        with sqlite3.connect(tmp_path / "l") as database:
+            left = int(database.execute("SELECT count(*) FROM transfers").fetchone()[0])
+        database.close()
+        return left
+
+    assert asyncio.run(fill(0)) == (3 if settings.max_rows == 3 else 0)
+
+
+def test_slowest_and_largest_first(tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(record(1), stages={"post": 0.5, "wire": 0.5})
+    large = msgspec.structs.replace(record(2), bytes=100, stages={"wire": 0.1})
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append((slow, large, record(3)))
+        for order, first in (("newest", "t3"), ("slowest", "t1"), ("largest", "t2")):
+            rows = (await ledger.select(ListTransfers(order=order))).rows  # type: ignore[arg-type]
+            assert rows[0].record.transfer_id == first
+        assert len((await ledger.select(ListTransfers(slower_than=0.5))).rows) == 1
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_block_ids_come_when_asked_for_and_are_cut_where_there_are_too_many(tmp_path: Path) -> None:
+    few = (BlockRuns(0, 0, ((1, 3), (9, 1))),)
+    many = (BlockRuns(0, 0, ((1, 1),)), BlockRuns(1, 2, tuple((n, 1) for n in range(0, 4 * MAX_RUNS, 2))))
+    records = (
+        msgspec.structs.replace(record(1), local_blocks=few, remote_blocks=few),
+        msgspec.structs.replace(record(2), local_blocks=many, remote_blocks=few, cause="x" * 2 * MAX_CAUSE),
+    )
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(records)
+        bare = (await ledger.select(ListTransfers())).rows
+        assert [row.record.local_blocks for row in bare] == [(), ()]
+        cut, whole = (row.record for row in (await ledger.select(ListTransfers(blocks=True))).rows)
+        assert whole == records[0]
+        assert (cut.blocks_cut, cut.remote_blocks, len(cut.cause)) == (True, few, MAX_CAUSE)
+        assert [len(part.runs) for part in cut.local_blocks] == [1, MAX_RUNS - 1]
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_figures_that_no_database_takes_do_not_stop_the_ledger(tmp_path: Path) -> None:
+    odd = msgspec.structs.replace(record(1), bytes=2**64 - 1, stages={"wire": float("nan")})
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        assert len(await ledger.append((odd,))) == 1
+        assert len((await ledger.select(ListTransfers())).rows) == 1
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_an_answer_stays_within_what_a_message_may_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.service.ledger.query.MAX_ANSWER", 1000)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(tuple(record(n) for n in range(20)))
+        seen: list[int] = []
+        before, more = 0, True
+        while more:
+            found = await ledger.select(ListTransfers(before=before))
+            seen += [row.seq for row in found.rows]
+            before, more = seen[-1], found.more
+            assert len(found.rows) < 10
+        assert seen == list(range(20, 0, -1))
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_bytes_bound_the_ledger_as_well(tmp_path: Path) -> None:
+    blocks = (BlockRuns(0, 0, tuple((n, 1) for n in range(0, 2 * MAX_RUNS, 2))),)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings(max_bytes=1_000_000))
+        for start in range(0, 200, 10):
+            ledger._prune_at = 0.0
+            big = (msgspec.structs.replace(record(n), local_blocks=blocks) for n in range(start, start + 10))
+            await ledger.append(tuple(big))
+        ledger.close(5)
+
+    asyncio.run(work())
+    assert (tmp_path / "l").stat().st_size < 2_000_000
+
+
+def test_what_is_known_of_an_engine_is_kept_as_long_as_records_name_it() -> None:
+    engine = facts("d", tp=2)
+    with daemons() as (kvd,):
+        with session(kvd, worker(engine, 0, "i0")), session(kvd, worker(engine, 1, "i1")):
+            wait_for(lambda: kvd.engines()["d"].state == "ready")
+            kvd.ask(ReportTransfers(incarnation="i1", records=(record(1),)))
+        kvd.kill()
+        kvd.start()
+        found = kvd.ask(ListTransfers())
+        assert isinstance(found, Transfers)
+        generation = found.rows[0].record.local_generation
+        assert generation == generation_of(("i0", "i1"))
+        kept = kvd.ask(GetKeptEngine(engine_id="d", generation=generation))
+        assert isinstance(kept, KeptEngine)
+        assert kept.geometries == (geometry(0), geometry(1))
+        assert kept.engine.facts == {"backend": "direct"}
+        assert kvd.ask_refused(GetKeptEngine(engine_id="p", generation="g")).code == "KVD-NO-ENGINE"
+
+
+OLD = """
+CREATE TABLE transfers (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, transfer_id TEXT NOT NULL, request_id TEXT NOT NULL,
+    remote_request_id TEXT NOT NULL, local_engine TEXT NOT NULL, local_rank TEXT NOT NULL, remote_engine TEXT NOT NULL,
+    state TEXT NOT NULL, recorded REAL NOT NULL, record BLOB NOT NULL, UNIQUE (transfer_id, local_engine, local_rank));
+CREATE INDEX by_request ON transfers (request_id);
+"""
+
+
+def test_a_ledger_of_the_first_schema_goes_over_whole(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.executescript(OLD)
+        for n in range(5):
+            blob = msgspec.msgpack.encode(record(n))
+            values = (f"t{n}", f"r{n}", "p", "d", "tp0", "p", "done", time.time(), blob)
+            database.execute("INSERT INTO transfers VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    database.close()
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.opened
+        rows = (await ledger.select(ListTransfers(backend="direct"))).rows
+        assert [row.record for row in reversed(rows)] == [record(n) for n in range(5)]
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_a_ledger_without_codes_gets_them_and_keeps_its_records(tmp_path: Path) -> None:
+    """Schema 1 was the one of today without that column."""
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.executescript(store._TABLES.replace("    code TEXT NOT NULL DEFAULT '',\n", ""))
+        columns = [row[1] for row in database.execute("PRAGMA table_info(transfers)")]
+        assert "code" not in columns
+        old = store._INSERT.replace(", code)", ")").replace(", ?)", ")")
+        for n in range(3):
+            database.execute(old, store._row(record(n, "miss"), time.time())[:-1])
+        database.execute("PRAGMA user_version=1")
+    database.close()
+
+    async def work() -> None:
+        for _ in range(2):  # the second time there is nothing left to do
+            ledger = Ledger(tmp_path / "l", LedgerSettings())
+            await ledger.opened
+            rows = (await ledger.select(ListTransfers())).rows
+            assert [row.record.transfer_id for row in rows][-3:] == ["t2", "t1", "t0"]
+            await ledger.append((msgspec.structs.replace(record(9, "miss"), code="TOO_LATE"),))
+            (late,) = (await ledger.select(ListTransfers(code="TOO_LATE"))).rows
+            assert late.record.transfer_id == "t9"
+            ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_a_ledger_of_a_newer_kvd_is_left_alone(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "l") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(LedgerError, match="schema 99"):
+        open_database(tmp_path / "l")
+
+
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "l").write_bytes(b"no database at all" * 1000)
+    open_database(tmp_path / "l").close()
+    assert [p.name.split("-")[0] for p in tmp_path.glob("l.broken*")] == ["l.broken"]
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match=f"{tmp_path}/file/l cannot be opened"):
+        open_database(tmp_path / "file" / "l")
+
+
+def test_a_thousand_reports_at_a_time_share_commits(tmp_path: Path) -> None:
+    async def work() -> float:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        began = time.monotonic()
+        await asyncio.gather(*(ledger.append((record(n),)) for n in range(1000)))
+        seconds = time.monotonic() - began
+        assert (await ledger.select(ListTransfers(limit=1))).total == 1000
+        ledger.close(5)
+        return seconds
+
+    measured("1000 reports on disk", asyncio.run(work()))

@@ -1,0 +1,85 @@
+"""Keys of the peer socket: made, checked, and asked for on the wire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import zmq
+
+from kvd.client.errors import RefusedByDaemon
+from kvd.service.config import CurveSettings
+from kvd.service.errors import ConfigError
+from kvd.service.sockets import curve
+from kvd.wire.frame import encode
+from kvd.wire.handshake import GetPeer, PeerReady, Ping
+from tests.support.daemons import daemons, facts, session, worker
+
+
+def test_a_pair_is_written_once_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    public = curve.create(path)
+    keys = curve.load(CurveSettings(key_file=str(path)))
+    assert keys is not None
+    assert keys.public.decode() == public
+    assert keys.authorized == {keys.public}
+    assert keys.of("h", 1) == keys.public
+    assert keys.secret.decode() not in repr(keys)
+    with pytest.raises(ConfigError, match="File exists"):
+        curve.create(path)
+
+
+def test_mistakes_in_key_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    with pytest.raises(ConfigError, match="key_file is not set"):
+        curve.load(CurveSettings(authorized_keys="x"))
+    with pytest.raises(ConfigError, match="No such file"):
+        curve.load(CurveSettings(key_file=str(path)))
+    path.write_text("public abc\nsecret def\n")
+    with pytest.raises(ConfigError, match="public: found 3 characters"):
+        curve.load(CurveSettings(key_file=str(path)))
+    path.unlink()
+    curve.create(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644"):
+        curve.load(CurveSettings(key_file=str(path)))
+
+
+def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    curve.create(path)
+    keys = curve.load(CurveSettings(key_file=str(path)))
+    assert keys is not None
+    with daemons(2) as (near, far):
+        for kvd in (near, far):
+            kvd.kill()
+            kvd.environment = {"KVD_PEER_CURVE_KEY_FILE": str(path)}
+            kvd.start()
+        with session(far, worker(facts("p"))), session(near, worker(facts("d"))) as one:
+            ask = GetPeer(local_engine="d", engine_id="p", endpoint=far.endpoint)
+            assert isinstance(one.call(ask, 10).result(10), PeerReady)
+        public, secret = zmq.curve_keypair()
+        for stranger in (None, (public, secret)):
+            with zmq.Context() as context, context.socket(zmq.DEALER) as sender:
+                sender.linger = 0
+                if stranger:
+                    sender.curve_publickey, sender.curve_secretkey = stranger
+                    sender.curve_serverkey = keys.public
+                sender.connect(f"tcp://127.0.0.1:{far.port}")
+                sender.send(encode(Ping(kvd_id="x", kvd_generation="y"), 1))
+                assert not sender.poll(500)
+
+
+def test_a_kvd_without_keys_is_told_that_the_peer_is_unreachable(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    curve.create(path)
+    with daemons(2) as (near, far):
+        far.kill()
+        far.environment = {"KVD_PEER_CURVE_KEY_FILE": str(path)}
+        far.start()
+        with session(near, worker(facts("d"))) as one:
+            error = one.call(GetPeer(local_engine="d", engine_id="p", endpoint=far.endpoint), 20).exception(
+                20
+            )
+            assert isinstance(error, RefusedByDaemon)
+            assert error.code == "KVD-PEER-UNREACHABLE"

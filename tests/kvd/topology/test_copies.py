@@ -1,0 +1,123 @@
+"""Picks of a grid name the very bytes that coalesced descriptors do, and are chosen where those stay many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.model import EngineGeometry
+from kvd.topology import copies as request
+from kvd.topology.blocks import BlockList
+from kvd.topology.compile import compile_plan
+from kvd.topology.copies import Copies, compile_request
+from kvd.topology.descriptors import Descriptors, coalesce
+from kvd.topology.plan import Plan, plan_worker
+from tests.kvd.topology.test_oracle import THOROUGH, cases
+from tests.support import oracle
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Picks wherever a grid allows them at all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "FEW", 0)
+        patch.setattr(request, "LEAST_RUN", 1 << 40)
+        yield
+
+
+def joined(rows: Descriptors) -> list[list[int]]:
+    rows = coalesce(rows)
+    return [rows.local.tolist(), rows.remote.tolist(), rows.length.tolist()]
+
+
+@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@given(cases())
+def test_picks_copy_what_descriptors_copy(
+    case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
+) -> None:
+    local, remote, rank, asked = case
+    plan = plan_worker(local.workers[rank], local.workers, remote.workers)
+    rows = compile_plan(plan, asked.local, asked.remote, tokens=asked.tokens)
+    with eager():
+        found = compile_request(plan, asked.local, asked.remote, tokens=asked.tokens)
+    assert found.keys() == rows.keys()
+    for position, copies in found.items():
+        assert not len(copies.descriptors)
+        assert copies.picks is not None
+        assert joined(copies.picks.descriptors()) == joined(rows[position])
+        assert copies.nbytes == rows[position].nbytes == copies.picks.descriptors().nbytes
+        assert copies.runs == len(rows[position])
+
+
+LAYERS, BLOCKS = 8, 256
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+@pytest.fixture(scope="module")
+def dense() -> Plan:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "hidden_size": 4,
+    }
+    options = CacheOptions(num_blocks=BLOCKS, layout="HND")
+    local, remote = (engine_from_config(config, Parallel(), options, engine_id=name) for name in "dp")
+    return plan_worker(local.workers[0], local.workers, remote.workers)
+
+
+def compiled(plan: Plan, ids: Ids) -> Copies:
+    blocks = BlockList(0, ids)
+    return compile_request(plan, {0: blocks}, {0: blocks}, tokens=len(ids) * plan.block_sizes[0])[0]
+
+
+def in_runs(length: int) -> Ids:
+    starts = np.random.default_rng(3).permutation(BLOCKS // (2 * length)) * 2 * length
+    return (starts[:, None] + np.arange(length)).ravel()
+
+
+@pytest.mark.parametrize(("length", "picked"), [(1, True), (2, True), (4, True), (8, False), (128, False)])
+def test_scattered_blocks_are_picked_and_runs_are_addressed(
+    dense: Plan, length: int, picked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request, "FEW", 1)
+    copies = compiled(dense, in_runs(length))
+    assert (copies.picks is not None) is picked
+    assert bool(len(copies.descriptors)) is not picked
+    assert copies.runs == LAYERS * BLOCKS // (2 * length)
+
+
+def test_few_cells_are_picked_whatever_their_runs(dense: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "FEW", LAYERS * 100)
+    few = compiled(dense, np.arange(100))
+    assert few.picks is not None
+    assert (len(few.picks), few.runs) == (LAYERS * 100, LAYERS)
+    assert compiled(dense, np.arange(101)).picks is None
+
+
+def test_descending_blocks_are_put_in_order_for_a_backend_that_joins(dense: Plan) -> None:
+    with eager():
+        picks = compiled(dense, np.sort(in_runs(4))[::-1].copy()).picks
+    assert picks is not None
+    assert (np.diff(picks.local[: BLOCKS // 2]) > 0).all()
+
+
+def test_a_grid_is_one_object_for_all_requests(dense: Plan) -> None:
+    first, second = (compiled(dense, in_runs(1)[part]).picks for part in (slice(64), slice(64, 128)))
+    assert first is not None
+    assert second is not None
+    assert first.grid is second.grid
+
+
+def test_cells_beyond_32_bits_are_addressed(dense: Plan) -> None:
+    wide = replace(dense, local_blocks=1 << 29)
+    assert not wide.grids[0][0].numbered
+    assert compiled(wide, in_runs(1)).picks is None

@@ -1,0 +1,259 @@
+"""What a vLLM does with failed loads is read from its source, and decides whether the connector starts.
+
+docs/builds.md holds what was read of each version. To write it anew set WRITE_DOCS=1 and VLLM_SOURCES to a folder with
+one folder a version, each holding that version's `vllm` package.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from kvd.vllm.build.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
+from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.memory.groups import GroupFacts
+from tests.support.builds_matrix import CELLS, noted
+
+PAGE = Path(__file__).parents[3] / "docs" / "builds.md"
+TABLES = re.compile(r"(?<=test_builds.py` -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+MODELS = {
+    "one group of full attention or MLA": (GroupFacts("full", 16),),
+    "sliding window only": (GroupFacts("sliding_window", 16, 128),),
+    "sliding window beside full attention": (GroupFacts("full", 16), GroupFacts("sliding_window", 16, 128)),
+    "with recurrent layers": (GroupFacts("mamba", 640), GroupFacts("full", 640)),
+}
+DENSE, WINDOWED, MIXED, STATEFUL = MODELS.values()
+
+SPLIT = """
+    def _mamba_block_aligned_split(self, request, n, num_external_computed_tokens=0):
+        {body}
+        return n
+"""
+SCHEDULE = """
+    def schedule(self, load_kv_async, num_external_computed_tokens):
+        if {test}:
+            n = self._mamba_block_aligned_split(request, n, num_external_computed_tokens)
+"""
+BLOCKS = """
+    def _handle_invalid_blocks(self, invalid):
+        {guard}
+        return [r for r in self.waiting if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS]
+
+    def _update_requests_with_invalid_blocks(self, requests):
+        for request in requests:
+            per_group = self.kv_cache_manager.get_block_ids(request)
+            {skip}
+            (block_ids,) = self.kv_cache_manager.get_block_ids(request)
+"""
+FREES = """
+    def _update_waiting_for_remote_kv(self, request):
+        if request.request_id in self.failed_recving_kv_req_ids:
+            if request.num_computed_tokens:
+                self.kv_cache_manager.cache_blocks(request)
+            else:
+                self.kv_cache_manager.free(request)
+"""
+KEEPS = """
+    def _update_waiting_for_remote_kv(self, request):
+        if request.request_id in self.failed_recving_kv_req_ids:
+            request.num_computed_tokens = 0
+"""
+RECEIVES = """
+    def update_from_output(self, output):
+        self.failed |= output.failed_recving
+"""
+HANDS_ON = "output.failed_recving = results.failed_recving\n"
+
+
+def source(  # noqa: PLR0913 - one for each place that is looked at
+    root: Path,
+    *,
+    split: str = "pass",
+    test: str = "not load_kv_async",
+    guard: str = "pass",
+    skip: str = "pass",
+    frees: str = FREES,
+    receives: str = RECEIVES,
+    runner: str = HANDS_ON,
+    runner2: str = HANDS_ON,
+    aggregator: str = "Output(failed_recving=failed)\n",
+) -> Path:
+    """A vLLM of the few functions that are looked at."""
+    scheduler = "class Scheduler:\n    policy = config.kv_load_failure_policy\n"
+    scheduler += (
+        SPLIT.format(body=split)
+        + SCHEDULE.format(test=test)
+        + BLOCKS.format(guard=guard, skip=skip)
+        + receives
+        + frees
+    )
+    for path, text in {
+        "v1/core/sched/scheduler.py": scheduler,
+        "v1/worker/kv_connector_model_runner_mixin.py": runner,
+        "v1/worker/gpu/kv_connector.py": runner2,
+        "distributed/kv_transfer/kv_connector/v1/base.py": "def get_finished(): ...\n",
+        "distributed/kv_transfer/kv_connector/utils.py": aggregator,
+    }.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def test_a_build_that_handles_all_well(tmp_path: Path) -> None:
+    build = probe(source(tmp_path))
+    assert not build.split_asserts.holds
+    assert not build.claims_wedge.holds
+    assert build.takes_bad_blocks.holds
+    assert build.takes_failed_requests == Fact(
+        holds=True, evidence="update_from_output, v1/core/sched/scheduler.py:23"
+    )
+    assert not build.transfer_results.holds
+    assert safety(build, DENSE, "recompute") == Safety("blocks")
+    for groups in (WINDOWED, MIXED, STATEFUL):
+        assert safety(build, groups, "recompute") == Safety("request")
+
+
+def test_an_assertion_on_external_tokens_is_no_place_for_states(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, split="assert num_external_computed_tokens == 0"))
+    assert build.split_asserts.holds
+    assert "asserts that no token is external" in safety(build, STATEFUL, "recompute").refused
+    assert safety(build, MIXED, "recompute") == Safety("request")
+
+
+@pytest.mark.parametrize("test", ["self.aligned", "self.aligned or not load_kv_async", "load_kv_async"])
+def test_an_asynchronous_claim_that_is_aligned_stops_the_queue(tmp_path: Path, test: str) -> None:
+    build = probe(source(tmp_path, test=test))
+    assert build.claims_wedge.holds
+    assert "stops the queue" in safety(build, STATEFUL, "recompute").refused
+
+
+@pytest.mark.parametrize("test", ["self.aligned and not load_kv_async", "not load_kv_async"])
+def test_an_asynchronous_claim_that_is_not_aligned_is_well(tmp_path: Path, test: str) -> None:
+    assert not probe(source(tmp_path, test=test)).claims_wedge.holds
+
+
+def test_bad_blocks_of_several_groups(tmp_path: Path) -> None:
+    raises = "if len(self.config.kv_cache_groups) > 1: raise RuntimeError"
+    assert probe(source(tmp_path / "unpacks")).blocks_kill_groups.holds
+    assert probe(source(tmp_path / "raises", guard=raises)).blocks_kill_groups.holds
+    skips = "if len(per_group) > 1: continue"
+    assert not probe(source(tmp_path / "skips", skip=skips)).blocks_kill_groups.holds
+
+
+@pytest.mark.parametrize("loses", ["receives", "runner", "runner2", "aggregator"])
+def test_one_stage_that_drops_the_report_is_enough_to_refuse_what_needs_it(
+    tmp_path: Path, loses: str
+) -> None:
+    build = probe(source(tmp_path, **{loses: "\n"}))
+    assert not build.takes_failed_requests.holds
+    for groups in (WINDOWED, MIXED, STATEFUL):
+        for policy in ("recompute", "fail"):
+            assert "would be used in silence" in safety(build, groups, policy).refused
+    assert safety(build, DENSE, "recompute") == Safety("blocks")
+
+
+def test_where_blocks_are_all_it_hears_of_our_scheduler_finds_the_request(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, receives="\n"))
+    assert build.frees_failed.holds
+    for groups in (WINDOWED, MIXED, STATEFUL):
+        for policy in ("recompute", "fail"):
+            assert f"--scheduler-cls {SCHEDULER}" in safety(build, groups, policy).refused
+            assert "--scheduler-cls" in safety(build, groups, policy, scheduler="mine.Scheduler").refused
+            assert safety(build, groups, policy, scheduler=SCHEDULER) == Safety("scheduler")
+    assert safety(build, DENSE, "recompute", scheduler=SCHEDULER) == Safety("blocks")
+
+
+def test_our_scheduler_changes_nothing_where_requests_are_heard_of(tmp_path: Path) -> None:
+    assert safety(probe(source(tmp_path)), STATEFUL, "fail", scheduler=SCHEDULER) == Safety("request")
+
+
+def test_a_build_that_keeps_the_blocks_of_what_failed_is_none_for_our_scheduler(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, receives="\n", frees=KEEPS))
+    assert not build.frees_failed.holds
+    refused = safety(build, MIXED, "recompute", scheduler=SCHEDULER).refused
+    assert "use vLLM 0.30 or later" in refused
+    assert "--scheduler-cls" not in refused
+
+
+def test_an_engine_that_only_prefills_runs_on_any_build(tmp_path: Path) -> None:
+    build = probe(source(tmp_path, receives="\n"))
+    assert safety(build, STATEFUL, "fail", loads=False) == Safety("none")
+
+
+def test_a_policy_that_the_build_does_not_have(tmp_path: Path) -> None:
+    build = replace(probe(source(tmp_path)), knows_policy=Fact(holds=False, evidence="nowhere"))
+    assert "use policy fail" in safety(build, DENSE, "recompute").refused
+    assert safety(build, DENSE, "fail") == Safety("blocks")
+
+
+def test_without_source_nothing_is_assumed(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedBuild, match=r"scheduler\.py cannot be read"):
+        probe(tmp_path)
+
+
+def test_the_installed_vllm_can_load_every_kind_of_model() -> None:
+    pytest.importorskip("vllm")
+    build = probe()
+    for groups in MODELS.values():
+        assert not safety(build, groups, "recompute").refused
+
+
+def test_the_page_is_what_the_sources_say() -> None:
+    sources = os.environ.get("VLLM_SOURCES")
+    if not sources:
+        pytest.skip("needs VLLM_SOURCES, the unpacked versions")
+    builds = {path.name: probe(path / "vllm") for path in sorted(Path(sources).iterdir())}
+    written = PAGE.read_text()
+    now = TABLES.sub(lambda _match: tables(builds), written)
+    if os.environ.get("WRITE_DOCS"):
+        PAGE.write_text(now)
+    assert PAGE.read_text() == now
+
+
+def test_what_was_run_is_noted_beside_what_was_noted_before() -> None:
+    page = "before\n<!-- written by `make e2e-builds` -->\n<!-- end -->\nafter\n<!-- end -->\n"
+    for version, cell, column in (
+        ("0.29.0", CELLS[1], "flight"),
+        ("0.26.0", CELLS[0], "killed"),
+        ("0.29.0", CELLS[1], "killed"),
+    ):
+        page = noted(page, version, cell, column, "both")
+    first, second = CELLS[0], CELLS[1]
+    assert page.splitlines()[5:7] == [
+        f"| 0.26.0 | {first.model} | {first.mode} | not run | not run | not run | both |",
+        f"| 0.29.0 | {second.model} | {second.mode} | not run | both | not run | both |",
+    ]
+    assert page.startswith("before\n")
+    assert page.endswith("<!-- end -->\nafter\n<!-- end -->\n")
+
+
+def tables(builds: dict[str, Build]) -> str:
+    """What each version does, what follows, and where it was read."""
+    head = f"| | {' | '.join(builds)} |\n|---|{'---|' * len(builds)}\n"
+    facts = "".join(
+        f"| {MEANINGS[f.name]} | "
+        + " | ".join("yes" if getattr(b, f.name).holds else "no" for b in builds.values())
+        + " |\n"
+        for f in fields(Build)
+    )
+    follows = "".join(
+        f"| {model} | " + " | ".join(_short(safety(b, groups, "recompute")) for b in builds.values()) + " |\n"
+        for model, groups in MODELS.items()
+    )
+    where = "".join(
+        f"\n**{version}**\n\n"
+        + "".join(f"- {MEANINGS[f.name]}: `{getattr(b, f.name).evidence}`\n" for f in fields(Build))
+        for version, b in builds.items()
+    )
+    return f"\n{head}{facts}\nA decoder with a model:\n\n{head}{follows}\n## Where it was read\n{where}\n"
+
+
+def _short(safe: Safety) -> str:
+    if safe.refused:
+        return "scheduler" if SCHEDULER in safe.refused else "refused"
+    return safe.channel

@@ -1,0 +1,81 @@
+"""vLLM's KV cache specs, told by the names of their classes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.memory.groups import GroupFacts, group_facts, has_state, is_spec, layer_spec
+from tests.support.rigs.bench import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    MLAAttentionSpec,
+    SinkFullAttentionSpec,
+    SlidingWindowSpec,
+    cache_config,
+    full,
+    gdn,
+)
+
+
+class Unheard(SimpleNamespace):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts"),
+    [
+        (full(16), GroupFacts("full", 16)),
+        (SinkFullAttentionSpec(block_size=16), GroupFacts("full", 16)),
+        (MLAAttentionSpec(block_size=64), GroupFacts("mla", 64)),
+        (SlidingWindowSpec(block_size=16, sliding_window=128), GroupFacts("sliding_window", 16, 128)),
+        (
+            SlidingWindowSpec(block_size=16, sliding_window=128, extra_retained_tokens=8),
+            GroupFacts("sliding_window", 16, 136),
+        ),
+        (ChunkedLocalAttentionSpec(block_size=16, attention_chunk_size=64), GroupFacts("chunked", 16, 64)),
+        (gdn(640), GroupFacts("mamba", 640)),
+    ],
+)
+def test_a_spec_in_our_words(spec: Any, facts: GroupFacts) -> None:
+    assert group_facts(cache_config(4, (spec, ("l0",)))) == (facts,)
+
+
+def test_groups_keep_their_order() -> None:
+    facts = group_facts(cache_config(4, (gdn(), ("l0",)), (full(), ("l1",))))
+    assert [g.kind for g in facts] == ["mamba", "full"]
+    assert has_state(facts)
+    assert not has_state(facts[1:])
+
+
+def test_speculative_blocks_of_a_state_never_move() -> None:
+    spec = gdn()
+    spec.num_speculative_blocks = 3  # type: ignore[attr-defined]
+    assert group_facts(cache_config(4, (spec, ("l0",))))[0].scratch_blocks == 3
+
+
+def test_context_parallel_ranks_share_a_block_of_attention_but_not_a_state() -> None:
+    apart = full(16)
+    apart.dcp_sharded = False  # type: ignore[attr-defined]
+    config = cache_config(4, (full(16), ("l0",)), (gdn(16), ("l1",)), (apart, ("l2",)))
+    assert [g.block_size for g in group_facts(config, dcp=2)] == [32, 16, 16]
+
+
+def test_a_group_of_like_layers_has_a_spec_for_each() -> None:
+    group = SimpleNamespace(
+        layer_names=["a", "b"], kv_cache_spec=SimpleNamespace(kv_cache_specs={"a": full(8), "b": full(4)})
+    )
+    assert layer_spec(group, "b").block_size == 4
+    assert is_spec(layer_spec(group, "a"), "AttentionSpec")
+
+
+def test_what_cannot_be_transferred_is_refused_with_its_name() -> None:
+    with pytest.raises(UnsupportedBuild, match="group 1 has a CrossAttentionSpec"):
+        group_facts(cache_config(4, (full(), ("l0",)), (CrossAttentionSpec(block_size=4), ("l1",))))
+    with pytest.raises(
+        UnsupportedBuild, match=r"group 0 has a Unheard; known are MambaSpec, .*FullAttentionSpec"
+    ):
+        group_facts(cache_config(4, (Unheard(), ("l0",))))

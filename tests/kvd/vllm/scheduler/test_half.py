@@ -1,0 +1,418 @@
+"""The scheduler's half as vLLM calls it: one group and a hybrid, prefilling and decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from kvd.client.errors import RefusedByDaemon
+from kvd.client.session import SessionState
+from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.params import finished_prefill, read_remote_prefill
+from kvd.vllm.scheduler.half import SchedulerHalf
+from kvd.wire.handshake import GetPeer, PeerReady
+from kvd.wire.identity import EngineCard
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, LeaseOpened, LeaseRelease
+from kvd.wire.registration import OpenLease, RegisterScheduler
+from kvd.wire.reply import Refused
+from kvd.worker.orders import StepOutcomes
+from kvd.worker.settings import Settings
+from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, why
+
+LLAMA = (GroupFacts("full", 4),)
+HYBRID = (GroupFacts("mamba", 8), GroupFacts("full", 8))
+PREFILL_HERE = {"do_remote_decode": True, "do_remote_prefill": False}
+
+
+@dataclass
+class Request:
+    """vLLM's request, as far as it is looked at."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = field(default_factory=lambda: list(range(10)))
+    num_prompt_tokens: int = 10
+    num_computed_tokens: int = 0
+    max_tokens: int = 16
+    _all_token_ids: list[int] = field(default_factory=lambda: list(range(10)))
+    sampling_params: Any = None
+
+
+PEER = PeerReady(
+    local_engine="d",
+    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
+)
+
+
+class Engine:
+    """One engine's scheduler half, which was told of its peer ahead unless ``known`` says otherwise."""
+
+    def __init__(
+        self,
+        name: str,
+        groups: Sequence[GroupFacts] = LLAMA,
+        policy: str = "recompute",
+        *,
+        known: bool = True,
+        **settings: Any,
+    ) -> None:
+        self.script = Script()
+        self.half = SchedulerHalf(
+            Settings(**settings), facts(name, len(groups)), groups, policy, self.script.open
+        )
+        if known:
+            self.script.push(PEER)
+
+    def arrive(self, params: dict[str, Any] | None, request_id: str = "r") -> Request:
+        request = Request(request_id, params)
+        self.half.new_request(request)
+        return request
+
+    def answer(self, lease_seconds: float = 20.0) -> None:
+        """kvd says yes to whatever was asked."""
+        for asked in self.script.asked(GetPeer):
+            if not asked.future.done():
+                asked.answer(PEER)
+        for asked in self.script.asked(LeaseClaim):
+            if not asked.future.done():
+                asked.answer(
+                    LeaseClaimed(request_id=asked.message.key.request_id, seconds=lease_seconds, reason="")
+                )
+
+
+def from_prefiller(tokens: int = 10, blocks: tuple[tuple[int, ...], ...] = ((5, 6, 7),)) -> dict[str, Any]:
+    return finished_prefill(prefill(blocks, tokens=tokens), tp=1, pp=1, dcp=1)
+
+
+# --- decoding ---
+
+
+def test_a_request_without_params_is_left_alone() -> None:
+    engine = Engine("d")
+    assert engine.half.matched_tokens(engine.arrive(None), 0) == (0, False)
+    assert engine.script.calls == []
+
+
+def test_not_yet_then_the_count_then_never_again() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+    assert engine.half.matched_tokens(request, 0) == (10, True), "there were no free blocks: asked again"
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
+def test_a_request_that_was_not_announced_is_taken_all_the_same() -> None:
+    engine = Engine("d")
+    request = Request("r", from_prefiller())
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+
+
+def test_the_order_names_the_blocks_of_what_is_missing() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    assert engine.half.matched_tokens(request, 4) == (6, True)
+    engine.half.allocated(request, ([1, 2, 3, 4],), 6)
+    (order,) = engine.half.step_orders().loads
+    assert (order.request_id, order.tokens, order.groups) == ("r", 10, {0: (1, (2, 3))})
+    assert 0 < order.seconds <= 20.0 - 0.5
+    assert engine.half.step_orders().loads == []
+
+
+def test_the_load_has_no_more_time_than_the_lease() -> None:
+    engine = Engine("d", load_timeout=5.0)
+    request = engine.arrive(from_prefiller())
+    engine.answer(lease_seconds=2.0)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    assert engine.half.step_orders().loads[0].seconds <= 1.5
+
+
+def test_a_hybrid_loads_the_state_and_the_attention_together() -> None:
+    engine = Engine("d", HYBRID)
+    request = engine.arrive(from_prefiller(9, ((41,), (5, 6))))
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (9, True)
+    engine.half.allocated(request, ([0, 30], [1, 2]), 9)
+    (order,) = engine.half.step_orders().loads
+    assert order.groups == {0: (0, (30,)), 1: (0, (1, 2))}
+
+
+def test_a_prompt_that_is_cached_here_needs_nothing_and_lets_the_lease_go() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller(8))
+    engine.answer()
+    assert engine.half.matched_tokens(request, 8) == (0, False)
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
+
+
+def test_a_finished_load_releases_the_lease() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
+    assert engine.half.finished(request, ([1, 2, 3],), completed=True) == (False, None)
+
+
+def test_a_miss_on_one_worker_counts_when_the_last_one_has_reported() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.loads_ended(set(), StepOutcomes({"r": why("peer p is gone")}))
+    assert engine.script.told(LeaseRelease) == []
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["miss"]
+    assert engine.half.matched_tokens(request, 0) == (0, False), "the same claim is not made twice"
+
+
+def test_an_abort_during_the_load_releases_the_lease_when_the_load_is_over() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    assert engine.half.finished(request, ([1, 2, 3],), completed=False) == (False, None)
+    assert engine.script.told(LeaseRelease) == []
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
+
+
+def test_an_abort_before_the_load_releases_it_at_once() -> None:
+    engine = Engine("d")
+    engine.half.finished(engine.arrive(from_prefiller()), ([],), completed=False)
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["aborted"]
+
+
+# --- claims of which nothing is loaded ---
+
+
+@dataclass
+class Step:
+    """vLLM's SchedulerOutput, as far as it is looked at."""
+
+    num_scheduled_tokens: dict[str, int]
+    preempted_req_ids: frozenset[str] = frozenset()
+    kv_connector_block_state: Any = None
+
+
+def released(engine: Engine) -> list[str]:
+    return [release.result for release in engine.script.told(LeaseRelease)]
+
+
+def test_what_vllm_does_not_load_after_all_is_let_go_with_the_blocks() -> None:
+    """A local hit covers it, another connector has it, or the request wants every position computed."""
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    assert engine.half.matched_tokens(request, 0) == (10, True)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    assert released(engine) == ["done"]
+    assert engine.half.step_orders().loads == []
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
+def test_so_is_a_claim_that_kvd_has_not_answered() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    assert released(engine) == ["done"]
+
+
+def test_what_vllm_computes_without_asking_is_let_go_in_that_step() -> None:
+    engine = Engine("d")
+    engine.arrive(from_prefiller(), "mine")
+    engine.arrive(from_prefiller(), "waiting")
+    engine.answer()
+    engine.half.step_orders(Step({"another": 4}))
+    assert released(engine) == []
+    engine.half.step_orders(Step({"mine": 10}))
+    assert released(engine) == ["done"]
+    engine.half.step_orders(Step({"mine": 1}))
+    assert released(engine) == ["done"], "once"
+
+
+def test_what_is_let_go_is_renewed_no_longer() -> None:
+    engine = Engine("d", lease_seconds=1.0)
+    request = engine.arrive(from_prefiller())
+    engine.answer(lease_seconds=1.0)
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 0)
+    engine.half._claims.renew(time.monotonic() + 100.0)
+    assert len(engine.script.asked(LeaseClaim)) == 1
+
+
+def test_a_load_that_is_ordered_or_done_is_not_let_go_by_a_step() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer()
+    engine.half.matched_tokens(request, 0)
+    engine.half.allocated(request, ([1, 2, 3],), 10)
+    engine.half.step_orders(Step({}))
+    engine.half.allocated(request, ([1, 2, 3],), 0)  # builds before 0.30 say so once it has come
+    assert released(engine) == []
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.step_orders(Step({"r": 1}))
+    assert released(engine) == ["done"]
+
+
+def test_policy_recompute_computes_what_kvd_refuses() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    refusal = RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="dtype is bf16 here and fp16 there"))
+    engine.script.asked(GetPeer)[0].fail(refusal)
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+    assert [r.result for r in engine.script.told(LeaseRelease)] == ["miss"]
+
+
+@pytest.mark.parametrize("params", [from_prefiller(), {**from_prefiller(), "kvd_contract": 9}])
+def test_policy_fail_orders_a_load_that_fails_with_the_cause(params: dict[str, Any]) -> None:
+    engine = Engine("d", policy="fail")
+    request = engine.arrive(params)
+    for asked in engine.script.asked(GetPeer):
+        asked.fail(RefusedByDaemon(Refused(code="KVD-INCOMPATIBLE", message="no")))
+    count, asynchronous = engine.half.matched_tokens(request, 0)
+    assert count
+    assert asynchronous
+    engine.half.allocated(request, ([1, 2, 3],), count)
+    (order,) = engine.half.step_orders().loads
+    assert order.refused in ("prefiller p: no", order.refused)
+    assert order.refused
+    assert order.block_ids
+
+
+def test_a_lease_that_ran_out_in_the_queue_is_not_tried() -> None:
+    engine = Engine("d")
+    request = engine.arrive(from_prefiller())
+    engine.answer(lease_seconds=0.5)  # all of it is margin
+    assert engine.half.matched_tokens(request, 0) == (0, False)
+
+
+def test_what_kvd_pushes_before_the_half_is_complete_is_not_lost() -> None:
+    card = EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY)
+
+    class Eager(Script):
+        def open(self, card_of: Any, push: Any) -> Script:
+            push(PeerReady(local_engine="d", peer=card))
+            return super().open(card_of, push)
+
+    script = Eager()
+    half = SchedulerHalf(Settings(), facts("d"), LLAMA, "recompute", script.open)
+    assert half._known.fits(prefill(()))
+
+
+# --- prefilling ---
+
+
+def test_a_finished_prefill_keeps_its_blocks_under_a_lease() -> None:
+    engine = Engine("p", lease_seconds=12.0)
+    request = engine.arrive(dict(PREFILL_HERE))
+    request.num_computed_tokens = 10
+    kept, params = engine.half.finished(request, ([5, 6, 7],), completed=True)
+    assert kept
+    assert params is not None
+    read = read_remote_prefill(params, own_engine_id="d")
+    assert (read.engine_id, read.request_id, read.generation) == ("p", "r", GENERATION)
+    assert (read.host, read.port, read.tokens, read.blocks) == ("me", 9, 10, ((5, 6, 7),))
+    assert read.lease_seconds == 12.0
+    (opened,) = engine.script.told(LeaseOpened)
+    assert [(lease.request_id, lease.blocks) for lease in opened.leases] == [("r", 3)]
+
+
+def test_an_aborted_prefill_and_an_ordinary_request_keep_nothing() -> None:
+    engine = Engine("p")
+    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=False) == (False, None)
+    assert engine.half.finished(engine.arrive(None), ([5],), completed=True) == (False, None)
+    assert engine.script.delivered == []
+
+
+def test_without_a_kvd_nothing_is_offered_and_nothing_kept() -> None:
+    engine = Engine("p")
+    engine.script.state = SessionState()
+    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
+
+
+def test_the_generation_is_remembered_while_a_new_kvd_still_misses_workers() -> None:
+    engine = Engine("p")
+    first = engine.arrive(dict(PREFILL_HERE), "first")
+    engine.half.finished(first, ([5],), completed=True)
+    engine.script.state = replace(engine.script.state, engine_generation="")
+    kept, params = engine.half.finished(engine.arrive(dict(PREFILL_HERE), "r2"), ([6],), completed=True)
+    assert kept
+    assert params is not None
+    assert params["kvd_generation"] == GENERATION
+    fresh = Engine("p")
+    fresh.script.state = replace(fresh.script.state, engine_generation="")
+    assert fresh.half.finished(fresh.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
+
+
+def test_a_prefiller_with_state_stops_one_token_short_and_only_once() -> None:
+    engine = Engine("p", HYBRID)
+    request = engine.arrive(dict(PREFILL_HERE))
+    engine.half.new_request(request)
+    assert (request.num_prompt_tokens, request.prompt_token_ids) == (9, list(range(9)))
+    assert (request._all_token_ids, request.max_tokens) == (list(range(9)), 1)
+    request.num_computed_tokens = 9
+    kept, params = engine.half.finished(request, ([0, 41], [5, 6]), completed=True)
+    assert kept
+    assert params is not None
+    assert (params["remote_num_tokens"], params["remote_block_ids"]) == (9, [[41], [5, 6]])
+
+
+def test_a_prompt_of_one_token_is_not_shortened_away() -> None:
+    engine = Engine("p", HYBRID)
+    request = Request("r", dict(PREFILL_HERE), [1], 1, _all_token_ids=[1])
+    engine.half.new_request(request)
+    assert request.num_prompt_tokens == 1
+
+
+def test_a_prefiller_without_state_computes_the_whole_prompt() -> None:
+    assert Engine("p").arrive(dict(PREFILL_HERE)).num_prompt_tokens == 10
+
+
+def test_a_lease_that_kvd_ends_is_freed_in_the_next_step() -> None:
+    engine = Engine("p")
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
+    assert engine.half.step_orders().freed == []
+    engine.script.push(LeaseEnded(request_id="r", end="released"))
+    assert engine.half.step_orders().freed == ["r"]
+    assert engine.script.told(LeaseClosed) == []
+
+
+def test_a_lease_that_our_clock_ends_is_told_to_kvd() -> None:
+    engine = Engine("p", lease_seconds=0.1, lease_margin=0.0, lease_grace=0.0)
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
+    engine.half._leases._open["r"].expires -= 1.0
+    assert engine.half.step_orders().freed == ["r"]
+    assert [closed.request_id for closed in engine.script.told(LeaseClosed)] == ["r"]
+
+
+def test_the_card_lists_the_leases_for_a_kvd_that_starts_anew() -> None:
+    engine = Engine("p", policy="fail")
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5, 6],), completed=True)
+    card = engine.script.card()
+    assert isinstance(card, RegisterScheduler)
+    assert card.policy == "fail"
+    (lease,) = card.leases
+    assert isinstance(lease, OpenLease)
+    assert (lease.request_id, lease.blocks) == ("r", 2)
+
+
+def test_closing_ends_the_session() -> None:
+    engine = Engine("p")
+    engine.half.close()
+    assert engine.script.closed

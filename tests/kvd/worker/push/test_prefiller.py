@@ -1,0 +1,671 @@
+"""The prefilling worker: what it writes and when, what it tells the decoder, and when blocks may go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvd.backends.errors import BackendError
+from kvd.client.errors import RefusedByDaemon
+from kvd.geometry.model import EngineGeometry
+from kvd.topology.blocks import BlockList
+from kvd.wire.handshake import GetPeer
+from kvd.wire.push import PushProgress
+from kvd.wire.reply import Ok, Refused
+from kvd.worker.orders import PushEnd
+from kvd.worker.push import computed as outgoing
+from kvd.worker.push import send_step as transmit
+from kvd.worker.push import target
+from kvd.worker.push import write_lanes as write_lane
+from tests.kvd.topology.test_oracle import cases
+from tests.support import oracle, samples
+from tests.support.rigs.bench import eventually
+from tests.support.rigs.send import SendRig, sending, step
+
+BLOCK = 16
+
+
+def ids(*numbers: int) -> BlockList:
+    return BlockList(0, np.array(numbers, np.int64))
+
+
+def dense(name: str, *, tp: int = 1, block: int = BLOCK) -> EngineGeometry:
+    """Two layers; regions only as large as their blocks."""
+    made = samples.engine(name, ("full", block, None, samples.llama(("a", "b"), heads=2, block=block)), tp=tp)
+    return shrunk(made)
+
+
+def shrunk(engine: EngineGeometry) -> EngineGeometry:
+    from dataclasses import replace
+
+    from kvd.geometry.model import Region
+
+    workers = []
+    for worker in engine.workers:
+        lengths = [0] * len(worker.regions)
+        for _, layer in worker.layers.values():
+            end = layer.offset + (worker.num_blocks - 1) * layer.stride + layer.page.size
+            lengths[layer.region] = max(lengths[layer.region], end)
+        workers.append(
+            replace(
+                worker,
+                regions=tuple(
+                    Region(r.address, max(1, n)) for r, n in zip(worker.regions, lengths, strict=True)
+                ),
+            )
+        )
+    return replace(engine, workers=tuple(workers))
+
+
+REQUEST = oracle.Request(local={0: ids(9, 4, 5)}, remote={0: ids(1, 2, 7)}, tokens=40)
+"""Two and a half blocks."""
+
+
+@pytest.fixture
+def rig() -> Iterator[SendRig]:
+    with sending(dense("p"), dense("d")) as made:
+        made.fill(REQUEST.remote)
+        yield made
+
+
+def announce(rig: SendRig, **more: object) -> list[object]:
+    return rig.announce(REQUEST.local, REQUEST.tokens, **more)  # type: ignore[arg-type]
+
+
+# --- what is written, and when ---
+
+
+def test_a_layer_is_sent_while_the_next_one_is_computed(rig: SendRig) -> None:
+    assert announce(rig) == [Ok()]
+    rig.begin(step(REQUEST.remote, 40, 40))
+    rig.hook("a")
+    eventually(lambda: rig.there() == {("a", 40)})
+    rig.hook("b")
+    eventually(lambda: rig.there() == {("a", 40), ("b", 40)})
+    rig.stepped()
+    assert rig.as_pulled(REQUEST)
+    assert not any(p.quiet or p.failed for p in rig.progress())
+
+
+def test_a_layer_without_a_hook_is_sent_when_the_step_is_over(rig: SendRig) -> None:
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40), ["b"])
+    eventually(lambda: rig.there() == {("a", 40), ("b", 40)})
+    assert rig.as_pulled(REQUEST)
+
+
+def test_chunks_are_sent_as_far_as_blocks_are_full(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {1}
+    rig.run(step({0: ids(1, 2)}, 31, 40), ["a", "b"])
+    eventually(lambda: worker.half._home._inner.submits.__reduce__()[1][0] >= 1)  # type: ignore[attr-defined]
+    rig.run(step(REQUEST.remote, 40, 40, held=31), ["a", "b"])
+    assert not any(tokens < 40 for _, tokens in rig.there())
+    worker.faults.release(1)
+    eventually(lambda: len(rig.there()) == 2)
+    assert rig.as_pulled(REQUEST)
+
+
+def test_a_cached_prefix_is_sent_before_anything_is_computed(rig: SendRig) -> None:
+    announce(rig)
+    rig.begin(step(REQUEST.remote, 40, 40, held=32))
+    first = rig.targets[0].regions[0]
+    eventually(lambda: bool((first != oracle.UNTOUCHED).any()))
+    rig.hook("a")
+    rig.stepped()
+    eventually(lambda: len(rig.there()) == 2)
+    assert rig.as_pulled(REQUEST)
+
+
+def test_the_announcement_may_come_when_all_is_computed(rig: SendRig) -> None:
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    announce(rig)
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.as_pulled(REQUEST)
+
+
+def test_a_decoder_that_has_a_prefix_gets_the_rest_only(rig: SendRig) -> None:
+    rest = oracle.Request({0: BlockList(2, np.array([5], np.int64))}, REQUEST.remote, 40)
+    rig.announce(rest.local, 40)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: len(rig.there()) == 2)
+    assert rig.as_pulled(rest)
+
+
+def test_a_decoder_that_needs_nothing_is_told_that_all_is_there(rig: SendRig) -> None:
+    rig.announce({0: BlockList(3, np.zeros(0, np.int64))}, 40)
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.as_pulled(oracle.Request({}, REQUEST.remote, 40))
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
+)
+@given(cases(), st.data())
+def test_any_pair_of_engines_ends_up_as_pull_would_leave_it(
+    case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request], data: st.DataObject
+) -> None:
+    """Random geometries, chunks, orders of hooks, prefixes and times of announcement; with posts that fail."""
+    d, p, _, request = case
+    total = request.tokens
+    sizes = {g.index: 0 if g.kind == "mamba" else g.block_size for g in p.workers[0].groups}
+    reached = sorted(data.draw(st.sets(st.integers(1, total), max_size=3)) | {total})
+    early = data.draw(st.integers(0, len(reached)))
+    with sending(p, d) as rig:
+        rig.fill(request.remote)
+        for worker in rig.workers:
+            worker.faults.refuse |= data.draw(st.sets(st.integers(0, 3), max_size=2))
+        held = data.draw(st.integers(0, reached[0]))
+        for number, end in enumerate([*reached, None]):
+            if number == early:
+                for n in range(len(d.workers)):
+                    rig.announce(request.local, total, worker=n)
+            if end is None:
+                continue
+            blocks = {
+                g: BlockList(b.first, b.ids[: max(0, -(-end // sizes[g]) - b.first)])
+                for g, b in request.remote.items()
+                if sizes[g]
+            }
+            names = data.draw(st.permutations([n for w in rig.workers for n in w.half.geometry.layers]))
+            rig.run(step(blocks, end, total, held=held), names[: data.draw(st.integers(0, len(names)))])
+            held = end
+        rig.run(step(request.remote, total, total, held=total))
+        rig.end()
+        eventually(lambda: rig.all_sent("r"), 30)
+        for n in range(len(d.workers)):
+            assert not any(rig.failures(prefiller=i, worker=n) for i in range(len(rig.workers)))
+            assert rig.as_pulled(request, n)
+
+
+# --- more than one on either side ---
+
+
+@pytest.mark.parametrize(("p_tp", "d_tp"), [(2, 1), (1, 2), (2, 2)])
+def test_every_worker_writes_its_part(p_tp: int, d_tp: int) -> None:
+    with sending(dense("p", tp=p_tp), dense("d", tp=d_tp)) as rig:
+        rig.fill(REQUEST.remote)
+        for n in range(d_tp):
+            announce(rig, worker=n)
+        rig.run(step(REQUEST.remote, 40, 40))
+        rig.end()
+        eventually(lambda: rig.all_sent("r"))
+        assert all(rig.as_pulled(REQUEST, n) for n in range(d_tp))
+
+
+def test_blocks_stay_until_every_decoding_worker_has_its_part() -> None:
+    with sending(dense("p"), dense("d", tp=2)) as rig:
+        rig.fill(REQUEST.remote)
+        announce(rig, worker=0)
+        rig.run(step(REQUEST.remote, 40, 40))
+        rig.end()
+        eventually(lambda: len(rig.there(worker=0)) == 2)
+        assert rig.sent() == [set()]
+        announce(rig, worker=1)
+        eventually(lambda: rig.all_sent("r"))
+
+
+def test_layers_that_share_a_cache_are_sent_once() -> None:
+    from dataclasses import replace
+
+    def shared(engine: EngineGeometry) -> EngineGeometry:
+        (worker,) = engine.workers
+        (group,) = worker.groups
+        also = replace(group.layers[0], name="c")
+        group = replace(group, layers=(*group.layers, also))
+        return replace(engine, workers=(replace(worker, groups=(group,)),))
+
+    with sending(shared(dense("p")), shared(dense("d"))) as rig:
+        rig.fill(REQUEST.remote)
+        announce(rig)
+        rig.run(step(REQUEST.remote, 40, 40), ["a", "c", "b"])
+        rig.end()
+        eventually(lambda: rig.all_sent("r"))
+        assert rig.there() == {("a", 40), ("b", 40)}
+        assert rig.as_pulled(REQUEST)
+
+
+# --- preemption and the end of requests ---
+
+
+def test_what_was_under_way_when_its_request_was_preempted_is_sent_again(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 32, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.begin(step({}, 0, 40, again=True))
+    other = {0: ids(20, 21, 22)}
+    for memory in (worker.memory,):  # its blocks are another request's now
+        for region in memory.regions:
+            region[:] = 7
+    worker.faults.release(0)
+    rig.fill(other)
+    rig.run(step(other, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.as_pulled(oracle.Request(REQUEST.local, other, 40))
+
+
+def test_what_was_written_before_a_preemption_stays(rig: SendRig) -> None:
+    announce(rig)
+    rig.run(step({0: ids(1, 2)}, 32, 40))
+    region = rig.targets[0].regions[1]
+    right = rig.expected(REQUEST)
+    eventually(lambda: bool((region != oracle.UNTOUCHED).any()))
+    eventually(lambda: not rig.workers[0].half.pushing._senders["d"]._targets[("x", rig.key().rank)].flying)
+    count = next(rig.workers[0].half._home._inner.submits)  # type: ignore[attr-defined]
+    rig.begin(step({}, 0, 40, again=True))
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert next(rig.workers[0].half._home._inner.submits) <= count + 3  # type: ignore[attr-defined]
+    assert rig.as_pulled(REQUEST)
+    assert right is not None
+
+
+def test_an_aborted_request_fails_where_it_was_announced(rig: SendRig) -> None:
+    announce(rig)
+    rig.run(step({0: ids(1, 2)}, 32, 40))
+    rig.end(cause="the client went away")
+    eventually(lambda: rig.failures() == ["the client went away"])
+    assert rig.quiet()
+    assert rig.sent() == [set()]
+    announce(rig, attempt=1)
+    eventually(lambda: len(rig.failures()) == 2)
+
+
+def test_a_request_that_ran_out_of_time_is_told_and_freed(rig: SendRig) -> None:
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end(seconds=0.05)
+    eventually(lambda: rig.all_sent("r"))
+    announce(rig)
+    (cause,) = eventually(rig.failures)
+    assert "no longer kept" in cause
+
+
+def test_blocks_are_not_freed_before_the_last_write_has_ended(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.end(seconds=0.0)
+    eventually(lambda: rig.sent() and worker.half.pushing._outgoing.computed("x").over)  # type: ignore[union-attr]
+    assert rig.sent() == [set()]
+    worker.faults.release(0)
+    eventually(lambda: rig.all_sent("r"))
+
+
+# --- the decoder goes away ---
+
+
+def test_a_withdrawn_target_is_quiet_when_its_write_has_ended(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 32, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.withdraw()
+    rig.run(step(REQUEST.remote, 40, 40, held=32))
+    assert not rig.quiet()
+    worker.faults.release(0)
+    eventually(rig.quiet)
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert not rig.there()
+
+
+def test_a_write_that_does_not_end_is_left_to_the_decoders_landing(
+    rig: SendRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lane is closed, but that stops nothing that is on its way: so nobody is told that it is quiet."""
+    monkeypatch.setattr(transmit, "QUIET_AFTER", 0.05)
+    announce(rig)
+    announce(rig, name="y")
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.withdraw()
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    eventually(lambda: worker.gates.closed == 1)
+    rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+    eventually(lambda: len(rig.there(name="y")) == 2)
+    assert not rig.quiet()
+
+
+def test_a_transfer_that_nobody_knows_is_quiet_and_stays_withdrawn(rig: SendRig) -> None:
+    rig.withdraw()
+    eventually(rig.quiet)
+    announce(rig)  # on another way, hence later
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.as_pulled(oracle.Request({}, REQUEST.remote, 40))
+
+
+def test_a_new_attempt_gets_everything_again(rig: SendRig) -> None:
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: len(rig.there()) == 2)
+    for region in rig.targets[0].regions:
+        region[:] = oracle.UNTOUCHED
+    announce(rig, attempt=1)
+    eventually(lambda: [p.key.attempt for p in rig.progress()][-1:] == [1])
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.as_pulled(REQUEST)
+
+
+def test_the_same_announcement_again_changes_nothing(rig: SendRig) -> None:
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: len(rig.there()) == 2)
+    announce(rig, seconds=12.0)
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    announce(rig, seconds=11.0)
+    announce(rig, name="y")
+    rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+    eventually(lambda: len(rig.there(name="y")) == 2)
+    assert not rig.failures()
+
+
+def test_a_dead_decoder_is_owed_nothing(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.end()
+    assert rig.sent() == [set()]
+    rig.decoder_gone()
+    eventually(lambda: rig.all_sent("r"))
+    eventually(lambda: worker.gates.closed == 1)
+
+
+def test_a_worker_that_declined_counts_as_one_that_has_its_part() -> None:
+    with sending(dense("p"), dense("d", tp=2)) as rig:
+        rig.fill(REQUEST.remote)
+        rig.withdraw(worker=0)
+        rig.withdraw(worker=1)
+        rig.run(step(REQUEST.remote, 40, 40))
+        rig.end()
+        eventually(lambda: rig.all_sent("r"))
+
+
+# --- what goes wrong ---
+
+
+def test_a_post_that_failed_may_still_land_so_its_target_fails_and_is_not_quiet(rig: SendRig) -> None:
+    announce(rig)
+    announce(rig, name="y")
+    worker = rig.workers[0]
+    worker.faults.late |= {0}
+    rig.run(step(REQUEST.remote, 40, 40))
+    (cause,) = eventually(rig.failures)
+    assert "land late" in cause
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+    eventually(lambda: len(rig.there(name="y")) == 2)
+    assert not rig.quiet()
+
+
+def test_a_failure_of_one_leaves_what_others_have_under_way(rig: SendRig) -> None:
+    announce(rig)
+    announce(rig, name="y")
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    worker.faults.fail_after[1] = 1
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: worker.gates.opened)
+    rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+    eventually(lambda: rig.failures(name="y"))
+    assert worker.gates.closed == 0
+    worker.faults.release(0)
+    eventually(lambda: len(rig.there()) == 2)
+    eventually(lambda: worker.gates.closed == 1)
+    assert rig.as_pulled(REQUEST)
+
+
+def test_a_post_that_could_not_be_started_is_repeated_on_a_new_lane(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.refuse |= {0, 1}
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert worker.gates.opened >= 3
+    assert rig.as_pulled(REQUEST)
+
+
+def test_a_target_fails_for_good_after_three_failures_and_others_go_on(rig: SendRig) -> None:
+    worker = rig.workers[0]
+    worker.faults.refuse |= {0, 1, 2}
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    (cause,) = eventually(rig.failures)
+    assert "refused" in cause
+    announce(rig, name="y")
+    rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+    eventually(lambda: len(rig.there(name="y")) == 2)
+
+
+def test_a_lane_that_cannot_be_closed_is_tried_again(rig: SendRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_lane, "CLOSE_AGAIN", 0.05)
+    worker = rig.workers[0]
+    worker.faults.refuse |= {0}
+    worker.gates.close_errors.append(BackendError("it is stuck"))
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    assert worker.gates.close_tried.wait(10)
+    eventually(lambda: len(rig.there()) == 2)
+    worker.gates.close_errors.clear()
+    eventually(lambda: worker.gates.closed == 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"tokens": 41}, "prompt has 40 tokens, announced were 41"),
+        ({"generations": ("gen-1", "older")}, "generation d-gen, the announcement is of generation older"),
+    ],
+)
+def test_an_announcement_that_does_not_fit_fails_with_both_values(
+    rig: SendRig, more: dict[str, object], words: str
+) -> None:
+    tokens = more.pop("tokens", 40)
+    rig.announce(REQUEST.local, tokens, **more)  # type: ignore[arg-type]
+    rig.run(step(REQUEST.remote, 40, 40))
+    (cause,) = eventually(rig.failures)
+    assert words in cause
+
+
+def test_an_announcement_to_another_life_of_this_engine_is_refused(rig: SendRig) -> None:
+    (answer,) = announce(rig, generations=("gen-0", "d-gen"))
+    assert isinstance(answer, Refused)
+    assert answer.final
+    assert "gen-1, announced to was generation gen-0" in answer.message
+
+
+def test_blocks_beyond_the_decoders_memory_fail(rig: SendRig) -> None:
+    rig.announce({0: ids(1, 2, 99)}, 40)
+    rig.run(step(REQUEST.remote, 40, 40))
+    (cause,) = eventually(rig.failures)
+    assert "block ids" in cause
+
+
+def test_a_decoder_that_kvd_does_not_know_fails_with_its_words(rig: SendRig) -> None:
+    refusal = Refused(code="KVD-PEER-UNREACHABLE", message="kvd at d:2 does not answer")
+    rig.workers[0].wire.refuse = RefusedByDaemon(refusal)
+    announce(rig)
+    assert eventually(rig.failures) == ["decoder d: kvd at d:2 does not answer"]
+    (asked,) = rig.workers[0].wire.asked(GetPeer)
+    assert (asked.message.local_engine, asked.message.endpoint.host) == ("p", "d")
+
+
+def test_a_request_that_never_comes_is_forgotten_in_time(rig: SendRig) -> None:
+    announce(rig, seconds=0.05)
+    assert eventually(rig.failures) == ["the prefiller was not sent this request in time"]
+
+
+def test_what_the_decoder_has_not_heard_is_said_again_with_what_is_new(rig: SendRig) -> None:
+    wire = rig.workers[0].wire
+    wire.lost = True
+    announce(rig)
+    rig.begin(step(REQUEST.remote, 40, 40))
+    rig.hook("a")
+    eventually(lambda: rig.there() == {("a", 40)})
+    rig.hook("b")
+    eventually(lambda: len(rig.progress()) >= 2)
+    last = rig.progress()[-1]
+    assert {layer for part in last.there for layer in part.layers} == {"a", "b"}
+    assert len({asked.key for asked in wire.delivered if isinstance(asked.message, PushProgress)}) == 1
+
+
+def test_too_many_announcements_are_refused(rig: SendRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "MOST_TRANSFERS", 2)
+    assert [type(announce(rig, name=name)[0]) for name in "xyz"] == [Ok, Ok, Refused]
+
+
+# --- a decoder that reads by itself ---
+
+
+def test_layers_are_offered_with_the_blocks_they_stand_in(rig: SendRig) -> None:
+    announce(rig, landing=b"")
+    rig.run(step({0: ids(1, 2)}, 32, 40))
+    eventually(lambda: rig.there() == {("a", 32), ("b", 32)})
+    (part, *_) = rig.progress()[0].there
+    assert part.blocks is not None
+    assert (part.blocks.group, part.blocks.first, part.blocks.ids) == (0, 0, (1, 2))
+    assert rig.workers[0].gates.opened == 0
+
+
+def test_the_end_is_offered_when_blocks_are_certain_to_stay_and_they_stay_until_it_is_done(
+    rig: SendRig,
+) -> None:
+    announce(rig, landing=b"")
+    rig.run(step(REQUEST.remote, 40, 40))
+    announce(rig, name="y", landing=b"")
+    rig.run(step(REQUEST.remote, 32, 40, name="y", request_id="s"))
+    eventually(lambda: len(rig.there(name="y")) == 2)
+    assert not rig.there()
+    rig.end()
+    eventually(lambda: rig.there() == {("a", 40), ("b", 40)})
+    assert rig.sent() == [set()]
+    rig.done()
+    eventually(lambda: rig.all_sent("r"))
+
+
+def test_a_preempted_request_fails_whoever_reads_it(rig: SendRig) -> None:
+    announce(rig, landing=b"")
+    rig.run(step(REQUEST.remote, 32, 40))
+    eventually(rig.there)
+    rig.begin(step({}, 0, 40, again=True))
+    (cause,) = eventually(rig.failures)
+    assert "preempted" in cause
+
+
+def test_blocks_that_are_read_stay_until_the_reader_has_heard(
+    rig: SendRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "READS_END", 0.3)
+    announce(rig, landing=b"")
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end(seconds=0.05)
+    eventually(lambda: (rig.sent(), rig.failures())[1])
+    assert rig.sent() == [set()]
+    eventually(lambda: rig.all_sent("r"))
+
+
+def test_a_reader_that_withdraws_frees_the_blocks(rig: SendRig) -> None:
+    announce(rig, landing=b"")
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(rig.there)
+    rig.withdraw()
+    eventually(lambda: rig.all_sent("r"))
+    assert rig.quiet()
+
+
+# --- the device ---
+
+
+def test_nothing_is_read_before_the_device_has_written_it() -> None:
+    done: list[bool] = []
+    with sending(dense("p"), dense("d")) as rig:
+        rig.fill(REQUEST.remote)
+        rig.workers[0].half.pushing._outgoing._mark = lambda: lambda: bool(done)
+        announce(rig)
+        rig.run(step(REQUEST.remote, 40, 40))
+        announce(rig, name="y")
+        rig.workers[0].half.pushing._outgoing._mark = lambda: None
+        rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
+        eventually(lambda: len(rig.there(name="y")) == 2)
+        assert not rig.there()
+        done.append(True)
+        eventually(lambda: len(rig.there()) == 2)
+
+
+def test_a_step_without_pushes_notes_nothing(rig: SendRig) -> None:
+    from kvd.worker.orders import StepOrders
+
+    assert not rig.workers[0].half.pushing.begin(StepOrders())
+
+
+def test_closing_ends_what_is_under_way(rig: SendRig) -> None:
+    announce(rig)
+    worker = rig.workers[0]
+    worker.faults.hold |= {0}
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: worker.gates.opened)
+    began = time.monotonic()
+    worker.half.close()
+    assert worker.gates.closed == 1
+    assert time.monotonic() - began < 30
+    (answer,) = announce(rig, name="y")
+    assert isinstance(answer, Refused)
+
+
+def test_what_is_computed_is_worked_out_once_for_each_change() -> None:
+    here = outgoing.Outgoing(lambda: None)
+    here.begin([step({0: ids(1, 2)}, 16, 32)], [])
+    before = here.computed("x")
+    assert before is here.computed("x")
+
+    here.saved("a")
+    after = here.computed("x")
+    assert after is not None
+    assert (after is before, after.reached("a")) == (False, 16)
+
+    here.begin([], [PushEnd("x", "r", 60.0)])
+    assert (ended := here.computed("x")) is not None
+    assert ended.kept
+
+
+def test_what_waits_for_the_device_is_looked_at_anew_each_time() -> None:
+    there: list[bool] = []
+    here = outgoing.Outgoing(lambda: lambda: bool(there))
+    here.begin([step({0: ids(1, 2)}, 16, 32)], [])
+    here.saved("a")
+    waiting = here.computed("x")
+    assert waiting is not None
+    assert (waiting.reached("a"), waiting.behind) == (0, True)
+    there.append(True)
+    found = here.computed("x")
+    assert found is not None
+    assert (found.reached("a"), found.behind) == (16, False)

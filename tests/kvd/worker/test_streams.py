@@ -1,0 +1,137 @@
+"""Loads wait for their device: what is queued on its stream before a load may zero the blocks that the load fills."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvd.wire.push import PushAnnounce
+from kvd.worker.orders import LoadOrder, StepOrders
+from tests.support.rigs.bench import eventually, order, prefill, ready
+from tests.support.rigs.pull import Rig
+from tests.support.rigs.push import PushRig, pushed
+
+
+class Device:
+    """A stream: marks are reached when the test says so."""
+
+    def __init__(self) -> None:
+        self.queued = self.done = self.asked = 0
+        self.broken = False
+
+    def mark(self) -> object:
+        self.queued += 1
+        at = self.queued
+
+        def reached() -> bool:
+            self.asked += 1
+            if self.broken:
+                raise RuntimeError("an illegal memory access was encountered")
+            return self.done >= at
+
+        return reached
+
+
+@pytest.fixture
+def device(rig: Rig) -> Device:
+    """The decoder's."""
+    device = Device()
+    rig.decoder._mark = device.mark  # type: ignore[assignment]
+    return device
+
+
+def step(rig: Rig, *orders: LoadOrder) -> None:
+    """As the connector is called: orders are bound before the forward, loads are started after it."""
+    step = StepOrders(loads=list(orders))
+    rig.decoder.bound(step)
+    rig.decoder.start(step)
+
+
+def test_a_load_begins_when_its_mark_is_reached(rig: Rig, device: Device) -> None:
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    eventually(lambda: device.asked > 3)
+    assert rig.untouched(2, 9)
+    assert not rig.decoder.results().received
+    device.done = 1
+    assert rig.results().failed == set()
+    assert rig.same((2, 9), (5, 6))
+
+
+def test_what_the_step_queues_after_the_orders_are_bound_is_not_waited_for(rig: Rig, device: Device) -> None:
+    orders = StepOrders(loads=[order(prefill(((5, 6),)), (2, 9))])
+    rig.decoder.bound(orders)
+    device.mark()  # the forward
+    device.done = 1
+    rig.decoder.start(orders)
+    assert rig.results().failed == set()
+
+
+def test_a_step_without_loads_makes_no_mark(rig: Rig, device: Device) -> None:
+    step(rig)
+    assert device.queued == 0
+    assert rig.decoder._gate._thread is None
+
+
+def test_where_the_device_is_never_behind_there_is_no_gate(rig: Rig) -> None:
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == set()
+    assert rig.decoder._gate._thread is None
+
+
+@pytest.mark.usefixtures("device")
+def test_a_load_whose_device_does_not_come_so_far_in_time_is_a_miss(rig: Rig) -> None:
+    late = order(prefill(((5, 6),)), (2, 9))
+    rig.decoder.bound(StepOrders(loads=[late]))
+    rig.decoder.start(StepOrders(loads=[late]))
+    rig.decoder._begun["d-1"].deadline = time.monotonic()
+    assert rig.results().failed == {"d-1"}
+    assert "the device was busy" in rig.causes()["d-1"]
+    assert rig.untouched(2, 9)
+
+
+def test_a_device_that_cannot_be_asked_is_a_miss(rig: Rig, device: Device) -> None:
+    device.broken = True
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == {"d-1"}
+    assert "illegal memory access" in rig.causes()["d-1"]
+
+
+def test_closing_refuses_what_waits_for_the_device(device: Device, rig: Rig) -> None:
+    rig.script.push(ready(rig.card))
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    eventually(lambda: device.asked)
+    rig.decoder.close()
+    assert rig.decoder.results().failed == {"d-1"}
+
+
+@pytest.fixture
+def pushing() -> Iterator[PushRig]:
+    made = PushRig()
+    yield made
+    made.close()
+
+
+def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
+    device = Device()
+    pushing.decoder._mark = device.mark  # type: ignore[assignment]
+    orders = StepOrders(loads=[pushed((2, 9))])
+    pushing.decoder.bound(orders)
+    pushing.decoder.start(orders)
+    eventually(lambda: device.asked > 3)
+    assert pushing.script.told(PushAnnounce) == []
+    device.done = 1
+    pushing.announced()
+
+
+def test_a_push_that_is_dropped_before_its_mark_is_reached_is_declined(pushing: PushRig) -> None:
+    device = Device()
+    pushing.decoder._mark = device.mark  # type: ignore[assignment]
+    orders = StepOrders(loads=[pushed((2, 9))])
+    pushing.decoder.bound(orders)
+    pushing.decoder.start(orders)
+    pushing.decoder.start(StepOrders(dropped=["d-1"]))
+    assert pushing.results().failed == {"d-1"}
+    assert pushing.script.told(PushAnnounce) == []
+    assert [word.key.transfer_id for word in pushing.withdrawn()] == ["x"]

@@ -1,0 +1,50 @@
+"""The watcher looks when told to, when something is due, and not otherwise."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+
+import pytest
+
+from kvd.worker import watchdog as watch
+from kvd.worker.watchdog import Watch
+
+
+def test_it_looks_again_when_it_is_due_and_when_nudged() -> None:
+    looks: queue.Queue[float] = queue.Queue()
+    due = [time.monotonic() + 0.02, math.inf]
+
+    def look(now: float) -> float:
+        looks.put(now)
+        return due.pop(0) if due else math.inf
+
+    one = Watch(look)
+    first, second = looks.get(timeout=10), looks.get(timeout=10)
+    assert second - first >= 0.01
+    one.nudge()
+    looks.get(timeout=10)
+    one.close()
+    assert looks.empty()
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_comes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "AFTER_ERROR", 0.01)
+    looks: queue.Queue[float] = queue.Queue()
+
+    def look(now: float) -> float:
+        looks.put(now)
+        if looks.qsize() == 1:
+            raise RuntimeError("boom")
+        return math.inf
+
+    with caplog.at_level(logging.ERROR):
+        one = Watch(look)
+        while looks.qsize() < 2:
+            time.sleep(0)
+        one.close()
+    assert "it goes on" in caplog.text

@@ -1,0 +1,419 @@
+"""The worker's half and its lanes: what arrives, what is reported when, and what must never land."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from kvd.backends.contract import Transfer
+from kvd.backends.errors import BackendError
+from kvd.backends.memory import MemoryLane
+from kvd.client.errors import RefusedByDaemon
+from kvd.wire.handshake import GetPeer, PeerGone
+from kvd.wire.registration import RegisterWorker
+from kvd.wire.reply import Ok, Refused
+from kvd.worker.orders import StepOrders
+from kvd.worker.pull import reader as lanes
+from tests.support.rigs.bench import cache_config, eventually, full, order, prefill, ready
+from tests.support.rigs.pull import BLOCKS, Rig
+
+BLOCK_BYTES = 2 * 4 * 8 * 2
+
+
+def test_a_load_copies_its_blocks_and_no_others(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    results = rig.results()
+    assert (results.received, results.failed, results.bad_blocks) == ({"d-1"}, set(), set())
+    assert rig.same((2, 9), (5, 6))
+    assert rig.untouched(*(b for b in range(BLOCKS) if b not in (2, 9)))
+    assert rig.causes() == {"d-1": ""}
+
+
+def test_the_record_counts_every_byte_once(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.bytes, record.tokens) == ("done", 2 * 2 * BLOCK_BYTES, 8)
+    assert (record.remote_engine, record.remote_ranks, record.backend) == ("p", ("tp0",), "memory")
+    assert [(g.blocks, g.bytes) for g in record.groups] == [(2, 4 * BLOCK_BYTES)]
+    assert list(record.stages) == ["queued", "handshake", "plan", "post", "wire"]
+
+
+def test_the_record_names_what_moved_the_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home may stand for several backends, and say of each transfer which of them it was."""
+    submit = MemoryLane.submit
+
+    def named(*arguments: Any) -> Transfer:
+        transfer = submit(*arguments)
+        transfer.backend = "direct"
+        return transfer
+
+    monkeypatch.setattr(MemoryLane, "submit", named)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.backend) == ("done", "direct")
+
+
+def test_a_peer_is_asked_for_when_it_is_not_known() -> None:
+    rig = Rig()
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    (asked,) = rig.script.asked(GetPeer)
+    assert (asked.message.local_engine, asked.message.engine_id, asked.message.generation) == (
+        "d",
+        "p",
+        "gen-1",
+    )
+    assert not rig.decoder.results().received
+    asked.answer(ready(rig.card))
+    assert rig.results().failed == set()
+    assert rig.same((2, 9), (5, 6))
+    rig.close()
+
+
+def test_a_step_with_nothing_else_to_do_gives_a_load_its_time() -> None:
+    rig = Rig()
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    (asked,) = rig.script.asked(GetPeer)
+    began = time.monotonic()
+    assert not rig.decoder.results(0.05).received
+    assert time.monotonic() - began >= 0.05
+    asked.answer(ready(rig.card))
+    assert rig.decoder.results(60.0).received == {"d-1"}
+    began = time.monotonic()
+    assert not rig.decoder.results(600.0).received  # nothing is under way, so nothing is waited for
+    rig.decoder.start(StepOrders(freed=["p-1"]))
+    assert rig.decoder.results(600.0).sent == {"p-1"}
+    assert time.monotonic() - began < 300
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (RefusedByDaemon(Refused(code="KVD-X", message="no such engine")), "peer p: no such engine"),
+        (Ok(), "peer p: kvd answered Ok"),
+        (RuntimeError("boom"), "peer p: RuntimeError: boom"),
+    ],
+)
+def test_a_peer_that_does_not_become_known_is_a_miss(answer: Ok | Exception, cause: str) -> None:
+    rig = Rig()
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    (asked,) = rig.script.asked(GetPeer)
+    if isinstance(answer, Ok):
+        asked.answer(answer)
+    else:
+        asked.future.set_exception(answer)
+    assert rig.results().bad_blocks == {2, 9}
+    assert rig.causes() == {"d-1": cause}
+    rig.close()
+
+
+def test_a_refused_submit_is_tried_again_on_a_new_lane(rig: Rig) -> None:
+    rig.faults.refuse = {0}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == set()
+    assert rig.same((2, 9), (5, 6))
+    assert rig.gates.opened == 2
+
+
+def test_a_transfer_that_fails_half_way_is_tried_again(rig: Rig) -> None:
+    rig.faults.fail_after = {0: 1}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == set()
+    assert rig.same((2, 9), (5, 6))
+
+
+def test_three_failures_are_a_miss_that_names_the_last(rig: Rig) -> None:
+    rig.faults.refuse = {0, 1, 2}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    results = rig.results()
+    assert (results.failed, results.bad_blocks) == ({"d-1"}, {2, 9})
+    assert rig.causes() == {"d-1": "submit 2 is to be refused"}
+    assert rig.untouched(2, 9)
+    (record,) = eventually(rig.records)
+    assert (record.state, record.cause) == ("miss", "submit 2 is to be refused")
+
+
+def test_a_load_past_its_deadline_is_reported_only_after_its_lane_is_gone(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    go_on, reached = rig.gates.stop("close")
+    rig.start(order(prefill(((5, 6),)), (2, 9), seconds=0.05))
+    assert reached.wait(10)
+    assert not rig.decoder.results().received, "reported while its bytes could still land"
+    go_on.set()
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes()["d-1"].startswith("not complete within its 0.")
+
+
+def test_late_bytes_do_not_land_after_the_report(rig: Rig) -> None:
+    rig.faults.late = {0, 1, 2}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == {"d-1"}
+    for number in range(3):
+        rig.faults.release(number)
+    assert rig.untouched(2, 9)
+
+
+def test_a_load_that_shares_the_lane_of_a_given_up_one_still_completes(rig: Rig) -> None:
+    rig.faults.hold = {0, 1}
+    rig.start(
+        order(prefill(((5,),), request_id="p-1", tokens=4), (2,), request_id="d-1", seconds=0.05),
+        order(prefill(((6,),), request_id="p-2", tokens=4), (9,), request_id="d-2"),
+    )
+    results = rig.results(2)
+    assert (results.received, results.failed) == ({"d-1", "d-2"}, {"d-1"})
+    assert rig.same((9,), (6,))
+    assert rig.untouched(2)
+
+
+def test_failures_of_a_neighbour_do_not_use_up_a_loads_own_tries(rig: Rig) -> None:
+    """Three loads one after the other are given up beside it; it is posted four times and completes."""
+    rig.faults.hold = set(range(7))
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="patient"))
+    for n in range(3):
+        rig.start(order(prefill(((5,),), tokens=4), (2,), request_id=f"d-{n}", seconds=0.02))
+        assert rig.results().failed == {f"d-{n}"}
+    for number in range(7, 20):
+        rig.faults.release(number)
+    rig.faults.hold.clear()
+    assert rig.results().failed == set()
+    assert rig.same((9,), (6,))
+
+
+def test_a_peer_that_goes_takes_its_loads_with_it(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    eventually(lambda: rig.gates.opened)
+    rig.script.push(PeerGone(engine_id="p", generation="gen-1", reason="its worker tp0 was killed"))
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "peer p is gone: its worker tp0 was killed"}
+    rig.faults.release(0)
+    assert rig.untouched(2, 9)
+
+
+def test_another_generations_end_changes_nothing(rig: Rig) -> None:
+    rig.script.push(PeerGone(engine_id="p", generation="gen-0", reason="long ago"))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert rig.results().failed == set()
+
+
+def test_a_peer_that_restarted_is_asked_for_and_the_old_blocks_are_a_miss(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),), generation="gen-0"), (2, 9)))
+    (asked,) = rig.script.asked(GetPeer)
+    asked.answer(ready(rig.card, "gen-1"))
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "peer p is generation gen-1 now, the blocks are of generation gen-0"}
+
+
+def test_loads_on_the_way_end_when_the_peer_restarts(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    eventually(lambda: rig.decoder._lanes["p"]._active)
+    rig.script.push(ready(rig.card, "gen-2"))
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "peer p restarted as generation gen-2"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "cause"),
+    [
+        (((5,),), "group 0"),
+        (((5, 99),), "only 16 blocks"),
+        (((5, -3),), "block ids -3..5"),
+        (((5, 1 << 70),), "too large"),
+        ((), "no blocks given for remote group 0"),
+    ],
+)
+def test_blocks_that_do_not_fit_the_plan_are_a_miss(
+    rig: Rig, blocks: tuple[tuple[int, ...], ...], cause: str
+) -> None:
+    rig.start(order(prefill(blocks), (2, 9)))
+    assert rig.results().failed == {"d-1"}
+    assert cause in rig.causes()["d-1"]
+    rig.start(order(prefill(((5, 6),)), (2, 9), request_id="d-2"))
+    assert rig.results().failed == set(), "and the lane goes on"
+
+
+def test_a_peer_that_does_not_fit_is_named_in_every_miss() -> None:
+    rig = Rig()
+    other = Rig(cache_config(BLOCKS, (full(), ("l0", "other"))))
+    rig.script.push(ready(other.card))
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    assert "peer p does not fit: layer l1" in rig.causes()["d-1"]
+    rig.close()
+    other.close()
+
+
+def test_one_group_reports_blocks_and_several_report_requests(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),)), (2, 9), refused="no such thing"))
+    results = rig.results()
+    assert (results.received, results.failed, results.bad_blocks) == ({"d-1"}, {"d-1"}, {2, 9})
+    two = Rig(cache_config(BLOCKS, (full(), ("l0",)), (full(), ("l1",))))
+    two.start(order(prefill(((5,), (6,))), (2,), (9,), refused="no such thing"))
+    results = two.results()
+    assert (results.received, results.failed) == ({"d-1"}, {"d-1"})
+    assert two.causes() == {"d-1": "no such thing"}
+    two.close()
+
+
+def test_a_lease_that_ran_out_before_the_load_began_is_a_miss(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),)), (2, 9), seconds=-0.1))
+    rig.results()
+    assert rig.causes() == {"d-1": "the lease on its blocks ran out before the load began"}
+    assert rig.gates.closed == 0
+
+
+def test_freed_blocks_are_passed_on_as_sent(rig: Rig) -> None:
+    rig.decoder.start(StepOrders(freed=["a", "b"]))
+    assert rig.decoder.results().sent == {"a", "b"}
+    assert rig.decoder.results().sent == set()
+
+
+def test_a_dropped_load_that_is_posted_runs_on_and_one_that_is_not_ends(rig: Rig) -> None:
+    go_on, reached = rig.gates.stop("submit")
+    rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="posted"))
+    assert reached.wait(10)
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="behind"))
+    rig.decoder.start(StepOrders(dropped=["behind", "posted", "somebody elses"]))
+    go_on.set()
+    assert rig.results(2).failed == {"behind"}
+    assert rig.causes() == {"behind": "the request is over", "posted": ""}
+    assert rig.same((2,), (5,))
+    assert rig.untouched(9)
+    assert rig.gates.opened == 1
+
+
+def test_the_worker_presents_its_card(rig: Rig) -> None:
+    card = rig.script.card()
+    assert isinstance(card, RegisterWorker)
+    assert (card.card.engine.engine_id, card.card.rank.tp, card.card.backend) == ("d", 0, "memory")
+    assert card.card.incarnation == rig.decoder.incarnation
+
+
+# --- a backend call that hangs ---
+
+
+def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: Rig) -> None:
+    """Nothing of it was posted, so nothing of it can land: it need not wait for the call."""
+    go_on, reached = rig.gates.stop("submit")
+    rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="stuck"))
+    assert reached.wait(10)
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="behind", seconds=0.05))
+    results = rig.results()
+    assert results.received == {"behind"}
+    assert rig.causes()["behind"].endswith("the thread of peer p is busy posting")
+    go_on.set()
+    assert rig.results().received == {"stuck"}
+    assert rig.same((2,), (5,))
+    assert rig.untouched(9), "what was ended is not posted afterwards"
+
+
+def test_what_starts_over_behind_a_stuck_call_is_ended_in_time_and_not_posted_afterwards(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="first"))
+    eventually(lambda: rig.decoder._lanes["p"]._active)
+    go_on, reached = rig.gates.stop("close")
+    rig.faults.fail_after = {1: 0}
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=0.3))
+    assert reached.wait(10), "the second failed, so the lane goes and both start over"
+    stuck, reached = rig.gates.stop("submit")
+    go_on.set()
+    assert reached.wait(10)
+    assert rig.results().received == {"second"}
+    stuck.set()
+    assert rig.results().received == {"first"}
+    assert rig.same((2,), (5,))
+    assert rig.untouched(9)
+
+
+def test_a_stuck_load_is_never_reported_before_its_call_returns(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes, "STUCK_AFTER", 0.05)
+    go_on, reached = rig.gates.stop("submit")
+    with caplog.at_level(logging.ERROR):
+        rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="stuck", seconds=0.05))
+        assert reached.wait(10)
+        eventually(lambda: "load of stuck from p" in caplog.text)
+    assert "while its thread is busy posting" in caplog.text
+    assert not rig.decoder.results().received
+    rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="later"))
+    assert rig.results().received == {"later"}, "a way that is stuck refuses new loads at once"
+    rig.faults.hold = {0}
+    go_on.set()
+    assert rig.results().failed == {"stuck"}
+
+
+def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lanes, "DESTROY_AGAIN", 0.02)
+    rig.faults.hold = {0, 1}
+    rig.gates.close_errors.append(BackendError("something holds the agent"))
+    with caplog.at_level(logging.CRITICAL):
+        rig.start(
+            order(prefill(((5,),), tokens=4), (2,), request_id="given-up", seconds=0.05),
+            order(prefill(((6,),), tokens=4), (9,), request_id="beside"),
+        )
+        assert rig.gates.close_tried.wait(10)
+        rig.start(order(prefill(((7,),), tokens=4), (3,), request_id="on a new lane"))
+        assert rig.results().received == {"on a new lane"}
+        rig.faults.release(1)
+        rig.gates.close_errors.clear()
+        results = rig.results(2)
+    assert results.failed == {"given-up", "beside"}
+    assert rig.causes()["beside"].endswith("could not be destroyed: something holds the agent")
+    assert rig.untouched(2, 9)
+
+
+# --- the end ---
+
+
+def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
+    rig.faults.hold = {0}
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    eventually(lambda: rig.decoder._lanes["p"]._active)
+    rig.decoder.close()
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": "the engine is shutting down"}
+    assert rig.gates.closed == rig.gates.opened
+    assert rig.script.closed
+    assert rig.home.closed
+    assert not [t for t in threading.enumerate() if t.name in ("kvd-watch", "kvd-lane-p") and _of(rig, t)]
+
+
+def test_nothing_begins_after_the_close(rig: Rig) -> None:
+    rig.decoder.close()
+    rig.script.push(ready(rig.card, "gen-2"))
+    rig.start(order(prefill(((5, 6),), generation="gen-2"), (2, 9)))
+    rig.start(order(prefill(((5, 6),)), (2, 9), request_id="d-2"))
+    for asked in rig.script.asked(GetPeer):
+        asked.answer(ready(rig.card, "gen-2"))
+    assert rig.results(2).failed == {"d-1", "d-2"}
+    assert set(rig.causes().values()) == {"the engine is shutting down"}
+
+
+def test_memory_stays_registered_while_a_lane_is_at_work(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 0.05)
+    go_on, reached = rig.gates.stop("submit")
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert reached.wait(10)
+    with caplog.at_level(logging.ERROR):
+        rig.decoder.close()
+    assert "shutting down with lanes at work (p)" in caplog.text
+    assert not rig.home.closed
+    go_on.set()
+    assert rig.results().received == {"d-1"}
+
+
+def _of(rig: Rig, thread: threading.Thread) -> bool:
+    lanes_of = [lane._thread for lane in rig.decoder._lanes.values()]
+    return thread in (*lanes_of, rig.decoder._watch._thread)
