@@ -18,7 +18,7 @@ from benchmarks.gpu.models import Kind
 from benchmarks.gpu.report import Report
 from kvctl.demo.deployment import Kvd, Start, start_kvd, transfer_config
 from kvctl.demo.engine import EngineProcess, EngineSpec
-from kvd.vllm.build.probe import SCHEDULER
+from kvd.vllm.builds.probe import SCHEDULER
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -15,8 +15,8 @@ import pytest
 
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
-from kvd.vllm.build.probe import SCHEDULER, probe
-from kvd.vllm.build.versions import vllm_version
+from kvd.vllm.builds.probe import SCHEDULER, probe
+from kvd.vllm.builds.versions import vllm_version
 from tests.e2e.test_recovery import DEEDS, TIMES, Stand
 from tests.support.builds_matrix import CELLS, noted
 from tests.support.deployments import prompt_of, running

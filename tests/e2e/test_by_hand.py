@@ -73,7 +73,7 @@ class Engine:
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from kvd.vllm.build.recovering import recovering_scheduler
+        from kvd.vllm.builds.recovering import recovering_scheduler
         from kvd.vllm.connector import KvdConnector
 
         set_kv_cache_layout("HND")
@@ -88,7 +88,7 @@ class Engine:
                 max_num_batched_tokens=CHUNK,
                 max_model_len=1024,
                 is_encoder_decoder=False,
-                scheduler_cls="kvd.vllm.build.recovering.recovering_scheduler",
+                scheduler_cls="kvd.vllm.builds.recovering.recovering_scheduler",
             ),
             cache_config=cache,
             kv_transfer_config=KVTransferConfig(**given),

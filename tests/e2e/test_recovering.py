@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvctl.demo.models import write_model
-from kvd.vllm.build.probe import probe
+from kvd.vllm.builds.probe import probe
 from kvd.vllm.errors import UnsupportedBuild
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
@@ -41,7 +41,7 @@ class Bench:
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        from kvd.vllm.build.recovering import recovering_scheduler
+        from kvd.vllm.builds.recovering import recovering_scheduler
 
         groups = [KVCacheGroupSpec([f"layer{i}"], spec(kind)) for i, kind in enumerate(kinds)]
         cache = CacheConfig(block_size=BLOCK, enable_prefix_caching="mamba" not in kinds)

@@ -19,7 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from kvd.backends.registry import open_home
 from kvd.client.session import Session
-from kvd.vllm.build.versions import (
+from kvd.vllm.builds.versions import (
     engine_facts,
     joins_layers,
     load_failure_policy,
@@ -297,7 +297,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Requests that were sent, received, and those of the received that failed as a whole.
 
         Where a prefix can be kept vLLM takes the blocks that failed, else the whole request; where its scheduler is
-        ours, any blocks of the request (`kvd.vllm.build.recovering`).
+        ours, any blocks of the request (`kvd.vllm.builds.recovering`).
         """
         if self._worker is None:
             return set(), set(), set()

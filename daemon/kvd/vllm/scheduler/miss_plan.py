@@ -20,7 +20,7 @@ class Engine:
     """What an order is judged by. ``keeps_prefix``: as `kvd.vllm.memory.groups.keeps_prefix`.
 
     Nothing is asked of the build of vLLM: on one that cannot recover the connector does not start
-    (`kvd.vllm.build.probe`).
+    (`kvd.vllm.builds.probe`).
     """
 
     engine_id: str

@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from kvd.vllm.build.probe import SCHEDULER
+from kvd.vllm.builds.probe import SCHEDULER
 from kvd.vllm.memory.groups import group_facts, keeps_prefix
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix
 
 Channel = Literal["blocks", "request", "scheduler", "none"]
 
-SCHEDULER = "kvd.vllm.build.recovering.recovering_scheduler"
+SCHEDULER = "kvd.vllm.builds.recovering.recovering_scheduler"
 """The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
 
 _SCHEDULER = "v1/core/sched/scheduler.py"

@@ -12,8 +12,8 @@ from typing import Any
 
 from kvd.geometry.live import Packing
 from kvd.geometry.model import Rank
-from kvd.vllm.build.probe import Safety, probe, safety
-from kvd.vllm.build.weights import weights_facts
+from kvd.vllm.builds.probe import Safety, probe, safety
+from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.memory.tensors import Place, dtype_name

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvd.vllm.build.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
+from kvd.vllm.builds.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
 from tests.support.builds_matrix import CELLS, noted

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvd.vllm.build.probe import SCHEDULER
+from kvd.vllm.builds.probe import SCHEDULER
 from tests.support.rigs.bench import SlidingWindowSpec, cache_config, full, gdn
 
-recovering = pytest.importorskip("kvd.vllm.build.recovering", reason="needs vLLM", exc_type=ImportError)
+recovering = pytest.importorskip("kvd.vllm.builds.recovering", reason="needs vLLM", exc_type=ImportError)
 
 HYBRID = cache_config(8, (gdn(), ("m",)), (full(), ("a",)))
 WINDOWED = cache_config(8, (SlidingWindowSpec(block_size=4, sliding_window=8), ("w",)))

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvd.vllm.build import weights
-from kvd.vllm.build.weights import weights_facts
+from kvd.vllm.builds import weights
+from kvd.vllm.builds.weights import weights_facts
 from kvd.worker.settings import Settings, read_settings
 from tests.support.checkpoints import tensor, write_checkpoint
 

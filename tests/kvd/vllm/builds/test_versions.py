@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvd.vllm.build import versions
-from kvd.vllm.build.versions import joins_layers, required_layout
+from kvd.vllm.builds import versions
+from kvd.vllm.builds.versions import joins_layers, required_layout
 from kvd.worker.settings import read_settings
 
 
