@@ -121,7 +121,7 @@ class PushEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class PutOut:
+class StageOrder:
     """When the step has run, copy these blocks, by group index, to where peers read them: a prompt of ``tokens``."""
 
     request_id: str
@@ -175,7 +175,7 @@ class StepOrders:
     freed: list[str] = field(default_factory=list)
     pushes: list[PushStep] = field(default_factory=list)
     push_ends: list[PushEnd] = field(default_factory=list)
-    put_outs: list[PutOut] = field(default_factory=list)
+    stage: list[StageOrder] = field(default_factory=list)
     sums: SumOrders = field(default_factory=SumOrders)
     idle: bool = False
 
@@ -184,21 +184,21 @@ class StepOrders:
 class StepOutcomes:
     """What happened to loads since the last step, by request.
 
-    ``loads``: an empty cause for done, else the cause of the miss. ``quiet``: the time.monotonic() at which nothing of
-    it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
+    ``loads``: an empty cause for done, else the cause of the miss. ``quiesced``: the time.monotonic() at which
+    nothing of it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
     """
 
     loads: dict[str, Cause] = field(default_factory=dict)
-    quiet: dict[str, float] = field(default_factory=dict)
+    quiesced: dict[str, float] = field(default_factory=dict)
     prefixes: dict[str, int] = field(default_factory=dict)
 
     def merge(self, other: StepOutcomes) -> StepOutcomes:
         """Both workers' outcomes; a miss on any worker is a miss."""
-        merged, quiet, prefixes = dict(self.loads), dict(self.quiet), dict(self.prefixes)
+        merged, quiesced, prefixes = dict(self.loads), dict(self.quiesced), dict(self.prefixes)
         for request_id, cause in other.loads.items():
             merged[request_id] = merged.get(request_id) or cause
-        for request_id, ended in other.quiet.items():
-            quiet[request_id] = max(ended, quiet.get(request_id, ended))
+        for request_id, ended in other.quiesced.items():
+            quiesced[request_id] = max(ended, quiesced.get(request_id, ended))
         for request_id, tokens in other.prefixes.items():
             prefixes[request_id] = min(tokens, prefixes.get(request_id, tokens))
-        return StepOutcomes(merged, quiet, prefixes)
+        return StepOutcomes(merged, quiesced, prefixes)

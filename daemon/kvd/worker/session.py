@@ -10,7 +10,7 @@ from kvd.client.session import SessionState
 from kvd.wire.frame import Message
 
 
-class Talk(Protocol):
+class SessionProtocol(Protocol):
     """A session: `kvd.client.session.Session` is the real one."""
 
     @property

@@ -37,7 +37,7 @@ def _says(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
 
 
-class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How this engine transfers KV. Times are in seconds. docs/connector.md is made from what stands here."""
 
     runtime_dir: Annotated[
@@ -128,9 +128,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         return self.kv_checksum == "all"
 
 
-def read_settings(extra: Mapping[str, Any]) -> Settings:
+def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     """The settings in an extra config. Raises `BadSettings` naming every bad entry and what it may be."""
-    hints = get_type_hints(Settings)
+    hints = get_type_hints(ConnectorSettings)
     wrong = []
     for name, value in extra.items():
         if name not in hints:
@@ -152,7 +152,7 @@ def read_settings(extra: Mapping[str, Any]) -> Settings:
         if isinstance(value, (int, float)) and not least <= value <= most:
             wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} {_unit(name)}")
     if not wrong:
-        settings = msgspec.convert(dict(extra), Settings)
+        settings = msgspec.convert(dict(extra), ConnectorSettings)
         if settings.lease_margin < settings.lease_seconds:
             return settings
         wrong.append(

@@ -12,7 +12,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
-from kvd.worker.orders import PutOut
+from kvd.worker.orders import StageOrder
 from kvd.worker.stream_event import StreamEvent
 
 _LOOK_S = 50e-6
@@ -31,7 +31,7 @@ class Stager:
         self._plan = plan_worker(geometry, (geometry,), (geometry,))
         self._layers = plan_push(geometry, (geometry,), (geometry,), geometry.rank)
 
-    def put_out(self, orders: Sequence[PutOut]) -> None:
+    def stage(self, orders: Sequence[StageOrder]) -> None:
         """Copy these prefills once the device has computed them, and return when they are there.
 
         Raises `BackendError` where the device fails: what peers would read is not what was computed.
@@ -46,10 +46,10 @@ class Stager:
             found = compile_plan(self._plan, blocks, blocks, tokens=order.tokens)
             self._home.put_out(concatenate(list(found.values())))
 
-    def put_out_layers(
+    def stage_layers(
         self, blocks: Mapping[int, BlockList], layers: Mapping[str, tuple[int, int]], total: int
     ) -> None:
-        """Copy what these layers hold of tokens from the first to the last number given, of ``total``; as `put_out`.
+        """Copy what these layers hold of tokens from the first to the last number given, of ``total``; as `stage`.
 
         ``blocks`` are the request's by group. Raises `BackendError` or `TopologyError`.
         """

@@ -39,7 +39,7 @@ from kvd.worker.checksums.comparing import Checking
 from kvd.worker.checksums.pages import in_host_memory
 from kvd.worker.checksums.summing import Summing
 from kvd.worker.misses import concerns
-from kvd.worker.orders import Fault, LoadOrder, PutOut, StepOrders, StepOutcomes
+from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.pull.load import Load, record
 from kvd.worker.pull.reader import PeerLane
 from kvd.worker.push.announce import Here, push_key, withdraw
@@ -47,8 +47,8 @@ from kvd.worker.push.arrival import Arrival, record_arrival
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.push.receiver import PeerArrivals
 from kvd.worker.remote import RemotePrefill
-from kvd.worker.session import Talk
-from kvd.worker.settings import Settings
+from kvd.worker.session import SessionProtocol
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.slow_paths import Paths
 from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
@@ -81,12 +81,14 @@ class WorkerHalf:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ConnectorSettings,
         engine: EngineFacts,
         geometry: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
         home: Home,
-        open_session: Callable[[Callable[[], RegisterWorker], Callable[[Message], Message | None]], Talk],
+        open_session: Callable[
+            [Callable[[], RegisterWorker], Callable[[Message], Message | None]], SessionProtocol
+        ],
         mark: Callable[[], StreamEvent | None] = no_event,
         summer_of: Callable[[WorkerGeometry], Summer] = in_host_memory,
     ) -> None:
@@ -114,7 +116,7 @@ class WorkerHalf:
         self._outcomes = StepOutcomes()
         home.register(geometry.regions)
         self._stager = stager(home, geometry, mark)
-        self._put_outs: list[PutOut] = []
+        self._staging: list[StageOrder] = []
         self.pushing = Pushing(
             engine.engine_id, home, geometry, siblings, lambda: self._session, mark, self._stager
         )
@@ -145,7 +147,7 @@ class WorkerHalf:
         """Begin the loads of this step, and pass on what the prefilling side may free."""
         self._results.sent.update(orders.freed)
         self._summing.begin(orders)
-        self._put_outs = orders.put_outs
+        self._staging = orders.stage
         now = time.monotonic()
         for order in orders.loads:
             self._begin(order, now)
@@ -183,8 +185,8 @@ class WorkerHalf:
         """After the step's forward is queued. Waits for it on staged engines, and only where a prefill ends with it."""
         self._summing.stepped()
         if self._stager is not None:
-            self._stager.put_out(self._put_outs)
-        self._put_outs = []
+            self._stager.stage(self._staging)
+        self._staging = []
 
     def results(self, wait: float = 0.0) -> Results:
         """What ended since this was last asked. Clears it.
@@ -196,7 +198,7 @@ class WorkerHalf:
             self._begun.pop(request_id, None)
             self._results.received.add(request_id)
             self._outcomes.loads[request_id] = load.cause
-            self._outcomes.quiet[request_id] = load.ended
+            self._outcomes.quiesced[request_id] = load.ended
             if load.cause:
                 self._results.failed.add(request_id)
                 self._results.bad_blocks |= load.bad_blocks

@@ -17,7 +17,7 @@ from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.served import GetServed, Served
-from kvd.worker.settings import Settings as ConnectorSettings
+from kvd.worker.settings import ConnectorSettings
 from tests.kvctl.conftest import SERVED, FakeDaemon
 from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Request
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker

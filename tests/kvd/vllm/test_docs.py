@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from kvd.vllm.params import finished_prefill
-from kvd.worker.settings import Settings, read_settings
+from kvd.worker.settings import ConnectorSettings, read_settings
 from tests.support.rigs.bench import prefill
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +22,7 @@ CONFIG = re.compile(r"\{[^`']*\"kv_connector\"[^`']*\}")
 
 
 def table() -> str:
-    hints, defaults = get_type_hints(Settings, include_extras=True), Settings()
+    hints, defaults = get_type_hints(ConnectorSettings, include_extras=True), ConnectorSettings()
     rows = [
         f"| `{name}` | `{json.dumps(getattr(defaults, name))}` | {hint.__metadata__[0].description} |"
         for name, hint in hints.items()

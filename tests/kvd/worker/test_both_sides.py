@@ -29,7 +29,7 @@ from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.push import receiver as arriving
 from kvd.worker.push.target import Piece
 from kvd.worker.remote import RemotePrefill
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.kvd.topology.test_oracle import cases
 from tests.kvd.worker.push.test_prefiller import REQUEST, dense, shrunk
@@ -71,7 +71,7 @@ class Both:
             home = SlowHome(home, Gates())
             home.traits = replace(home.traits, lands=False)
         self.half = WorkerHalf(
-            Settings(backend="memory", mode="push", probe=False),
+            ConnectorSettings(backend="memory", mode="push", probe=False),
             rig._facts("d", rig.d),
             rig.d.workers[rank],
             rig.d.workers,

@@ -58,7 +58,7 @@ def missed(rig: Rig) -> None:
     outcomes = rig.decoder.outcomes()
     assert outcomes is not None
     assert outcomes.loads == {"d-1": CAUSE}
-    assert outcomes.quiet["d-1"] > 0
+    assert outcomes.quiesced["d-1"] > 0
     (record,) = eventually(rig.records)
     assert (record.state, record.cause) == ("miss", CAUSE)
 

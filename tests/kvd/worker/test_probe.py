@@ -23,7 +23,7 @@ from kvd.worker import probe as probes
 from kvd.worker.peers import meet
 from kvd.worker.probe import null_reads
 from kvd.worker.pull import reader as lanes
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
@@ -36,7 +36,7 @@ Case = tuple[EngineGeometry, EngineGeometry, int, oracle.Request]
 @pytest.fixture
 def probing() -> Iterator[Rig]:
     """Two workers that probe; the decoding one does not know the other yet."""
-    made = Rig(settings=Settings(backend="memory"))
+    made = Rig(settings=ConnectorSettings(backend="memory"))
     yield made
     made.close()
 
@@ -75,7 +75,7 @@ def test_the_first_load_goes_over_the_lane_that_was_probed(probing: Rig) -> None
 
 @pytest.mark.parametrize("how", ["by setting", "because it only prefills"])
 def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
-    rig = Rig(settings=Settings(backend="memory", probe=how != "by setting"))
+    rig = Rig(settings=ConnectorSettings(backend="memory", probe=how != "by setting"))
     script, half = rig.script, rig.decoder
     if how != "by setting":
         half.close()

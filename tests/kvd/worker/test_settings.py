@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from kvd.worker.errors import BadSettings
-from kvd.worker.settings import Settings, read_settings
+from kvd.worker.settings import ConnectorSettings, read_settings
 
 
 def test_nothing_given_is_all_defaults() -> None:
-    assert read_settings({}) == Settings()
+    assert read_settings({}) == ConnectorSettings()
 
 
 def test_what_is_given_is_taken() -> None:

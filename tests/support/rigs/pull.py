@@ -17,7 +17,7 @@ from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import Cause
 from kvd.worker.orders import LoadOrder, StepOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import Results, WorkerHalf
 from tests.support.rigs.bench import (
     BF16,
@@ -138,7 +138,9 @@ def gather(worker: WorkerHalf, count: int) -> Results:
 class Rig:
     """Engine ``p`` has written its blocks; engine ``d`` reads them."""
 
-    def __init__(self, config: SimpleNamespace | None = None, settings: Settings | None = None) -> None:
+    def __init__(
+        self, config: SimpleNamespace | None = None, settings: ConnectorSettings | None = None
+    ) -> None:
         self.config = config or cache_config(BLOCKS, (full(), ("l0", "l1")))
         self.faults, self.gates = Faults(), Gates()
         self.source, self.prefiller, self.p_script = self._worker("p", Faults(), Gates(), settings)
@@ -147,13 +149,13 @@ class Rig:
         self.home: Any = self.decoder._home
 
     def _worker(
-        self, name: str, faults: Faults, gates: Gates, settings: Settings | None
+        self, name: str, faults: Faults, gates: Gates, settings: ConnectorSettings | None
     ) -> tuple[Buffer, WorkerHalf, Script]:
         buffer, tensors = memory(2)
         groups = groups_of(self.config)
         script = Script()
         half = WorkerHalf(
-            settings or Settings(backend="memory", probe=False),
+            settings or ConnectorSettings(backend="memory", probe=False),
             facts(name, len(groups)),
             worker_geometry(tensors, self.config, groups, place()),
             sibling_geometries(tensors, self.config, groups, place()),

@@ -30,7 +30,7 @@ from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import Cause
 from kvd.worker.orders import LoadOrder, StepOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import Results, WorkerHalf
 from tests.support.rigs.bench import (
     BF16,
@@ -128,9 +128,9 @@ class PushRig:
         decode_tp: int = 1,
         lands: bool = True,
         specs: Sequence[tuple[Any, tuple[str, ...]]] | None = None,
-        settings: Settings | None = None,
+        settings: ConnectorSettings | None = None,
     ) -> None:
-        self.settings = settings or Settings(
+        self.settings = settings or ConnectorSettings(
             backend="memory", mode="push", probe=False, handshake_timeout=5.0
         )
         self.gates, self.faults = Gates(), Faults()

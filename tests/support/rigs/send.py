@@ -29,7 +29,7 @@ from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerC
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from kvd.worker.orders import PushEnd, PushStep, StepOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.support import oracle
 from tests.support.rigs.bench import GENERATION, Asked, Script, eventually, why
@@ -108,7 +108,7 @@ class SendRig:
                 for w in self.d.workers
             ),
         )  # fmt: skip
-        self.settings = Settings(backend="memory", mode="push", **settings)
+        self.settings = ConnectorSettings(backend="memory", mode="push", **settings)
         self.workers = [self._worker(w, memory) for w, memory in zip(self.p.workers, memories, strict=True)]
         self.marks = itertools.count()
         self.digest = ""  # of the decoder's prompt

@@ -18,7 +18,7 @@ from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.memory.tensors import Place, dtype_name
 from kvd.wire.identity import EngineFacts, Role
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 
 _ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _GROUP_COUNT_NAMES = ("n_groups", "mamba_n_groups", "num_groups", "ngroups")
@@ -43,7 +43,7 @@ def connector_version() -> str:
 
 
 def engine_facts(
-    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: Settings, layers: int, safe: Safety
+    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: ConnectorSettings, layers: int, safe: Safety
 ) -> EngineFacts:
     """What is the same for all workers of this engine, and what compatibility is decided on."""
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
@@ -133,7 +133,7 @@ def one_byte() -> Any:
     return torch.int8
 
 
-def required_layout(vllm_config: Any, settings: Settings) -> str | None:
+def required_layout(vllm_config: Any, settings: ConnectorSettings) -> str | None:
     """What to ask of vLLM for the dimensions of KV memory, by the name that this build has for it.
 
     Heads before tokens: between workers with the same heads a block is one run whatever the layout; a part of its heads
@@ -150,7 +150,7 @@ def required_layout(vllm_config: Any, settings: Settings) -> str | None:
     return "LBHNC" if _names_layers() else "HND"
 
 
-def joins_layers(settings: Settings) -> bool:
+def joins_layers(settings: ConnectorSettings) -> bool:
     """Whether vLLM 0.26 to 0.28 is to put all layers of a block side by side, where it has one group and can.
 
     A pull is of whole blocks, which are then one run each on both sides, however many layers there are. A push is of

@@ -22,7 +22,7 @@ from kvd.weights.checkpoint import (
 from kvd.weights.configuration import merged
 from kvd.weights.errors import WeightsUnreadable
 from kvd.weights.hub import hub_cache, hub_snapshot
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _found: dict[str, dict[str, str]] = {}
 _lock = threading.Lock()
 
 
-def weights_facts(vllm_config: Any, settings: Settings) -> dict[str, str]:
+def weights_facts(vllm_config: Any, settings: ConnectorSettings) -> dict[str, str]:
     """``config``, ``weights`` and ``weights_source`` of this engine, as far as they are known. Never raises.
 
     Where scheduler and worker share a process, files are read once for both.
@@ -46,7 +46,7 @@ def weights_facts(vllm_config: Any, settings: Settings) -> dict[str, str]:
         return dict(_found[key])
 
 
-def _find(vllm_config: Any, settings: Settings) -> dict[str, str]:
+def _find(vllm_config: Any, settings: ConnectorSettings) -> dict[str, str]:
     began = time.perf_counter()
     try:
         config, weights = _configuration(vllm_config), _weights(vllm_config, settings)
@@ -69,7 +69,7 @@ def _find(vllm_config: Any, settings: Settings) -> dict[str, str]:
     return {name: value for name, value in told.items() if value}
 
 
-def _weights(vllm_config: Any, settings: Settings) -> Fingerprint:
+def _weights(vllm_config: Any, settings: ConnectorSettings) -> Fingerprint:
     if settings.weights != "auto":
         return Fingerprint(settings.weights, "setting")
     model, load = vllm_config.model_config, vllm_config.load_config

@@ -33,8 +33,8 @@ from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.wire.registration import OpenReader
 from kvd.worker.cause import NO_CAUSE, Cause, refusal_code, was_away
 from kvd.worker.remote import RemotePrefill, RemotePush
-from kvd.worker.session import Talk
-from kvd.worker.settings import Settings
+from kvd.worker.session import SessionProtocol
+from kvd.worker.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,9 @@ MAX_AGAIN = 2
 class Claims:
     """All claims of one scheduler. Touched by the scheduler's step only."""
 
-    def __init__(self, settings: Settings, engine_id: str, session: Talk, known: KnownPeers) -> None:
+    def __init__(
+        self, settings: ConnectorSettings, engine_id: str, session: SessionProtocol, known: KnownPeers
+    ) -> None:
         self._settings = settings
         self._engine_id = engine_id
         self._session = session

@@ -30,7 +30,7 @@ from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
-from kvd.vllm.scheduler.staging import PutOuts
+from kvd.vllm.scheduler.staging import StageOrders
 from kvd.vllm.scheduler.unloaded import record_unloaded, report
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
@@ -40,8 +40,8 @@ from kvd.wire.served import NotOffered, Outcome
 from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
-from kvd.worker.session import Talk
-from kvd.worker.settings import STAGED, Settings
+from kvd.worker.session import SessionProtocol
+from kvd.worker.settings import STAGED, ConnectorSettings
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +54,11 @@ class SchedulerHalf:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ConnectorSettings,
         engine: EngineFacts,
         groups: Sequence[GroupFacts],
         policy: str,
-        open_session: Callable[[Callable[[], Any], Callable[[Message], Message | None]], Talk],
+        open_session: Callable[[Callable[[], Any], Callable[[Message], Message | None]], SessionProtocol],
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -69,7 +69,7 @@ class SchedulerHalf:
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest)
-        self._put_outs = PutOuts(self.groups, self._table) if settings.backend == STAGED else None
+        self._staged = StageOrders(self.groups, self._table) if settings.backend == STAGED else None
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
@@ -105,8 +105,8 @@ class SchedulerHalf:
                 drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
-            elif self._put_outs is not None:
-                self._put_outs.begin(request)
+            elif self._staged is not None:
+                self._staged.begin(request)
             self._sampling.begin(request, self._pushes.name(request.request_id))
         elif wants_remote_prefill(request.kv_transfer_params):
             self._forced.arrived(request)
@@ -127,7 +127,7 @@ class SchedulerHalf:
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
-            put_outs=self._put_outs.take(output) if self._put_outs is not None else [],
+            stage=self._staged.take(output) if self._staged is not None else [],
             loads=self._orders,
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -255,8 +255,8 @@ class SchedulerHalf:
             if claim := self._claims.get(request_id):
                 if claim.cause and not claim.over:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
-                quiet = outcomes.quiet.get(request_id, 0.0) if outcomes else 0.0
-                self._forced.load_ended(request_id, claim.cause, quiet)
+                quiesced = outcomes.quiesced.get(request_id, 0.0) if outcomes else 0.0
+                self._forced.load_ended(request_id, claim.cause, quiesced)
                 if not claim.over:
                     here = max(claim.computed, claim.prefix if claim.cause else 0)
                     outcome: Outcome = "missed" if claim.cause else "loaded"
@@ -274,7 +274,7 @@ class SchedulerHalf:
 
     def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
         """A request has blocks: ``table`` gives them by group as they are when it is called."""
-        put_out = self._put_outs is not None and self._put_outs.knows(request_id)
+        put_out = self._staged is not None and self._staged.knows(request_id)
         if put_out or self._pushes.knows(request_id) or self._sampling.knows(request_id):
             self._tables[request_id] = table
 
@@ -293,7 +293,7 @@ class SchedulerHalf:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
         self._served.forget(request.request_id)
-        unread = self._put_outs is not None and not self._put_outs.finished(request.request_id, block_ids)
+        unread = self._staged is not None and not self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):

@@ -15,7 +15,7 @@ from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
 from kvd.worker.remote import LONGEST_NAME
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Pushes:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ConnectorSettings,
         groups: Sequence[GroupFacts],
         table: Callable[[str], Table | None] = lambda _request_id: None,
         digest: Callable[[Request, int], str] = lambda _request, _tokens: "",

@@ -14,7 +14,7 @@ from typing import Literal
 from kvd.wire.frame import Message
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 
 Name = tuple[str, str]
 """Engine id and request id: whatever way they go, one lease."""
@@ -26,7 +26,7 @@ RELEASED_KEPT = 16_384
 class Releases:
     """The releases of one scheduler. Touched by the scheduler's step only."""
 
-    def __init__(self, session: Talk, keep_seconds: float) -> None:
+    def __init__(self, session: SessionProtocol, keep_seconds: float) -> None:
         self._session = session
         self._keep_seconds = keep_seconds
         self._by_clock: Counter[Name] = Counter()

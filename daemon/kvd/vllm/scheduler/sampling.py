@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.scheduler.staging import PutOuts
+from kvd.vllm.scheduler.staging import StageOrders
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
 from kvd.worker.orders import SumOrder, SumOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 
 
 class Sampling:
     """Which prefills of one engine are added up. Touched by the scheduler's step only."""
 
     def __init__(
-        self, settings: Settings, groups: Sequence[GroupFacts], table: Callable[[str], Table | None]
+        self, settings: ConnectorSettings, groups: Sequence[GroupFacts], table: Callable[[str], Table | None]
     ) -> None:
         """``table`` gives a request's block ids where a step's output does not."""
         self._settings = settings
-        self._prefills = PutOuts(groups, table)
+        self._prefills = StageOrders(groups, table)
         self._names: dict[str, str] = {}
         self._dropped: list[str] = []
 

@@ -13,7 +13,7 @@ from kvd.topology.blocks import BlockList, offered
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.pushes import table_in
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
-from kvd.worker.orders import PutOut, plain
+from kvd.worker.orders import StageOrder, plain
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Prefill:
     put: dict[int, BlockList] = field(default_factory=dict)
 
 
-class PutOuts:
+class StageOrders:
     """Which prefills end with a step, and with which blocks. Touched by its steps only."""
 
     def __init__(self, groups: Sequence[GroupFacts], table: Callable[[str], Table | None]) -> None:
@@ -41,9 +41,9 @@ class PutOuts:
         """Whether a request is one of them."""
         return request_id in self._active
 
-    def take(self, output: Scheduled | None) -> list[PutOut]:
+    def take(self, output: Scheduled | None) -> list[StageOrder]:
         """What is to be put out when the coming step has run."""
-        found: list[PutOut] = []
+        found: list[StageOrder] = []
         if output is None:
             return found
         preempted = output.preempted_req_ids or frozenset()
@@ -56,7 +56,7 @@ class PutOuts:
             table = table_in(output, request_id, self._table)
             if table is not None:
                 prefill.put = self._offered(table)
-                found.append(PutOut(request_id, plain(prefill.put), request.num_prompt_tokens))
+                found.append(StageOrder(request_id, plain(prefill.put), request.num_prompt_tokens))
         return found
 
     def finished(self, request_id: str, table: Table) -> bool:

@@ -7,7 +7,7 @@ import time
 from kvd.vllm.scheduler.claim import Claim
 from kvd.wire.transfer import SCHEDULER_RANK, ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import code_of
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 
 KEPT_SECONDS = 600.0
 """How long such a record is kept for a kvd that is away."""
@@ -38,7 +38,7 @@ def record_unloaded(claim: Claim, *, engine_id: str, backend: str) -> TransferRe
     return bounded(entry)
 
 
-def report(session: Talk, incarnation: str, entry: TransferRecord) -> None:
+def report(session: SessionProtocol, incarnation: str, entry: TransferRecord) -> None:
     """Tell kvd of it, as the scheduler of that incarnation."""
     message = ReportTransfers(incarnation=incarnation, records=(entry,))
     session.deliver(f"transfer {entry.transfer_id}", message, KEPT_SECONDS)

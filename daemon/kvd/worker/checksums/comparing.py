@@ -28,7 +28,7 @@ from kvd.wire.identity import Endpoint, EngineCard, RankId
 from kvd.wire.transfer import Checksum, GroupChecksum
 from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Checking:
         self,
         geometry: WorkerGeometry,
         summer: Callable[[], Summer],
-        session: Callable[[], Talk],
+        session: Callable[[], SessionProtocol],
         card: Callable[[str], EngineCard | None],
     ) -> None:
         """``card`` gives a peer engine as it is known now."""

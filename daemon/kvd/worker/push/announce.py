@@ -16,7 +16,7 @@ from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
 from kvd.worker.push.arrival import Arrival
 from kvd.worker.remote import RemotePrefill
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 
 WORDS_KEPT = 60.0
 """Seconds for which a withdrawal or a done is repeated to a kvd that does not take it."""
@@ -36,7 +36,7 @@ class Here:
     home: Home
     local: WorkerGeometry
     siblings: tuple[WorkerGeometry, ...]
-    session: Talk
+    session: SessionProtocol
     announce_seconds: float
     read_seconds: float
     read: Callable[[Load], None]
@@ -56,7 +56,7 @@ def push_key(engine_id: str, rank: RankId, transfer_id: str, prefill: RemotePref
 
 
 def announce(
-    session: Talk, arrival: Arrival, generation: str, landing: bytes, seconds: float
+    session: SessionProtocol, arrival: Arrival, generation: str, landing: bytes, seconds: float
 ) -> Future[Message]:
     """Announce an arrival, for at most ``seconds`` in which it is not acknowledged.
 
@@ -79,12 +79,12 @@ def announce(
     return session.deliver(_topic(key), message, seconds)
 
 
-def withdraw(session: Talk, key: PushKey, generation: str) -> None:
+def withdraw(session: SessionProtocol, key: PushKey, generation: str) -> None:
     """Have the workers of that generation of the prefiller write no more of it."""
     session.deliver(_topic(key), PushWithdraw(key=key, generation=generation), WORDS_KEPT)
 
 
-def done(session: Talk, key: PushKey) -> None:
+def done(session: SessionProtocol, key: PushKey) -> None:
     """Everything is read; the prefiller may free its blocks."""
     session.deliver(_topic(key), PushDone(key=key), WORDS_KEPT)
 

@@ -16,7 +16,7 @@ from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard, RankId
 from kvd.wire.push import PushKey
 from kvd.worker.cause import Cause, refusal_code
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 
 HANDSHAKE_SECONDS = 10.0
 
@@ -54,7 +54,7 @@ def know_decoder(card: EngineCard, siblings: tuple[WorkerGeometry, ...], source:
 
 
 def ask_for_decoder(
-    session: Talk,
+    session: SessionProtocol,
     prefiller: str,
     key: PushKey,
     generation: str,

@@ -15,7 +15,7 @@ from kvd.wire.reply import Ok, Refused
 from kvd.worker.orders import StepOrders
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.sender import Sender
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 from kvd.worker.staging import Stager
 from kvd.worker.stream_event import StreamEvent
 
@@ -37,7 +37,7 @@ class Pushing:
         home: Home,
         geometry: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
-        session: Callable[[], Talk],
+        session: Callable[[], SessionProtocol],
         mark: Callable[[], StreamEvent | None],
         stager: Stager | None = None,
     ) -> None:

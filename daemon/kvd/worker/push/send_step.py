@@ -114,7 +114,7 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
     if ends and stager is not None:
         chunks = {name: (target.posted.get(name, 0), end) for name, end in ends.items()}
         try:
-            stager.put_out_layers(computed.blocks, chunks, target.announce.tokens)
+            stager.stage_layers(computed.blocks, chunks, target.announce.tokens)
         except (BackendError, TopologyError) as error:
             close(target, from_error(error, "its blocks cannot be copied for the decoder"))
             return

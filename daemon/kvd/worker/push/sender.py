@@ -34,7 +34,7 @@ from kvd.worker.push.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.worker.push.send_step import advance, close, poll, quieten
 from kvd.worker.push.target import Target, expired, nothing, progress, release_at, same, settle
 from kvd.worker.push.write_lanes import WriteLanes
-from kvd.worker.session import Talk
+from kvd.worker.session import SessionProtocol
 from kvd.worker.staging import Stager
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Sender:
         siblings: tuple[WorkerGeometry, ...],
         rank: Rank,
         outgoing: Outgoing,
-        session: Callable[[], Talk],
+        session: Callable[[], SessionProtocol],
         stager: Stager | None = None,
     ) -> None:
         """``siblings`` are all workers of this engine, ``rank`` is this one's place among them."""

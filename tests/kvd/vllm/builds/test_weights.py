@@ -13,7 +13,7 @@ import pytest
 
 from kvd.vllm.builds import weights
 from kvd.vllm.builds.weights import weights_facts
-from kvd.worker.settings import Settings, read_settings
+from kvd.worker.settings import ConnectorSettings, read_settings
 from tests.support.checkpoints import tensor, write_checkpoint
 
 CONFIG: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "hidden_size": 64, "rope_theta": 10000.0}
@@ -47,9 +47,9 @@ def configured(
     )
 
 
-def facts(model: str | Path, settings: Settings | None = None, **others: Any) -> dict[str, str]:
+def facts(model: str | Path, settings: ConnectorSettings | None = None, **others: Any) -> dict[str, str]:
     weights._found.clear()
-    return weights_facts(configured(model, **others), settings or Settings())
+    return weights_facts(configured(model, **others), settings or ConnectorSettings())
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_nothing_that_goes_wrong_keeps_an_engine_from_starting(
 def test_both_halves_of_a_process_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = facts(folder)
     monkeypatch.setattr(weights, "_find", lambda *_: pytest.fail("read again"))
-    assert weights_facts(configured(folder), Settings()) == first
+    assert weights_facts(configured(folder), ConnectorSettings()) == first
 
 
 def test_one_line_says_what_was_found_and_how_long_it_took(

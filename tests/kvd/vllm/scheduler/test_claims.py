@@ -20,11 +20,11 @@ from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.reply import Ok, Refused
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
 from tests.support.rigs.bench import prompt as prompt_of_tokens
 
-SETTINGS = Settings(lease_seconds=30.0, lease_margin=0.5, clock_skew=2.0, handshake_timeout=10.0)
+SETTINGS = ConnectorSettings(lease_seconds=30.0, lease_margin=0.5, clock_skew=2.0, handshake_timeout=10.0)
 PEER = PeerReady(
     local_engine="d",
     peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),

@@ -20,7 +20,7 @@ from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, Le
 from kvd.wire.registration import OpenLease, RegisterScheduler
 from kvd.wire.reply import Refused
 from kvd.worker.orders import StepOutcomes
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, why
 
 LLAMA = (GroupFacts("full", 4),)
@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         self.script = Script()
         self.half = SchedulerHalf(
-            Settings(**settings), facts(name, len(groups)), groups, policy, self.script.open
+            ConnectorSettings(**settings), facts(name, len(groups)), groups, policy, self.script.open
         )
         if known:
             self.script.push(PEER)
@@ -311,7 +311,7 @@ def test_what_kvd_pushes_before_the_half_is_complete_is_not_lost() -> None:
             return super().open(card_of, push)
 
     script = Eager()
-    half = SchedulerHalf(Settings(), facts("d"), LLAMA, "recompute", script.open)
+    half = SchedulerHalf(ConnectorSettings(), facts("d"), LLAMA, "recompute", script.open)
     assert half._known.fits(prefill(()))
 
 

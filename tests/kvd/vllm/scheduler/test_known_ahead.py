@@ -15,7 +15,7 @@ from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.transfer import ListTransfers, Transfers
 from kvd.worker.orders import StepOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.support.daemons import Daemon, daemons, scheduler, session, wait_for
 from tests.support.rigs.bench import cache_config, facts, full, groups_of, order, place, prefill
@@ -37,7 +37,7 @@ def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, Session
         return sessions[0]
 
     half = WorkerHalf(
-        Settings(backend="memory"),
+        ConnectorSettings(backend="memory"),
         facts(name, len(groups)),
         worker_geometry(tensors, config, groups, place()),
         sibling_geometries(tensors, config, groups, place()),

@@ -27,7 +27,7 @@ from kvd.wire.order import (
 )
 from kvd.wire.reply import Refused
 from kvd.worker.orders import Fault, LoadOrder, StepOutcomes
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, Engine, Request, from_prefiller
 from tests.support.rigs.bench import Script, why
 
@@ -121,7 +121,11 @@ def test_what_cannot_recover_or_is_not_there_is_refused() -> None:
     waiting(strict)
     assert refused(strict, order(OneRequest("r"))) == "KVD-FORCE-POLICY"
     prefiller = SchedulerHalf(
-        Settings(), EngineFacts(engine_id="p", model="m", role="prefill"), LLAMA, "recompute", Script().open
+        ConnectorSettings(),
+        EngineFacts(engine_id="p", model="m", role="prefill"),
+        LLAMA,
+        "recompute",
+        Script().open,
     )
     answer = prefiller._pushed(order(NextLoads()))
     assert isinstance(answer, Refused)

@@ -13,7 +13,7 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.lease import LeaseOpened
 from kvd.worker.orders import PushEnd, PushStep
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, PREFILL_HERE, Request
 from tests.support.rigs.bench import Script, facts, prompt
 
@@ -45,7 +45,7 @@ class Prefiller:
     def __init__(self, groups: Sequence[GroupFacts] = LLAMA, mode: str = "push", **settings: Any) -> None:
         self.script = Script()
         self.half = SchedulerHalf(
-            Settings(mode=mode, **settings),  # type: ignore[arg-type]
+            ConnectorSettings(mode=mode, **settings),  # type: ignore[arg-type]
             facts("p", len(groups)),
             groups,
             "recompute",

@@ -11,7 +11,7 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.params import read_remote_prefill
 from kvd.worker.errors import BadSettings
 from kvd.worker.orders import SumOrder, SumOrders
-from kvd.worker.settings import Settings, read_settings
+from kvd.worker.settings import ConnectorSettings, read_settings
 from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Engine, from_prefiller
 from tests.kvd.vllm.scheduler.test_pushes import BlockState, Output
 from tests.support.rigs.bench import prefill
@@ -20,14 +20,14 @@ NOTHING = SumOrders()
 
 
 def test_one_in_n_is_the_same_request_every_time() -> None:
-    settings = Settings(kv_checksum=4)
+    settings = ConnectorSettings(kv_checksum=4)
     names = [f"cmpl-{number}" for number in range(4000)]
     chosen = [name for name in names if settings.samples(name)]
     assert 800 < len(chosen) < 1200
     assert [name for name in names if settings.samples(name)] == chosen
-    assert all(Settings(kv_checksum="all").samples(name) for name in names)
-    assert all(Settings(kv_checksum=1).samples(name) for name in names)
-    assert not any(Settings().samples(name) for name in names)
+    assert all(ConnectorSettings(kv_checksum="all").samples(name) for name in names)
+    assert all(ConnectorSettings(kv_checksum=1).samples(name) for name in names)
+    assert not any(ConnectorSettings().samples(name) for name in names)
 
 
 @pytest.mark.parametrize("given", ["off", "all", 1, 1000])

@@ -17,7 +17,7 @@ from kvd.vllm.scheduler.served import Served
 from kvd.wire.reply import Ok
 from kvd.wire.served import MOST_COUNTS, ReportServed, ServedCount
 from kvd.worker.orders import StepOutcomes
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import (
     HYBRID,
     LLAMA,
@@ -36,7 +36,7 @@ class Placed(Engine):
     def __init__(self, role: Any, groups: Sequence[GroupFacts] = LLAMA, **settings: Any) -> None:
         self.script = Script()
         mine = msgspec.structs.replace(facts("e", len(groups)), role=role)
-        self.half = SchedulerHalf(Settings(**settings), mine, groups, "recompute", self.script.open)
+        self.half = SchedulerHalf(ConnectorSettings(**settings), mine, groups, "recompute", self.script.open)
         self.script.push(PEER)
 
 

@@ -20,7 +20,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.worker.orders import PutOut, StepOrders, plain
+from kvd.worker.orders import StageOrder, StepOrders, plain
 from kvd.worker.staging import Stager, stager
 from kvd.worker.stream_event import no_event
 from tests.kvd.topology.test_oracle import cases
@@ -71,7 +71,7 @@ def test_every_byte_that_any_peer_reads_is_put_out(
     plan = plan_worker(local.workers[rank], local.workers, remote.workers)
     for position, rows in compile_plan(plan, request.local, request.remote, tokens=request.tokens).items():
         home, source = Recorded(), remote.workers[position]
-        Stager(home, source, no_event).put_out([PutOut("r", plain(request.remote), request.tokens)])
+        Stager(home, source, no_event).stage([StageOrder("r", plain(request.remote), request.tokens)])
         there, read = covered(source, home.rows), covered(source, [rows])
         assert all((mask | ~needed).all() for mask, needed in zip(there, read, strict=True))
 
@@ -84,7 +84,7 @@ def test_a_hand_over_by_way_of_mirrors_gives_the_bytes_of_a_pull() -> None:
     oracle.fill(theirs[0], REQUEST.remote)
     made = stager(homes[0], p.workers[0], no_event)
     assert made is not None
-    made.put_out([PutOut("r", plain(REQUEST.remote), REQUEST.tokens)])
+    made.stage([StageOrder("r", plain(REQUEST.remote), REQUEST.tokens)])
     for region in theirs[0].regions:
         region[:] = 0  # only the mirror has it now
 
@@ -113,7 +113,7 @@ def test_nothing_is_put_out_before_the_device_has_computed_it() -> None:
         looks.append(len(looks))
         return len(looks) > 3
 
-    Stager(home, dense("p").workers[0], lambda: computed).put_out([PutOut("r", plain(REQUEST.remote), 40)])
+    Stager(home, dense("p").workers[0], lambda: computed).stage([StageOrder("r", plain(REQUEST.remote), 40)])
     assert len(looks) == 4
     assert len(home.rows) == 1
 
@@ -132,13 +132,15 @@ class Scheduler:
         self.engine = Engine("p", groups, backend="staged", **more)
         self.request = self.engine.arrive(dict(PREFILL_HERE))
 
-    def step(self, tokens: int, *table: list[int], preempted: AbstractSet[str] = frozenset()) -> list[PutOut]:
+    def step(
+        self, tokens: int, *table: list[int], preempted: AbstractSet[str] = frozenset()
+    ) -> list[StageOrder]:
         if preempted:
             self.request.num_computed_tokens = 0
         scheduled = {"r": tokens} if tokens else {}
         orders = self.engine.half.step_orders(Output(scheduled, preempted, BlockState({"r": table})))
         self.request.num_computed_tokens += tokens
-        return orders.put_outs
+        return orders.stage
 
     def finish(self, *table: list[int]) -> bool:
         kept, params = self.engine.half.finished(self.request, table, completed=True)
@@ -149,7 +151,7 @@ class Scheduler:
 def test_a_prompt_is_put_out_with_the_step_that_ends_it_and_offered_then() -> None:
     p = Scheduler()
     assert p.step(4, [5]) == []
-    assert p.step(6, [5, 6, 7]) == [PutOut("r", {0: (0, (5, 6, 7))}, 10)]
+    assert p.step(6, [5, 6, 7]) == [StageOrder("r", {0: (0, (5, 6, 7))}, 10)]
     assert p.step(1, [5, 6, 7]) == [], "tokens that are generated are not handed over"
     assert p.finish([5, 6, 7])
 
@@ -157,20 +159,20 @@ def test_a_prompt_is_put_out_with_the_step_that_ends_it_and_offered_then() -> No
 def test_a_prompt_that_was_cached_but_for_its_end_is_put_out_whole() -> None:
     p = Scheduler()
     p.request.num_computed_tokens = 9
-    assert p.step(1, [5, 6, 7]) == [PutOut("r", {0: (0, (5, 6, 7))}, 10)]
+    assert p.step(1, [5, 6, 7]) == [StageOrder("r", {0: (0, (5, 6, 7))}, 10)]
 
 
 def test_a_preempted_prompt_is_put_out_again_from_its_new_blocks() -> None:
     p = Scheduler()
     p.step(10, [5, 6, 7])
     assert p.step(0, preempted={"r"}) == []
-    assert p.step(10, [1, 2, 3]) == [PutOut("r", {0: (0, (1, 2, 3))}, 10)]
+    assert p.step(10, [1, 2, 3]) == [StageOrder("r", {0: (0, (1, 2, 3))}, 10)]
     assert p.finish([1, 2, 3])
 
 
 def test_a_state_is_put_out_from_the_block_it_is_in() -> None:
     p = Scheduler(HYBRID)
-    assert p.step(9, [0, 4], [5, 6]) == [PutOut("r", {0: (0, (4,)), 1: (0, (5, 6))}, 9)]
+    assert p.step(9, [0, 4], [5, 6]) == [StageOrder("r", {0: (0, (4,)), 1: (0, (5, 6))}, 9)]
     assert p.finish([0, 4], [5, 6])
 
 
@@ -216,7 +218,7 @@ def test_engines_that_are_read_themselves_put_nothing_out() -> None:
     request = engine.arrive(dict(PREFILL_HERE))
     assert isinstance(request, Request)
     output = Output({"r": 10}, frozenset(), BlockState({"r": ([5, 6, 7],)}))
-    assert engine.half.step_orders(output).put_outs == []
+    assert engine.half.step_orders(output).stage == []
 
 
 # --- pushes ---
@@ -259,7 +261,7 @@ def test_layers_are_put_out_chunk_by_chunk_before_the_decoder_hears_of_them(rig:
     whole = covered(rig.p.workers[0], home.rows)
     assert sum(rows.nbytes for rows in home.rows) == first * 3 // 2, "no block goes twice"
     alone = Recorded()
-    Stager(alone, rig.p.workers[0], no_event).put_out([PutOut("r", plain(REQUEST.remote), 40)])
+    Stager(alone, rig.p.workers[0], no_event).stage([StageOrder("r", plain(REQUEST.remote), 40)])
     right = covered(rig.p.workers[0], alone.rows)
     assert all((found == wanted).all() for found, wanted in zip(whole, right, strict=True))
 

@@ -26,7 +26,7 @@ from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from kvd.worker.checksums import summing
 from kvd.worker.checksums.summing import Summing
 from kvd.worker.orders import LoadOrder, PushEnd, PushStep, StepOrders, SumOrder, SumOrders
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import Results, WorkerHalf
 from tests.support.daemons import Daemon, daemons, scheduler, session, wait_for
 from tests.support.rigs.bench import cache_config, eventually, facts, full, groups_of, order, place, prefill
@@ -57,7 +57,7 @@ def worker(kvd: Daemon, name: str, mode: Mode) -> Iterator[Side]:
         return sessions[0]
 
     half = WorkerHalf(
-        Settings(backend="memory", mode=mode, probe=False),
+        ConnectorSettings(backend="memory", mode=mode, probe=False),
         facts(name, len(groups)),
         worker_geometry(tensors, config, groups, place()),
         sibling_geometries(tensors, config, groups, place()),

@@ -18,7 +18,7 @@ from kvd.vllm.memory.groups import GroupFacts, keeps_prefix
 from kvd.wire.handshake import PeerGone
 from kvd.wire.lease import LeaseRelease
 from kvd.worker.orders import Fault, LoadOrder, StepOutcomes
-from kvd.worker.settings import Settings
+from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import Engine, from_prefiller
 from tests.support.rigs.bench import (
     SlidingWindowSpec,
@@ -35,7 +35,7 @@ from tests.support.rigs.pull import BLOCKS, Rig
 WINDOWED = (GroupFacts("sliding_window", 4, window=8), GroupFacts("full", 4))
 
 
-A_PIECE_FOR_EACH_BLOCK = Settings(backend="memory", piece_bytes=1, probe=False)
+A_PIECE_FOR_EACH_BLOCK = ConnectorSettings(backend="memory", piece_bytes=1, probe=False)
 
 
 @pytest.fixture
