@@ -61,4 +61,4 @@ nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000
 
 completions:  ## write completions/ anew from the command line itself
 	@.ci/setup base
-	@$(BIN)/python -m kvctl.completion completions
+	@$(BIN)/python -m kvctl.cli.completion completions

@@ -50,7 +50,7 @@ from kvctl.bench.cases import FRAGMENTATIONS, Request, blocks_needed, requests
 from kvctl.bench.memory import Memory, anonymous, place, with_blocks
 from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
-from kvctl.sources import planned
+from kvctl.engines.sources import planned
 from kvd.backends.contract import Home, Lane, State, Transfer, takes_picks, traits_of
 from kvd.backends.direct.host.memory import memfd
 from kvd.backends.nixl.library import load

@@ -40,7 +40,7 @@ import zmq
 
 from kvctl.bench.handshake import CASES, METADATA_BYTES, Waits, measure, processor_seconds
 from kvctl.bench.handshake_run import quantiles
-from kvctl.sources import planned
+from kvctl.engines.sources import planned
 
 LAYERS = 32
 HASH = "0" * 64

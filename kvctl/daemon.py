@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
-from kvctl.settings import Settings
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
 from kvd.wire.event import Event

@@ -10,9 +10,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from kvctl import errors
-from kvctl.loading import CONTEXT_SETTINGS, LazyGroup, quick
-from kvctl.options import with_given
-from kvctl.settings import Given, resolve
+from kvctl.cli.loading import CONTEXT_SETTINGS, LazyGroup, quick
+from kvctl.cli.options import with_given
+from kvctl.cli.settings import Given, resolve
 
 EPILOG = "\n".join(
     (
@@ -32,7 +32,7 @@ def root(
 ) -> None:
     """See and steer the KV cache transfers between vLLM engines."""
     if version:
-        from kvctl.own_version import kvctl_version
+        from kvctl.cli.own_version import kvctl_version
 
         typer.echo(f"kvctl {kvctl_version()}")
         raise typer.Exit
@@ -98,7 +98,7 @@ def _invoke(arguments: list[str]) -> int:
 
 def _tell(error: errors.KvctlError, arguments: list[str]) -> None:
     if _output_format(arguments) in ("json", "jsonl"):
-        from kvctl.documents.error import error_text
+        from kvctl.views.error import error_text
 
         text = error_text(error)
     else:

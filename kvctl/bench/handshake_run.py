@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvctl.bench.handshake import CASES, Case, Waits, measure
 from kvctl.bench.run import failed, progress, workplace
+from kvctl.cli.settings import Settings
 from kvctl.demo.errors import DaemonStartFailed, WorkerFailed
-from kvctl.documents.benchmark import Quantiles
-from kvctl.documents.document import moment
-from kvctl.documents.handshake import HandshakeBenchmark, HandshakeMeasurement
 from kvctl.errors import CheckFailed
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.benchmark import Quantiles
+from kvctl.views.handshake import HandshakeBenchmark, HandshakeMeasurement
+from kvctl.views.output import show
+from kvctl.views.registry import moment
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry

@@ -15,8 +15,8 @@ from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import Backend, Pair, Scene, pair
 from kvctl.bench.remote import Target
 from kvctl.bench.transport import has_rdma, is_slow
-from kvctl.documents.benchmark import Ceiling, Measurement, Quantiles, Warned
-from kvctl.render.numbers import rate
+from kvctl.cli.numbers import rate
+from kvctl.views.benchmark import Ceiling, Measurement, Quantiles, Warned
 from kvd.backends.contract import Operation
 
 LARGE = 64 << 20

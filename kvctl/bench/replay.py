@@ -13,7 +13,7 @@ from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import Backend, Pair, pair
 from kvctl.bench.recorded import Stream, batches
 from kvctl.bench.remote import Target
-from kvctl.documents.replay import RecordedFigures, Variant
+from kvctl.views.replay import RecordedFigures, Variant
 from kvd.backends.contract import Operation
 from kvd.trace.model import Transfer
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvctl import trace_files
 from kvctl.bench.measure import Difference
 from kvctl.bench.pair import Backend
 from kvctl.bench.recorded import Recorded, recorded
@@ -24,13 +23,14 @@ from kvctl.bench.run import (
     workplace,
     write_report,
 )
+from kvctl.cli.numbers import size, span
+from kvctl.cli.settings import Settings
 from kvctl.demo.errors import WorkerFailed
-from kvctl.documents.document import moment
-from kvctl.documents.replay import LeftOut, Replay, Variant
 from kvctl.errors import CheckFailed
-from kvctl.render.numbers import size, span
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.ledger import trace_files
+from kvctl.views.output import show
+from kvctl.views.registry import moment
+from kvctl.views.replay import LeftOut, Replay, Variant
 from kvd.trace.errors import TraceError
 from kvd.trace.model import Trace
 from kvd.trace.read import read_trace

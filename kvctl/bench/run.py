@@ -16,13 +16,13 @@ from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
 from kvctl.bench.pair import Backend
 from kvctl.bench.remote import Target
 from kvctl.bench.sizing import Sized, sized
+from kvctl.cli.settings import Settings
 from kvctl.demo.errors import WorkerFailed
 from kvctl.demo.interruption import held, one_interruption, unwinding
-from kvctl.documents.benchmark import Benchmark, Measurement, Warned
-from kvctl.documents.document import moment
 from kvctl.errors import CheckFailed, UsageError
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.benchmark import Benchmark, Measurement, Warned
+from kvctl.views.output import show
+from kvctl.views.registry import moment
 from kvd.backends.contract import Operation
 from kvd.backends.registry import available
 from kvd.geometry.model import EngineGeometry

@@ -21,11 +21,11 @@ import zmq.auth.thread
 from kvctl.bench import process as processes
 from kvctl.bench.memory import size_of
 from kvctl.bench.remote import MESSAGE_BYTES, PROTOCOL
+from kvctl.cli.numbers import size
 from kvctl.demo.errors import WorkerFailed
 from kvctl.demo.interruption import held
 from kvctl.demo.worker_process import WorkerProcess
 from kvctl.errors import RefusedError, UsageError
-from kvctl.render.numbers import size
 from kvd.geometry.codec import worker_from_plain
 from kvd.wire.keys import KeyPair, is_loopback
 

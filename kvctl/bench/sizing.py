@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kvctl.bench.cases import blocks_needed, whole_tokens
 from kvctl.bench.memory import size_of
 from kvctl.bench.pair import Scene, scene
+from kvctl.cli.numbers import size
 from kvctl.errors import CheckFailed
-from kvctl.render.numbers import size
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.compat import compare
 

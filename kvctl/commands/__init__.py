@@ -84,7 +84,7 @@ COMMANDS = (
         "Recorded transfers moved again, beside their record and in other ways.",
     ),
     Row("serve", "kvctl.commands.serve:serve", "The other side of a benchmark or replay between two hosts."),
-    Row("demo", "kvctl.demo.command:demo", "Two small engines, a kvd between them, and a transfer."),
+    Row("demo", "kvctl.commands.demo:demo", "Two small engines, a kvd between them, and a transfer."),
     Row("schema", "kvctl.commands.schema:schema", "The JSON Schema of a document that kvctl prints."),
     Row("completion", "kvctl.commands.completion:completion", "A completion script for bash, zsh or fish."),
     Row("version", "kvctl.commands.version:version", "The versions of kvctl, of the wire and of kvd."),

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.errors import UsageError
-from kvctl.pair_options import (
+from kvctl.cli.parsing import chosen_devices, count, counts, cuda_devices, some_of
+from kvctl.cli.settings import Settings
+from kvctl.engines.pair_options import (
     Backends,
     KeyFile,
     Local,
@@ -20,9 +21,8 @@ from kvctl.pair_options import (
     To,
     planned_pair,
 )
-from kvctl.parsing import chosen_devices, count, counts, cuda_devices, some_of
-from kvctl.settings import Settings
-from kvctl.sources import load, planned
+from kvctl.engines.sources import load, planned
+from kvctl.errors import UsageError
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kvctl.completion import SHELLS, script
-from kvctl.parsing import one_of
+from kvctl.cli.completion import SHELLS, script
+from kvctl.cli.parsing import one_of
 
 
 def completion(

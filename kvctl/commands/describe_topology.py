@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.documents.topology import Pair, Topology, pair_document
+from kvctl.cli.options import DrawnSettings, Watch
+from kvctl.cli.parsing import bandwidth, count
+from kvctl.engines.live_pairs import suggested
+from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
+from kvctl.engines.sources import EngineId, load, ready_row, source
 from kvctl.errors import UsageError
-from kvctl.live_pairs import suggested
-from kvctl.options import DrawnSettings, Watch
-from kvctl.pair_options import Local, Model, Remote, planned_pair
-from kvctl.parsing import bandwidth, count
-from kvctl.sources import EngineId, load, ready_row, source
-from kvctl.watch import show_repeatedly
+from kvctl.views.topology.document import Pair, Topology, pair_document
+from kvctl.views.watch import show_repeatedly
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.describe import describe
 
 if TYPE_CHECKING:
-    from kvctl.settings import Settings
+    from kvctl.cli.settings import Settings
     from kvd.wire.query import EngineRow
 
 Pairs = list[tuple[EngineGeometry, EngineGeometry]]
@@ -66,7 +66,7 @@ def describe_topology(
         pair = pair_document(describe(a, b, tokens=tokens), link)
         if not live:
             return pair
-        from kvctl.measured_paths import with_measured
+        from kvctl.ledger.measured_paths import with_measured
 
         return with_measured(settings, pair, a, b)
 
@@ -101,7 +101,7 @@ def _both(engines: tuple[EngineGeometry, ...]) -> tuple[EngineGeometry, EngineGe
 def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     """The pairs that roles and models suggest, of all engines or of one; why there are none is told on stderr."""
     from kvctl import daemon
-    from kvctl.engine_cards import engine_geometry
+    from kvctl.engines.cards import engine_geometry
     from kvd.wire import query
 
     rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from kvctl.documents.diff import diff_document
-from kvctl.render.output import show
-from kvctl.settings import Settings
-from kvctl.sources import load
+from kvctl.cli.settings import Settings
+from kvctl.engines.sources import load
+from kvctl.views.diff import diff_document
+from kvctl.views.output import show
 from kvd.topology.compat import compare
 from kvd.topology.describe import summarize_engine
 

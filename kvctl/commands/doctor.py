@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kvctl.documents.doctor import Check, doctor_document
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.cli.settings import Settings
+from kvctl.views.doctor import Check, doctor_document
+from kvctl.views.output import show
 
 
 def doctor(
@@ -24,13 +24,13 @@ def doctor(
     transfer engine that is installed move some bytes between two processes. A warning is something worth doing. Exit
     code 1 where a check failed: transfers do not work then.
     """
-    from kvctl.doctor.of_host import host_checks
-    from kvctl.doctor.of_kvd import kvd_checks
+    from kvctl.doctor.host_checks import host_checks
+    from kvctl.doctor.kvd_checks import kvd_checks
 
     checks, workers = kvd_checks(settings)
     if workers is not None:
-        from kvctl.doctor.of_requests import request_checks
-        from kvctl.doctor.of_transfers import transfer_checks
+        from kvctl.doctor.request_checks import request_checks
+        from kvctl.doctor.transfer_checks import transfer_checks
 
         checks += transfer_checks(settings)
         checks += request_checks(settings)
@@ -40,7 +40,7 @@ def doctor(
         )
     checks += host_checks(workers or ())
     if not quick:
-        from kvctl.doctor.of_backends import backend_checks
+        from kvctl.doctor.backend_checks import backend_checks
 
         checks += backend_checks()
     document = doctor_document(checks)

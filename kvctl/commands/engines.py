@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.documents.engines import Engines, engine_document
-from kvctl.options import Watch
-from kvctl.parsing import one_of
-from kvctl.settings import Settings
-from kvctl.watch import show_repeatedly
+from kvctl.cli.options import Watch
+from kvctl.cli.parsing import one_of
+from kvctl.cli.settings import Settings
+from kvctl.views.engines import Engines, engine_document
+from kvctl.views.watch import show_repeatedly
 from kvd.wire import query
 from kvd.wire.served import GetServed, Served
 

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.documents.event import event_document
+from kvctl.cli.parsing import count
+from kvctl.cli.settings import Settings
 from kvctl.errors import DaemonUnreachable, PeerUnreachable
-from kvctl.parsing import count
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.event import event_document
+from kvctl.views.output import show
 from kvd.wire import query
 
 

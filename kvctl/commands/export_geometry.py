@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from kvctl.documents.document import wrapped
-from kvctl.documents.geometry import geometry_document
-from kvctl.render.output import plain_text
-from kvctl.settings import Settings
-from kvctl.sources import load
+from kvctl.cli.settings import Settings
+from kvctl.engines.sources import load
+from kvctl.views.geometry import geometry_document
+from kvctl.views.output import plain_text
+from kvctl.views.registry import wrapped
 
 
 def export_geometry(

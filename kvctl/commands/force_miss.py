@@ -12,16 +12,16 @@ from typing import Annotated, cast, get_args
 import typer
 
 from kvctl import daemon
-from kvctl.documents.forced_miss import (
+from kvctl.cli.parsing import count, one_of, seconds
+from kvctl.cli.settings import Settings
+from kvctl.errors import CheckFailed, DaemonUnreachable, PeerUnreachable, UsageError
+from kvctl.views.forced_miss import (
     ClearedOrders,
     ForcedMiss,
     forced_document,
     planned_document,
 )
-from kvctl.errors import CheckFailed, DaemonUnreachable, PeerUnreachable, UsageError
-from kvctl.parsing import count, one_of, seconds
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.output import show
 from kvd.wire import query
 from kvd.wire.identity import RankId
 from kvd.wire.order import (

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from kvctl.cli.parsing import count
+from kvctl.cli.settings import Settings
+from kvctl.engines.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
 from kvctl.errors import UsageError
-from kvctl.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
-from kvctl.parsing import count
-from kvctl.settings import Settings
 
 
 def share(text: str | float) -> float:

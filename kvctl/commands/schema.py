@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from kvctl.documents.document import json_schema, kind_names
-from kvctl.documents.kinds import kinds_document
+from kvctl.cli.parsing import near_misses
+from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
-from kvctl.parsing import near_misses
-from kvctl.render.output import plain_text, show
-from kvctl.settings import Settings
+from kvctl.views.kinds import kinds_document
+from kvctl.views.output import plain_text, show
+from kvctl.views.registry import json_schema, kind_names
 
 
 def schema(

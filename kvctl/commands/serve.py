@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from kvctl.pair_options import KeyFile
-from kvctl.parsing import chosen_devices, cuda_devices, size
-from kvctl.settings import Settings
+from kvctl.cli.parsing import chosen_devices, cuda_devices, size
+from kvctl.cli.settings import Settings
+from kvctl.engines.pair_options import KeyFile
 
 
 def serve(

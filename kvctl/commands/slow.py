@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from kvctl.documents.slow import Slow, slow_document
-from kvctl.ledger_rows import rows
-from kvctl.options import Watch
-from kvctl.settings import Settings
-from kvctl.transfer_options import Backend, Engine, From, Peer, Since, last_option, question
-from kvctl.watch import show_repeatedly
+from kvctl.cli.options import Watch
+from kvctl.cli.settings import Settings
+from kvctl.ledger.options import Backend, Engine, From, Peer, Since, last_option, question
+from kvctl.ledger.rows import rows
+from kvctl.views.slow import Slow, slow_document
+from kvctl.views.watch import show_repeatedly
 
 LAST = 10_000
 

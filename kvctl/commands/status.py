@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvctl import daemon
-from kvctl.documents.status import Status, status_document
-from kvctl.options import Watch
-from kvctl.settings import Settings
-from kvctl.watch import show_repeatedly
+from kvctl.cli.options import Watch
+from kvctl.cli.settings import Settings
+from kvctl.views.status import Status, status_document
+from kvctl.views.watch import show_repeatedly
 from kvd.wire import query
 
 

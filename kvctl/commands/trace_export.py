@@ -11,9 +11,9 @@ from typing import Annotated, BinaryIO
 import msgspec
 import typer
 
+from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
-from kvctl.settings import Settings
-from kvctl.transfer_options import (
+from kvctl.ledger.options import (
     Backend,
     Engine,
     Peer,
@@ -50,7 +50,7 @@ def export(  # noqa: PLR0913 (options)
 
     JSON lines, see docs/trace.md. Causes of misses are left out: their texts may name hosts.
     """
-    from kvctl.exporting import export_trace, gather
+    from kvctl.ledger.exporting import export_trace, gather
 
     if file == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
@@ -76,7 +76,7 @@ def export(  # noqa: PLR0913 (options)
 
 @contextlib.contextmanager
 def _destination(file: str) -> Iterator[BinaryIO]:
-    from kvctl.trace_files import failed
+    from kvctl.ledger.trace_files import failed
     from kvd.trace.errors import TraceError
     from kvd.trace.streams import writing
 

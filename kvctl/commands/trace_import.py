@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from kvctl.cli.settings import Settings
 from kvctl.errors import RefusedError
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.output import show
 
 
 def import_trace(
@@ -26,8 +26,8 @@ def import_trace(
     Other commands then take the name: kvctl trace show NAME, kvctl transfers --from NAME. Traces stand in
     $KVCTL_TRACES, else in ~/.local/share/kvctl/traces. A trace that cannot be used is not taken: exit code 1.
     """
-    from kvctl import trace_files
-    from kvctl.documents.trace import trace_document
+    from kvctl.ledger import trace_files
+    from kvctl.views.trace import trace_document
     from kvd.trace.errors import TraceError
     from kvd.trace.read import read_trace
     from kvd.trace.streams import writing

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.cli.settings import Settings
+from kvctl.views.output import show
 
 
 def show_trace(
@@ -21,8 +21,8 @@ def show_trace(
 
     All of it is read and checked: a trace that cannot be used is told with the line that is wrong, exit code 1.
     """
-    from kvctl import trace_files
-    from kvctl.documents.trace import trace_document, traces_document
+    from kvctl.ledger import trace_files
+    from kvctl.views.trace import trace_document, traces_document
     from kvd.trace.errors import TraceError
     from kvd.trace.read import open_trace
 

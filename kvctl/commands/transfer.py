@@ -7,12 +7,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kvctl.documents.whole_transfer import whole_transfer
+from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
-from kvctl.ledger_rows import rows
-from kvctl.render.output import show
-from kvctl.settings import Settings
-from kvctl.transfer_options import From
+from kvctl.ledger.options import From
+from kvctl.ledger.rows import rows
+from kvctl.views.output import show
+from kvctl.views.transfers.whole import whole_transfer
 from kvd.wire.transfer import ListTransfers
 
 MOST_WORKERS = 4096

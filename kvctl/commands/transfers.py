@@ -7,13 +7,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from kvctl.documents.transfer_groups import GROUPINGS, TransferGroups, grouped
-from kvctl.documents.transfers import Transfers, transfer_document
-from kvctl.ledger_rows import rows
-from kvctl.options import Watch
-from kvctl.parsing import one_of
-from kvctl.settings import Settings
-from kvctl.transfer_options import (
+from kvctl.cli.options import Watch
+from kvctl.cli.parsing import one_of
+from kvctl.cli.settings import Settings
+from kvctl.ledger.options import (
     Backend,
     Code,
     Engine,
@@ -26,7 +23,10 @@ from kvctl.transfer_options import (
     last_option,
     question,
 )
-from kvctl.watch import show_repeatedly
+from kvctl.ledger.rows import rows
+from kvctl.views.transfers.document import Transfers, transfer_document
+from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
+from kvctl.views.watch import show_repeatedly
 
 SORTS = ("newest", "slowest", "largest")
 LAST, LAST_GROUPED = 20, 10_000

@@ -8,13 +8,13 @@ from typing import Annotated, cast
 import typer
 
 from kvctl import daemon
-from kvctl.completions_api import base_url, served_model
-from kvctl.documents.verification import Verification
+from kvctl.cli.parsing import count, parse_choice
+from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
-from kvctl.parsing import count, parse_choice
-from kvctl.render.output import show
-from kvctl.settings import Settings
-from kvctl.verifying import Place, is_wrong, prompt_of, verified
+from kvctl.verify.endpoint import base_url, served_model
+from kvctl.verify.runs import Place, is_wrong, prompt_of, verified
+from kvctl.views.output import show
+from kvctl.views.verification import Verification
 from kvd.wire import query
 from kvd.wire.order import When
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.own_version import kvctl_version
-from kvctl.settings import Settings
+from kvctl.cli.own_version import kvctl_version
+from kvctl.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from kvctl.documents.version import Daemon
+    from kvctl.views.version import Daemon
 
 
 def version(
@@ -23,8 +23,8 @@ def version(
 
     A kvd that does not answer is no error here.
     """
-    from kvctl.documents.version import Version
-    from kvctl.render.output import show
+    from kvctl.views.output import show
+    from kvctl.views.version import Version
     from kvd.wire.frame import WIRE_VERSION
 
     body = Version(
@@ -38,8 +38,8 @@ def version(
 
 def _daemon(settings: Settings) -> Daemon | None:
     from kvctl import daemon
-    from kvctl.documents import version as documents
     from kvctl.errors import DaemonUnreachable, NotPermitted
+    from kvctl.views import version as documents
     from kvd.wire import query
 
     try:

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.documents.workers import Workers, worker_document
-from kvctl.options import Watch
-from kvctl.settings import Settings
-from kvctl.watch import show_repeatedly
+from kvctl.cli.options import Watch
+from kvctl.cli.settings import Settings
+from kvctl.views.watch import show_repeatedly
+from kvctl.views.workers import Workers, worker_document
 from kvd.wire import query
 
 

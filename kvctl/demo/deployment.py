@@ -24,8 +24,8 @@ from kvctl.demo import tied
 from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
 from kvctl.demo.errors import DaemonStartFailed
 from kvctl.demo.interruption import held, unwinding
-from kvctl.documents.demo import Mode
 from kvctl.errors import UsageError
+from kvctl.views.demo import Mode
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message

@@ -18,7 +18,7 @@ from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import prompt
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
-from kvctl.documents.demo import Mode
+from kvctl.views.demo import Mode
 
 MODEL = "qwen3.5-gdn"
 PROMPTS = (300, 1000, 120, 700, 1300, 500)

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from kvctl.cli.settings import Settings
 from kvctl.demo.engines import real
 from kvctl.demo.errors import DaemonStartFailed, EngineError, WorkerFailed
 from kvctl.demo.interruption import held, interrupted, one_interruption, unwinding
 from kvctl.demo.running import Running, send_requests, summarize
 from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
-from kvctl.documents.demo import Demo, Mode
 from kvctl.errors import CheckFailed, UsageError
-from kvctl.render.output import show
-from kvctl.settings import Settings
+from kvctl.views.demo import Demo, Mode
+from kvctl.views.output import show
 from kvd.client.errors import ClientError
 
 ENDING = "demo: ending all that was started ..."

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from kvctl.demo.deployment import Kvd
 from kvctl.demo.errors import EngineError, WorkerFailed
 from kvctl.demo.screen import Board
-from kvctl.documents.demo import Demo, DemoRequest, Mode
-from kvctl.documents.topology import Topology, pair_document
-from kvctl.engine_cards import engine_geometry
+from kvctl.engines.cards import engine_geometry
+from kvctl.views.demo import Demo, DemoRequest, Mode
+from kvctl.views.topology.document import Topology, pair_document
 from kvd.topology.describe import describe
 from kvd.wire.query import Engines, GetStatus, ListEngines, Status
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvctl.cli.numbers import span
+from kvctl.cli.settings import ColorMode
 from kvctl.demo.interruption import interrupted
-from kvctl.render.numbers import span
-from kvctl.settings import ColorMode
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.benchmark import Benchmark, Measurement
-from kvctl.render.bars import Bar, bars_text, page
-from kvctl.render.numbers import rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.bars import Bar, bars_text, page
+from kvctl.views.benchmark import Benchmark, Measurement
+from kvctl.views.table import column_table
 
 SHORT = {"memcpy": "MEMCPY", "large": "LARGE", "tcp": "TCP"}
 

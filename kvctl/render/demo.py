@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.demo import Demo, DemoRequest
-from kvctl.render.numbers import rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import rate, size, span
 from kvctl.render.topology import topology_screen
+from kvctl.views.demo import Demo, DemoRequest
+from kvctl.views.table import column_table
 
 NUMBERS = "PROMPT REMOTE NEW BYTES HANDSHAKE TRANSFER RATE COPIES"
 

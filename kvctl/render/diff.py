@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.diff import Diff, DiffFactor
-from kvctl.render.flows import shape
-from kvctl.render.table import column_table
+from kvctl.views.diff import Diff, DiffFactor
+from kvctl.views.table import column_table
+from kvctl.views.topology.flows import shape
 
 
 def diff_screen(body: Diff, wide: bool) -> RenderableType:

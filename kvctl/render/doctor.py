@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.doctor import Check, Doctor
-from kvctl.render.table import column_table
+from kvctl.views.doctor import Check, Doctor
+from kvctl.views.table import column_table
 
 STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvctl.documents.engines import Engine, Engines
-from kvctl.render.numbers import age
-from kvctl.render.table import column_table, state
+from kvctl.cli.numbers import age
+from kvctl.views.engines import Engine, Engines
+from kvctl.views.table import column_table, state
 
 
 def engines_screen(body: Engines, wide: bool) -> RenderableType:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from kvctl.documents.event import Event
-from kvctl.render.numbers import clock
+from kvctl.cli.numbers import clock
+from kvctl.views.event import Event
 
 _BAD = ("gone", "down", "expired", "refused", "miss", "lost")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.forced_miss import ClearedOrders, ForcedMiss, ForcedRequest
-from kvctl.render.numbers import clock, span
-from kvctl.render.table import column_table, pairs_table, state
+from kvctl.cli.numbers import clock, span
+from kvctl.views.forced_miss import ClearedOrders, ForcedMiss, ForcedRequest
+from kvctl.views.table import column_table, pairs_table, state
 
 STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
 CHANNELS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.handshake import HandshakeBenchmark
-from kvctl.render.numbers import size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import size, span
+from kvctl.views.handshake import HandshakeBenchmark
+from kvctl.views.table import column_table
 
 
 def handshake_screen(body: HandshakeBenchmark, wide: bool) -> RenderableType:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from kvctl.documents.kinds import Kinds
-from kvctl.render.table import column_table
+from kvctl.views.kinds import Kinds
+from kvctl.views.table import column_table
 
 
 def kinds_screen(body: Kinds, wide: bool) -> RenderableType:

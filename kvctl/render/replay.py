@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.benchmark import Quantiles
-from kvctl.documents.replay import Replay, Variant
-from kvctl.render.bars import Bar, page
-from kvctl.render.numbers import rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.bars import Bar, page
+from kvctl.views.benchmark import Quantiles
+from kvctl.views.replay import Replay, Variant
+from kvctl.views.table import column_table
 
 STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
 

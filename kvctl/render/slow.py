@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.slow import Slow, SlowPair
-from kvctl.render.numbers import clock, rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import clock, rate, size, span
+from kvctl.views.slow import Slow, SlowPair
+from kvctl.views.table import column_table
 
 
 def slow_screen(body: Slow, wide: bool) -> RenderableType:

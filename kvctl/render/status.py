@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.status import Status
-from kvctl.render.numbers import age, span
-from kvctl.render.table import column_table, pairs_table, state
+from kvctl.cli.numbers import age, span
+from kvctl.views.status import Status
+from kvctl.views.table import column_table, pairs_table, state
 
 
 def status_screen(body: Status, wide: bool) -> RenderableType:

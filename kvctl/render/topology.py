@@ -8,10 +8,10 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from kvctl.documents.topology import Pair, Request, Topology
-from kvctl.render.flows import flows, partial_groups, rank_order, shape
-from kvctl.render.numbers import rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.table import column_table
+from kvctl.views.topology.document import Pair, Request, Topology
+from kvctl.views.topology.flows import flows, partial_groups, rank_order, shape
 
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.trace import Trace, TraceEngine, Traces
-from kvctl.render.numbers import clock, size, span
-from kvctl.render.table import column_table, pairs_table
+from kvctl.cli.numbers import clock, size, span
+from kvctl.views.table import column_table, pairs_table
+from kvctl.views.trace import Trace, TraceEngine, Traces
 
 
 def trace_screen(body: Trace, wide: bool) -> RenderableType:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.transfer_groups import TransferGroups
-from kvctl.render.numbers import rate, size, span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.table import column_table
+from kvctl.views.transfers.groups import TransferGroups
 
 
 def transfer_groups_screen(body: TransferGroups, wide: bool) -> RenderableType:  # noqa: ARG001 (as all screens)

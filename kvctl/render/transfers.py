@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvctl.documents.transfers import Transfer, Transfers
-from kvctl.render.numbers import clock, rate, size, span
-from kvctl.render.table import column_table, state
+from kvctl.cli.numbers import clock, rate, size, span
+from kvctl.views.table import column_table, state
+from kvctl.views.transfers.document import Transfer, Transfers
 
 
 def transfers_screen(body: Transfers, wide: bool) -> RenderableType:

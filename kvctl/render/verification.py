@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.verification import Verification, VerifiedRun
-from kvctl.render.numbers import span
-from kvctl.render.table import column_table
+from kvctl.cli.numbers import span
+from kvctl.views.table import column_table
+from kvctl.views.verification import Verification, VerifiedRun
 
 
 def verification_screen(body: Verification, wide: bool) -> RenderableType:

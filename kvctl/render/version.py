@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from kvctl.documents.version import Version
-from kvctl.render.table import pairs_table
+from kvctl.views.table import pairs_table
+from kvctl.views.version import Version
 
 
 def version_screen(body: Version, wide: bool) -> RenderableType:

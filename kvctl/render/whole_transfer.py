@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from kvctl.documents.transfers import Blocks, Transfer
-from kvctl.documents.whole_transfer import WholeTransfer
-from kvctl.render.numbers import clock, rate, size, span
-from kvctl.render.table import column_table, pairs_table, state
+from kvctl.cli.numbers import clock, rate, size, span
+from kvctl.views.table import column_table, pairs_table, state
+from kvctl.views.transfers.document import Blocks, Transfer
+from kvctl.views.transfers.whole import WholeTransfer
 
 WIDTH = 60
 """Columns of the axis."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 from rich.text import Text
 
-from kvctl.documents.workers import Workers
-from kvctl.render.numbers import age, size, span
-from kvctl.render.table import column_table, state
+from kvctl.cli.numbers import age, size, span
+from kvctl.views.table import column_table, state
+from kvctl.views.workers import Workers
 
 
 def workers_screen(body: Workers, wide: bool) -> RenderableType:

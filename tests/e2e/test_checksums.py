@@ -12,7 +12,7 @@ from kvctl.demo.deployment import Deployment, Kvd, engine_id, engines, transfer_
 from kvctl.demo.engine import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.documents.demo import Mode
+from kvctl.views.demo import Mode
 from tests.support import overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of

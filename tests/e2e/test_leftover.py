@@ -15,7 +15,7 @@ from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_confi
 from kvctl.demo.engine import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.documents.demo import Mode
+from kvctl.views.demo import Mode
 from tests.support import poisoned
 from tests.support.deployments import (
     HYBRID_BLOCK,

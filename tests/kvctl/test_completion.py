@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.cli.completion import FILES, SHELLS, script
 from kvctl.commands import COMMANDS
-from kvctl.completion import FILES, SHELLS, script
 
 FOLDER = Path(__file__).parents[2] / "completions"
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvctl.commands import COMMANDS
-from kvctl.engine_options import option_names
+from kvctl.engines.options import option_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DOCS = Path(__file__).parents[2] / "docs"
 FINDINGS = Path(__file__).parents[2] / "daemon" / "kvd" / "topology" / "findings.py"
-SLOW = Path(__file__).parents[2] / "kvctl" / "slow_findings.py"
+SLOW = Path(__file__).parents[2] / "kvctl" / "ledger" / "slow_findings.py"
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -29,7 +29,7 @@ BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 def example(run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """What stands on the screen after a command line was typed."""
     monkeypatch.setenv("COLUMNS", "110")
-    monkeypatch.setattr("kvctl.render.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
+    monkeypatch.setattr("kvctl.cli.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
 
     def typed(line: str) -> str:
         arguments = shlex.split(line)[1:]

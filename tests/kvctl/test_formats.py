@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvctl.documents.document import KINDS, json_schema
+from kvctl.views.registry import KINDS, json_schema
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from kvctl.documents.transfers import Transfers, transfer_document
 from kvctl.render.transfers import transfers_screen
+from kvctl.views.transfers.document import Transfers, transfer_document
 from kvd.wire.transfer import LedgerRow, TransferRecord
 
 RECORD = TransferRecord(

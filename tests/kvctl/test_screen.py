@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvctl.render.numbers import rate, size, span
+from kvctl.cli.numbers import rate, size, span
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -59,7 +59,7 @@ def test_watching_on_a_terminal_clears_the_screen(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvctl.watch.time.sleep", interrupt)
+    monkeypatch.setattr("kvctl.views.watch.time.sleep", interrupt)
     assert terminal(80, "engines", "--watch", "1", "--socket", daemon.directory).out.startswith(
         "\x1b[H\x1b[2J"
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvctl.cli.settings import DEFAULT_TIMEOUT, Given, Settings, resolve
 from kvctl.errors import UsageError
-from kvctl.settings import DEFAULT_TIMEOUT, Given, Settings, resolve
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from kvctl.engine_options import option_names, parse_engine_options
-from kvctl.models import INSTALLED, preset_names
-from kvctl.sources import EngineId, source
+from kvctl.engines.models import INSTALLED, preset_names
+from kvctl.engines.options import option_names, parse_engine_options
+from kvctl.engines.sources import EngineId, source
 from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
 

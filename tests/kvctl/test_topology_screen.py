@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvctl.documents.topology import EngineEnd, Factor, Finding, Group, Pair, Read, Topology
-from kvctl.render.output import text_of
-from kvctl.settings import Settings
+from kvctl.cli.settings import Settings
+from kvctl.views.output import text_of
+from kvctl.views.topology.document import EngineEnd, Factor, Finding, Group, Pair, Read, Topology
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 
-from kvctl.documents.document import json_schema
+from kvctl.views.registry import json_schema
 from kvd.trace.read import read_trace
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import GetKeptEngine, ListTransfers, Transfers

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from kvctl.documents.slow import slow_document
-from kvctl.documents.transfers import Transfer, transfer_document
 from kvctl.render.whole_transfer import placed
+from kvctl.views.slow import slow_document
+from kvctl.views.transfers.document import Transfer, transfer_document
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.kvctl.conftest import ledger_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvctl.documents.slow import SlowFinding
+    from kvctl.views.slow import SlowFinding
     from kvd.wire.frame import Message
     from tests.kvctl.conftest import FakeDaemon, Run
 
@@ -71,7 +71,7 @@ def test_a_miss_that_the_scheduler_alone_knows_is_shown_like_any_other(run: Run,
 def test_many_rows_are_asked_for_page_by_page(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvctl.ledger_rows.PAGE", 2)
+    monkeypatch.setattr("kvctl.ledger.rows.PAGE", 2)
     groups = json.loads(run("transfers", "--by", "peer", "-o", "json", "--socket", daemon.directory).out)
     asked = [m for m in daemon.asked if isinstance(m, ListTransfers)]
     assert [(m.limit, m.before) for m in asked] == [(2, 0), (2, 2)]

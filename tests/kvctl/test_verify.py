@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from kvctl import verifying
-from kvctl.documents.verification import first_difference
+from kvctl.verify import runs as verifying
+from kvctl.views.verification import first_difference
 from kvd.wire.frame import Message
 from kvd.wire.order import (
     Asker,
@@ -316,7 +316,7 @@ def test_the_first_difference(tokens: list[int], reference: list[int], found: ob
 
 
 def test_the_document_has_a_schema() -> None:
-    from kvctl.documents.document import json_schema
+    from kvctl.views.registry import json_schema
 
     assert "runs" in json_schema("Verification")["properties"]
     assert msgspec.json.encode(json_schema("VerifiedRun"))

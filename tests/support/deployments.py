@@ -12,7 +12,7 @@ from kvctl.demo.deployment import Deployment, Kvd, deploy, engine_id
 from kvctl.demo.engine import Answer, EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.documents.demo import Mode
+from kvctl.views.demo import Mode
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import Engines, GetStatus, ListEngines, Status
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers

@@ -16,7 +16,7 @@ import pytest
 from kvctl.bench.measure import Sweep, measure
 from kvctl.bench.pair import Backend
 from kvctl.bench.sizing import sized
-from kvctl.sources import planned
+from kvctl.engines.sources import planned
 from tests.kvctl.test_formats import check
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from kvctl.bench import device
 from kvctl.bench.memory import with_blocks
-from kvctl.sources import planned
+from kvctl.engines.sources import planned
 from kvd.backends.cuda import driver as cuda_driver
 
 

@@ -10,8 +10,8 @@ import pytest
 from kvctl.bench.cases import FRAGMENTATIONS, blocks_needed, requests, whole_tokens
 from kvctl.bench.memory import place, size_of, with_blocks
 from kvctl.bench.pattern import clear, fill, first_difference
-from kvctl.models import preset_names
-from kvctl.sources import planned
+from kvctl.engines.models import preset_names
+from kvctl.engines.sources import planned
 from kvd.geometry.check import check_worker
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker

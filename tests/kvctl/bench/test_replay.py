@@ -12,7 +12,7 @@ import pytest
 
 from kvctl.bench.cases import requests
 from kvctl.bench.recorded import batches, recorded
-from kvctl.sources import planned
+from kvctl.engines.sources import planned
 from kvd.trace.model import Blocks, Engine, Header, Trace, TracedEngine, Transfer
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace

@@ -18,7 +18,7 @@ import pytest
 
 from kvctl.demo.running import waves
 from kvctl.demo.simulate import PROMPTS
-from kvctl.documents.document import json_schema
+from kvctl.views.registry import json_schema
 from tests.support.daemons import wait_for
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvctl.documents.demo import Mode
+from kvctl.views.demo import Mode
 from kvd.backends.memory import open_home
 from kvd.client.session import Session
 from kvd.topology.checksum import InMemory

@@ -1,0 +1,1 @@
+"""What a command line is made of: options, settings, parsing, numbers for people, completion."""

@@ -1,0 +1,248 @@
+"""Writes the completion scripts from the command line itself: `python -m kvctl.cli.completion [FOLDER]`.
+
+The scripts are static, so that a press of Tab costs no start of Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvctl.commands import COMMANDS, Row
+from kvctl.errors import KvctlError
+
+SHELLS = ("bash", "zsh", "fish")
+FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
+"""The file that each shell looks for."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option as completion sees it: its spellings, help, whether it takes a value, and which values it knows."""
+
+    names: tuple[str, ...]
+    help: str
+    takes_value: bool
+    choices: tuple[str, ...]
+    metavar: str
+
+    @property
+    def takes_path(self) -> bool:
+        """Whether the value is a file or a directory."""
+        return self.metavar in ("FILE", "DIR", "PATH", "ADDRESS")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as completion sees it; ``arguments`` are the values its first argument may have."""
+
+    name: str
+    help: str
+    options: tuple[Option, ...]
+    arguments: tuple[str, ...] = ()
+
+
+def script(shell: str) -> str:
+    """The completion script of one of `SHELLS`."""
+    root, commands = describe()
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](root, commands)
+
+
+def describe() -> tuple[Command, tuple[Command, ...]]:
+    """The command line itself and its commands, all imported for it.
+
+    A command whose module is not installed is completed by its name alone. A group takes the options of all commands
+    below it.
+    """
+    from kvctl.cli.loading import load
+    from kvctl.main import group
+
+    def loaded(row: Row) -> Command:
+        if row.rows:
+            below = [loaded(child) for child in row.rows]
+            options = {option.names: option for command in below for option in command.options}
+            return Command(row.name, row.summary, tuple(options.values()), tuple(c.name for c in row.rows))
+        try:
+            return _command(load(row), row.name, row.summary)
+        except KvctlError:
+            return Command(row.name, row.summary, ())
+
+    return _command(group(), "kvctl", ""), tuple(loaded(row) for row in COMMANDS)
+
+
+def _command(command: Any, name: str, summary: str) -> Command:
+    options = [_option(p) for p in command.params if p.param_type_name == "option" and not p.hidden]
+    options.append(
+        Option(("-h", "--help"), "Show this message and exit.", takes_value=False, choices=(), metavar="")
+    )
+    return Command(name, summary, tuple(options), _arguments(command, name))
+
+
+def _arguments(command: Any, name: str) -> tuple[str, ...]:
+    if name == "schema":
+        from kvctl.views.registry import kind_names
+
+        return kind_names()
+    return next((_choices(p.metavar) for p in command.params if p.param_type_name == "argument"), ())
+
+
+def _option(parameter: Any) -> Option:
+    metavar = parameter.metavar or ""
+    names = (*parameter.opts, *parameter.secondary_opts)
+    return Option(
+        names, (parameter.help or "").split(" [")[0], not parameter.is_flag, _choices(metavar), metavar
+    )
+
+
+def _choices(metavar: str | None) -> tuple[str, ...]:
+    return tuple(metavar.split("|")) if metavar and "|" in metavar else ()
+
+
+def _bash(root: Command, commands: tuple[Command, ...]) -> str:
+    values = "|".join(name for option in root.options if option.takes_value for name in option.names)
+    lines = [
+        "# bash completion for kvctl; made by `make completions`, not by hand.",
+        "_kvctl() {",
+        "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= i",
+        "    # bash makes --output=json three words.",
+        "    [[ $current == = ]] && current=",
+        "    [[ $previous == = ]] && previous=${COMP_WORDS[COMP_CWORD-2]}",
+        "    for ((i = 1; i < COMP_CWORD; i++)); do",
+        "        case ${COMP_WORDS[i]} in",
+        f"            {values}) [[ ${{COMP_WORDS[i+1]}} == = ]] && ((i++)); ((i++)) ;;",
+        "            -*) ;;",
+        "            *) command=${COMP_WORDS[i]}; break ;;",
+        "        esac",
+        "    done",
+        "    case $command:$previous in",
+        *(
+            f"        {_bash_pattern(option, command.name)}) {_bash_values(option)}; return ;;"
+            for command in commands
+            for option in command.options
+            if option.takes_value and option not in root.options
+        ),
+        *(
+            f"        {_bash_pattern(option, '*')}) {_bash_values(option)}; return ;;"
+            for option in root.options
+            if option.takes_value
+        ),
+        "    esac",
+        "    local options= words=",
+        "    case $command in",
+    ]
+    for command in (root, *commands):
+        name = "''" if command is root else command.name
+        options = " ".join(
+            name for option in command.options for name in option.names if name.startswith("--")
+        )
+        words = " ".join(c.name for c in commands) if command is root else " ".join(command.arguments)
+        lines += [f"        {name})", f"            options='{options}'", f"            words='{words}' ;;"]
+    lines += [
+        "    esac",
+        "    [[ $current == -* ]] && words=$options",
+        '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+        "}",
+        "complete -F _kvctl kvctl",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _bash_pattern(option: Option, command: str) -> str:
+    return "|".join(f"{command}:{name}" for name in option.names)
+
+
+def _bash_values(option: Option) -> str:
+    if option.choices:
+        return f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
+    return 'COMPREPLY=($(compgen -f -- "$current"))' if option.takes_path else "COMPREPLY=()"
+
+
+def _zsh(root: Command, commands: tuple[Command, ...]) -> str:
+    lines = [
+        "#compdef kvctl",
+        "# zsh completion for kvctl; made by `make completions`, not by hand.",
+        "_kvctl() {",
+        "    local context state state_descr line",
+        "    typeset -A opt_args",
+        "    _arguments -C \\",
+        *(f"        {spec} \\" for option in root.options for spec in _zsh_specs(option)),
+        "        '1:command:->command' '*::argument:->argument'",
+        "    case $state in",
+        "        command)",
+        "            local -a commands",
+        "            commands=(",
+        *(f"                {_quoted(f'{c.name}:{c.help}')}" for c in commands),
+        "            )",
+        "            _describe command commands ;;",
+        "        argument)",
+        "            case $line[1] in",
+    ]
+    for command in commands:
+        specs = [spec for option in command.options for spec in _zsh_specs(option)]
+        if command.arguments:
+            specs.append(_quoted(f"1:argument:({' '.join(command.arguments)})"))
+        if not specs:
+            continue
+        lines.append(f"                {command.name}) _arguments \\")
+        lines += [f"                    {spec} \\" for spec in specs[:-1]]
+        lines.append(f"                    {specs[-1]} ;;")
+    lines += ["            esac ;;", "    esac", "}", '_kvctl "$@"']
+    return "\n".join(lines) + "\n"
+
+
+def _zsh_specs(option: Option) -> list[str]:
+    text = option.help.replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
+    exclusive = f"({' '.join(option.names)})" if len(option.names) > 1 else ""
+    if not option.takes_value:
+        value = ""
+    elif option.choices:
+        value = f":value:({' '.join(option.choices)})"
+    else:
+        value = ":path:_files" if option.takes_path else f":{option.metavar.lower()}:"
+    joined = {True: "=", False: "+"} if value else {True: "", False: ""}
+    return [
+        _quoted(f"{exclusive}{name}{joined[name.startswith('--')]}[{text}]{value}") for name in option.names
+    ]
+
+
+def _fish(root: Command, commands: tuple[Command, ...]) -> str:
+    lines = [
+        "# fish completion for kvctl; made by `make completions`, not by hand.",
+        "complete -c kvctl -f",
+        f"set -l kvctl_commands {' '.join(c.name for c in commands)}",
+    ]
+    bare = '-n "not __fish_seen_subcommand_from $kvctl_commands"'
+    lines += [f"complete -c kvctl {bare} -a {c.name} -d {_quoted(c.help)}" for c in commands]
+    lines += [f"complete -c kvctl {bare} {_fish_option(option)}" for option in root.options]
+    for command in commands:
+        inside = f'-n "__fish_seen_subcommand_from {command.name}"'
+        if command.arguments:
+            lines.append(f"complete -c kvctl {inside} -a {_quoted(' '.join(command.arguments))}")
+        lines += [f"complete -c kvctl {inside} {_fish_option(option)}" for option in command.options]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_option(option: Option) -> str:
+    parts = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
+    if option.takes_value:
+        parts.append("-r -F" if option.takes_path else "-x")
+    if option.choices:
+        parts.append(f"-a {_quoted(' '.join(option.choices))}")
+    return " ".join([*parts, f"-d {_quoted(option.help)}"])
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def write(folder: Path) -> None:
+    """Write all scripts into ``folder``, which is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for shell, name in FILES.items():
+        (folder / name).write_text(script(shell), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("completions"))

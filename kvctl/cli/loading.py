@@ -1,0 +1,125 @@
+"""The command group that imports a command only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, get_args
+
+import typer
+from typer.core import TyperGroup
+
+from kvctl.cli.options import with_settings
+from kvctl.cli.parsing import near_misses
+from kvctl.commands import COMMANDS, Row
+from kvctl.errors import KvctlError, UsageError
+
+
+class LazyGroup(TyperGroup):
+    """Lists its rows, those of `kvctl.commands`, without importing them, and loads the one that was called."""
+
+    rows: tuple[Row, ...] = COMMANDS
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the table."""
+        del ctx
+        return [row.name for row in self.rows]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, imported now; ``None`` when there is none of that name."""
+        del ctx
+        return next((load(row) for row in self.rows if row.name == cmd_name), None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` begin with. Raises `UsageError` with the near misses."""
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not args[0].startswith("-"):
+            raise UsageError(
+                f"no command {args[0]!r}; {near_misses(args[0], names)}", f"see {ctx.command_path} --help"
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands, from the table alone."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(row.name, row.summary) for row in self.rows])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The exit codes and where settings come from; the paragraphs of the epilog as they were written."""
+        del ctx
+        if not self.epilog:
+            return
+        formatter.write_paragraph()
+        formatter.write(self.epilog + "\n")
+
+
+def load(row: Row) -> Any:
+    """The click command of a row. Raises `KvctlError` when its module cannot be imported."""
+    module_name, function_name = row.target.split(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except ImportError as error:
+        raise KvctlError(
+            f"kvctl {row.name} is not available here: {error}",
+            "install kvctl with all of its packages",
+        ) from error
+    if row.rows:
+        kind = type("Group", (LazyGroup,), {"rows": row.rows})
+        app = typer.Typer(name=row.name, cls=kind, add_completion=False, rich_markup_mode=None)
+        app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(function)
+        return quick(typer.main.get_command(app), function)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    unfolded = with_settings(function)
+    app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(unfolded)
+    return quick(typer.main.get_command(app), unfolded)
+
+
+def quick(command: Any, function: Callable[..., Any]) -> Any:
+    """``command``, made of ``function``, with parameters that take their values as they are or from their ``parser``.
+
+    typer itself asks pydantic about every parameter, given or not, which takes longer than all else at the start.
+    """
+    wanted = inspect.signature(function, eval_str=True).parameters
+    for parameter in command.params:
+        kind, info = get_args(wanted[parameter.name].annotation) or (None, None)
+        parser = getattr(info, "parser", None)
+        if parser is not None or kind in TEXTS:
+            parameter.process_value = _value_of(parameter, parser)
+    made = command.get_help_option
+
+    def help_option(context: Any) -> Any:
+        option = made(context)
+        if option is not None:
+            option.process_value = _unless_asked(option.process_value)
+        return option
+
+    command.get_help_option = help_option
+    return command
+
+
+def _unless_asked(thorough: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """For a flag whose only effect is that of being given."""
+    return lambda context, value: thorough(context, value) if value else value
+
+
+TEXTS = (str, str | None, list[str] | None)
+"""Annotations whose values are what the operator typed."""
+
+
+def _value_of(parameter: Any, parser: Callable[[Any], Any] | None) -> Callable[[Any, Any], Any]:
+    thorough = parameter.process_value
+
+    def process(context: Any, value: Any) -> Any:
+        if value is None or value == ():
+            # Of a value that is missing typer knows better what to say.
+            return thorough(context, value) if parameter.required else value
+        if parser is None:
+            return value
+        return [parser(one) for one in value] if isinstance(value, list | tuple) else parser(value)
+
+    return process
+
+
+CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}

@@ -1,0 +1,33 @@
+"""How requests were served of late: whether prefill and decode are as separate as they were meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvctl import daemon
+from kvctl.cli.settings import Settings
+from kvctl.doctor.losses import Engine
+from kvctl.doctor.reasons import not_handed_over
+from kvctl.views.doctor import Check
+from kvd.wire.served import GetServed, Served
+
+LATELY_SECONDS = 60.0
+
+
+def request_checks(settings: Settings) -> Iterator[Check]:
+    """The checks; asks kvd, which asks the kvds that it is linked to."""
+    rows = daemon.ask(settings, GetServed(seconds=LATELY_SECONDS, peers=True), Served).rows
+    findings = not_handed_over(rows)
+    for finding in findings:
+        yield Check(
+            code="NOT_DISAGGREGATED", about="transfers", state="failed" if finding.failed else "warning",
+            reason=finding.reason, found=finding.found, hint=finding.hint,
+        )  # fmt: skip
+    if not findings:
+        here = [Engine(row) for row in rows if not row.endpoint.host]
+        loaded = sum(e.requests("loaded", "cached") for e in here)
+        handed = sum(e.requests("offered", "pushed") for e in here)
+        found = (
+            f"in the last {LATELY_SECONDS:g} s {handed} prefills were kept or pushed here and {loaded} loaded"
+        )
+        yield Check(code="DISAGGREGATED", about="transfers", state="ok", found=found)

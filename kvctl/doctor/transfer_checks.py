@@ -1,0 +1,85 @@
+"""The transfers of late: misses and what they name, what takes long, and pairs of engines that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvctl import daemon
+from kvctl.cli.settings import Settings
+from kvctl.engines.cards import engine_geometry
+from kvctl.engines.live_pairs import suggested
+from kvctl.errors import KvctlError
+from kvctl.views.doctor import Check
+from kvctl.views.slow import slow_document
+from kvd.topology.compat import compare
+from kvd.wire import query
+from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+
+LOOKED_AT = 1000
+"""Transfers that are asked for, the newest ones."""
+
+
+def transfer_checks(settings: Settings) -> Iterator[Check]:
+    """The checks; asks kvd."""
+    yield from _fits(settings)
+    answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), Transfers)
+    if not answer.rows:
+        yield Check(code="TRANSFERS", about="transfers", state="ok", found="none recorded yet")
+        return
+    yield from _other_prompts(answer)
+    findings = [finding for finding in slow_document(answer).findings if finding.severity == "warning"]
+    for finding in findings:
+        yield Check(
+            code=finding.code, about="transfers", state="warning", found=f"{finding.pair}: {finding.message}",
+            hint=finding.hint,
+        )  # fmt: skip
+    if not findings:
+        missed = sum(row.record.state == "miss" for row in answer.rows)
+        found = f"{missed} of the last {len(answer.rows)} missed, nothing that kvctl slow would warn of"
+        yield Check(code="LATELY", about="transfers", state="ok", found=found)
+
+
+def _other_prompts(answer: Transfers) -> Iterator[Check]:
+    """Requests that brought the params of another prompt: each was computed where it came, and is right."""
+    found: dict[tuple[str, str], list[TransferRecord]] = {}
+    for row in answer.rows:
+        if row.record.code == "PROMPT_MISMATCH":
+            found.setdefault((row.record.local_engine, row.record.remote_engine), []).append(row.record)
+    for (here, there), records in found.items():
+        requests = len({record.request_id for record in records})
+        yield Check(
+            code="PROMPT_MISMATCH", about="transfers", state="warning",
+            found=f"{requests} of the last requests to {here} brought params of another prompt that {there} had"
+            f" prefilled, {records[0].request_id} among them; each was computed at {here}",
+            hint="one answer's params serve one prompt: does the router hand one set on to a list of prompts, or a"
+            " client's own? Else tokenizer, chat template, adapters or cache_salt differ between the two engines;"
+            f" kvctl transfers --engine {here} --code PROMPT_MISMATCH shows each",
+        )  # fmt: skip
+
+
+def _fits(settings: Settings) -> Iterator[Check]:
+    rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
+    fitting = 0
+    for reader, source in suggested(rows):
+        ends = f"{reader.engine.engine_id} from {source.engine.engine_id}"
+        try:
+            bad = [f for f in compare(engine_geometry(reader), engine_geometry(source)) if not f.ok]
+        except KvctlError as error:
+            yield Check(
+                code="PAIR",
+                about="transfers",
+                state="failed",
+                found=f"{ends}: {error.message}",
+                hint=error.hint,
+            )
+            continue
+        fitting += not bad
+        for factor in bad:
+            differs = f"{factor.name} is {factor.local} here and {factor.remote} there"
+            yield Check(
+                code="COMPAT_MISMATCH", about="transfers", state="failed",
+                found=f"{ends} cannot be read: {differs}; {factor.note}",
+                hint=f"kvctl diff {reader.engine.engine_id} {source.engine.engine_id}",
+            )  # fmt: skip
+    if fitting:
+        yield Check(code="PAIRS", about="transfers", state="ok", found=f"pairs that fit: {fitting}")

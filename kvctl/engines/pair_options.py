@@ -1,0 +1,75 @@
+"""Options of commands that are about a pair of engines, and of those that move KV between two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvctl.cli.parsing import size, some_of
+from kvctl.engines.sources import planned
+from kvctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvd.geometry.model import EngineGeometry
+
+BACKENDS = ("nixl", "mooncake", "direct")
+
+Model = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="A preset's name, or a path of a config.json."),
+]
+Local = Annotated[
+    str | None,
+    typer.Option("--local", metavar="OPTIONS", help="The reading engine of --model: tp=4,block_size=64."),
+]
+Remote = Annotated[
+    str | None,
+    typer.Option("--remote", metavar="OPTIONS", help="The engine of --model that is read from: tp=8."),
+]
+Backends = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar=",".join(BACKENDS),
+        parser=some_of(*BACKENDS),
+        help="Which to try. [default: benchmark: all there are; replay: the recorded one]",
+    ),
+]
+Memory = Annotated[
+    int, typer.Option("--memory", metavar="SIZE", parser=size, help="Most KV memory of both processes.")
+]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", dir_okay=False, help="Write a page of HTML as well."),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="HOST[:PORT]",
+        help="The other side's memory is on that host, where `kvctl serve` runs. [default: both here]",
+    ),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", metavar="FILE", help="The pair of keys of both sides (kvd --new-keys FILE)."),
+]
+
+
+def planned_pair(
+    named: list[str], model: str | None, local: str | None, remote: str | None
+) -> tuple[EngineGeometry, EngineGeometry] | None:
+    """The reading engine of ``--model`` and the one it reads from; None without ``--model``.
+
+    Raises `UsageError` for what does not go together, and what `planned` raises.
+    """
+    if model is not None:
+        if named:
+            raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
+        return planned(model, local or ""), planned(model, remote or "")
+    if local is not None or remote is not None:
+        raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
+    return None

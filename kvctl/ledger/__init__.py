@@ -1,0 +1,1 @@
+"""Recorded transfers, of the running kvd or of a trace, and what they show."""

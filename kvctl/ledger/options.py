@@ -1,0 +1,82 @@
+"""The options that choose transfers, shared by the commands that look at them, and the question that they make."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl.cli.parsing import count, one_of, seconds
+from kvd.wire.miss import MISS_MEANINGS
+from kvd.wire.transfer import ListTransfers
+
+STATES = ("done", "miss")
+
+Engine = Annotated[str, typer.Option("--engine", "-e", metavar="ENGINE", help="Only to or from this engine.")]
+Peer = Annotated[
+    str,
+    typer.Option(
+        "--peer", "-p", metavar="ENGINE", help="Only from this engine; with --engine, between both."
+    ),
+]
+Request = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")]
+State = Annotated[
+    str | None,
+    typer.Option("--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only done, or misses."),
+]
+Code = Annotated[
+    str | None,
+    typer.Option(
+        "--code",
+        metavar="CODE",
+        parser=one_of(*MISS_MEANINGS),
+        help="Only misses of this code (docs/transfers.md).",
+    ),
+]
+Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
+Since = Annotated[
+    float | None,
+    typer.Option("--since", metavar="DURATION", parser=seconds, help="Only of the last 10m, 2h ..."),
+]
+SlowerThan = Annotated[
+    float | None,
+    typer.Option("--slower-than", metavar="DURATION", parser=seconds, help="Only those that took longer."),
+]
+From = Annotated[
+    str,
+    typer.Option(
+        "--from", metavar="TRACE", help="From a trace, by file or imported name, instead of from kvd."
+    ),
+]
+
+
+def last_option(help_: str) -> typer.models.OptionInfo:
+    """``--last N``, with its own words."""
+    option: typer.models.OptionInfo = typer.Option(
+        "--last", "--limit", "-n", metavar="N", parser=count, help=help_
+    )
+    return option
+
+
+def question(
+    *,
+    engine: str = "",
+    peer: str = "",
+    request: str = "",
+    state: str | None = None,
+    code: str | None = None,
+    backend: str = "",
+    since: float | None = None,
+    slower_than: float | None = None,
+) -> ListTransfers:
+    """What to ask the ledger for."""
+    return ListTransfers(
+        engine_id=engine,
+        peer=peer,
+        request_id=request,
+        state=state or "",
+        code=code or "",
+        backend=backend,
+        within=since or 0.0,
+        slower_than=slower_than or 0.0,
+    )

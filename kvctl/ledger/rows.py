@@ -1,0 +1,47 @@
+"""Rows of the ledger, from the running kvd or from a trace, page by page: as many as are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kvctl import daemon
+from kvctl.cli.settings import Settings
+from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+
+PAGE = 2000
+"""Rows in one answer, so that kvd is never busy with one for long."""
+
+
+def rows(settings: Settings, query: ListTransfers, last: int, source: str = "") -> Transfers:
+    """The first ``last`` rows that match, from the trace ``source`` or from kvd. Raises `KvctlError`."""
+    if source:
+        from kvctl.ledger.trace_rows import matching
+
+        return matching(source, msgspec.structs.replace(query, limit=last))
+    if last <= PAGE or query.order != "newest":
+        return daemon.ask(settings, msgspec.structs.replace(query, limit=last), Transfers)
+    pages = list(_pages(settings, query, last))
+    return Transfers(
+        rows=tuple(row for page in pages for row in page.rows), total=pages[-1].total, more=pages[-1].more
+    )
+
+
+def every_row(settings: Settings, query: ListTransfers, last: int) -> Iterator[LedgerRow]:
+    """The newest ``last`` rows of kvd that match, newest first, as they come. Raises `KvctlError`."""
+    for page in _pages(settings, query, last):
+        yield from page.rows
+
+
+def _pages(settings: Settings, query: ListTransfers, last: int) -> Iterator[Transfers]:
+    left, before = last, query.before
+    with daemon.connected(settings) as operator:
+        while True:
+            asked = msgspec.structs.replace(query, limit=min(left, PAGE), before=before)
+            page = daemon.put(operator, asked, Transfers)
+            yield page
+            left -= len(page.rows)
+            if not page.more or left <= 0 or not page.rows:
+                return
+            before = page.rows[-1].seq

@@ -1,0 +1,128 @@
+"""Between the ledger's records and a trace's transfers, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvctl.ledger import trace_files
+from kvd.geometry.model import EngineGeometry
+from kvd.trace.errors import TraceError
+from kvd.trace.model import Blocks, Trace, Transfer
+from kvd.trace.read import open_trace
+from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
+
+LONGEST = 1e9
+"""Seconds of a stage that a trace takes."""
+MOST = 1 << 62
+KEYS = {
+    "newest": lambda row: -row.seq,
+    "slowest": lambda row: (-sum(row.record.stages.values()), -row.seq),
+    "largest": lambda row: (-row.record.bytes, -row.seq),
+}
+
+
+def matching(source: str, query: ListTransfers) -> Transfers:
+    """The rows of a trace that match, as the ledger would give them. Raises `KvctlError`.
+
+    They are numbered from 1 in the order of their start; ``within`` counts back from the last one.
+    """
+    path = trace_files.found(source)
+    try:
+        with open_trace(path) as (trace, transfers):
+            rows = list(_rows(trace, transfers))
+    except TraceError as error:
+        raise trace_files.failed(error) from None
+    end = max((row.record.started for row in rows), default=0.0)
+    kept = sorted((row for row in rows if _matches(row, query, end)), key=KEYS[query.order])
+    return Transfers(rows=tuple(kept[: query.limit]), total=len(rows), more=len(kept) > query.limit)
+
+
+def traced(record: TransferRecord, began: float, local: int, remote: int, names: tuple[str, str]) -> Transfer:
+    """A record as a trace has it: ``local`` and ``remote`` are numbers of engines, ``names`` those to be written."""
+    transfer_id, request_id = names
+    return Transfer(
+        transfer=transfer_id,
+        request=request_id,
+        local=local,
+        remote=remote,
+        local_rank=record.local_rank,
+        remote_ranks=record.remote_ranks,
+        backend=record.backend,
+        mode=record.mode,
+        state=record.state,
+        code=record.code,
+        at=max(0.0, record.started - began),
+        tokens=record.tokens,
+        bytes=min(record.bytes, MOST),
+        descriptors=record.descriptors,
+        coalesced_descriptors=record.coalesced_descriptors,
+        local_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.local_blocks),
+        remote_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.remote_blocks),
+        cut=record.blocks_cut,
+        attempts=record.attempts,
+        stages={name: _within(seconds, 0.0) for name, seconds in record.stages.items()},
+        moments={name: _within(at, -LONGEST) for name, at in record.moments.items()},
+    )
+
+
+def _within(seconds: float, least: float) -> float:
+    """A time that a trace takes, whatever a worker's clock said."""
+    return min(max(least, seconds), LONGEST) if seconds == seconds else 0.0  # noqa: PLR0124 (not a number)
+
+
+def _rows(trace: Trace, transfers: Iterator[Transfer]) -> Iterator[LedgerRow]:
+    for number, one in enumerate(transfers, 1):
+        local, remote = trace.engines[one.local].line, trace.engines[one.remote].line
+        record = TransferRecord(
+            transfer_id=one.transfer,
+            request_id=one.request,
+            local_engine=local.engine_id,
+            local_rank=one.local_rank,
+            local_generation=local.generation,
+            remote_engine=remote.engine_id,
+            remote_generation=remote.generation,
+            remote_request_id="",
+            backend=one.backend,
+            mode=one.mode,
+            state=one.state,
+            code=one.code,
+            started=trace.header.began + one.at,
+            tokens=one.tokens,
+            bytes=one.bytes,
+            descriptors=one.descriptors,
+            coalesced_descriptors=one.coalesced_descriptors,
+            remote_ranks=one.remote_ranks,
+            groups=tuple(_shares(trace.engines[one.local].geometry, one.local_blocks)),
+            stages=one.stages,
+            attempts=one.attempts,
+            local_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.local_blocks),
+            remote_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.remote_blocks),
+            blocks_cut=one.cut,
+            moments=one.moments,
+        )
+        yield LedgerRow(number, record, record.started)
+
+
+def _shares(engine: EngineGeometry | None, lists: Iterable[Blocks]) -> Iterator[GroupShare]:
+    """Blocks of each group; how many bytes a group took a trace does not say."""
+    kinds = {group.index: group.kind for group in engine.workers[0].groups} if engine else {}
+    for blocks in lists:
+        yield GroupShare(blocks.group, kinds.get(blocks.group, "unknown"), blocks.count, 0)
+
+
+def _matches(row: LedgerRow, query: ListTransfers, end: float) -> bool:
+    r = row.record
+    sides = (r.local_engine, r.remote_engine)
+    return (
+        row.seq > query.after
+        and query.any_id in ("", r.transfer_id, r.request_id, str(row.seq))
+        and query.request_id in ("", r.request_id)
+        and (not query.engine_id or query.engine_id in sides)
+        and (not query.peer or query.peer in (sides if query.engine_id else sides[1:]))
+        and query.state in ("", r.state)
+        and query.code in ("", r.code)
+        and query.backend in ("", r.backend)
+        and query.mode in ("", r.mode)
+        and (not query.within or r.started >= end - query.within)
+        and (not query.slower_than or sum(r.stages.values()) > query.slower_than)
+    )

@@ -1,0 +1,1 @@
+"""Answers of live engines held against each other."""

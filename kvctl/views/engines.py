@@ -1,0 +1,91 @@
+"""The Engines document: what `kvctl engines` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Count, RankName, Scalar, Time
+from kvctl.views.registry import moment
+from kvd.wire.identity import Endpoint, Role
+from kvd.wire.names import rank_name
+from kvd.wire.query import EngineRow
+from kvd.wire.served import ServedCount
+
+Place = Literal["local", "peer"]
+
+
+class Engine(Struct, frozen=True, kw_only=True):
+    """One engine as the asked kvd sees it."""
+
+    engine_id: str
+    generation: Annotated[str, Meta(description="new at each start; empty while workers are missing")]
+    model: str
+    role: Role
+    tp: Count
+    pp: Count
+    dcp: Count
+    groups: Annotated[int, Meta(ge=0, description="KV cache groups")]
+    place: Place
+    state: Annotated[str, Meta(description="ready, partial, gone or unreachable")]
+    since: Annotated[Time, Meta(description="last change of state")]
+    world_size: Annotated[int, Meta(ge=0, description="workers that make the engine complete")]
+    ranks: Annotated[tuple[RankName, ...], Meta(description="workers present")]
+    scheduler: bool
+    policy: Annotated[str, Meta(description="on a miss: recompute or fail; empty when unknown")]
+    leases: Annotated[int, Meta(ge=0, description="leases open")]
+    endpoint: Annotated[str | None, Meta(description="host:port of its kvd; null for a local engine")]
+    served: Annotated[
+        dict[str, Count],
+        Meta(description="requests of the last minute by what became of their prompt; of local engines"),
+    ]
+    peers: Annotated[tuple[str, ...], Meta(description="engines whose handshake with this one is done")]
+    reason: Annotated[str, Meta(description="why it is not ready")]
+    facts: Annotated[dict[str, Scalar], Meta(description="what compatibility is decided on")]
+
+
+class Engines(Struct, frozen=True, kw_only=True):
+    """All engines that a kvd knows, local ones first."""
+
+    engines: tuple[Engine, ...]
+
+
+def endpoint_name(endpoint: Endpoint) -> str | None:
+    """``host:port``, brackets around IPv6; ``None`` for "the kvd you are talking to"."""
+    if not endpoint.host:
+        return None
+    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+    return f"{host}:{endpoint.port}"
+
+
+def engine_document(row: EngineRow, lately: tuple[ServedCount, ...] = ()) -> Engine:
+    """The document of one row of kvd's answer, and how that engine's requests were served ``lately``."""
+    facts = row.engine
+    served: Counter[str] = Counter()
+    for count in lately:
+        served[count.outcome] += count.requests
+    return Engine(
+        engine_id=facts.engine_id,
+        generation=row.generation,
+        model=facts.model,
+        role=facts.role,
+        tp=facts.tp,
+        pp=facts.pp,
+        dcp=facts.dcp,
+        groups=facts.groups,
+        place="local" if row.local else "peer",
+        state=row.state,
+        since=moment(row.since),
+        world_size=facts.world_size,
+        ranks=tuple(rank_name(rank) for rank in row.ranks),
+        scheduler=row.scheduler,
+        policy=row.policy,
+        leases=row.leases,
+        endpoint=endpoint_name(row.endpoint),
+        served=dict(served),
+        peers=row.peers,
+        reason=row.reason,
+        facts=facts.facts,
+    )

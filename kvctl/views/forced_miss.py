@@ -1,0 +1,175 @@
+"""The ForcedMiss document: what `kvctl force-miss` prints, planned or carried out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Count, Seconds, Time
+from kvctl.views.registry import moment
+from kvd.wire.order import AllWaiting, Forced, ForcePlan, Miss, OneRequest, PlannedMiss, Target
+
+State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
+
+
+class ForcedRequest(Struct, frozen=True, kw_only=True):
+    """A request whose load is to miss, and how far that is."""
+
+    request_id: str
+    prefiller: str
+    state: State
+    tokens: Annotated[Count, Meta(description="tokens that the load would bring, with those that are here")]
+    kept: Annotated[
+        Count | None,
+        Meta(description="tokens of the prompt that were not computed again; null until it is known"),
+    ]
+    recomputed: Annotated[
+        Count | None,
+        Meta(description="tokens of the prompt that were computed again; null until it is known"),
+    ]
+    cause: str
+    steps: Annotated[
+        dict[str, Seconds],
+        Meta(description="seconds after the order: forced, quiesced, reported, rescheduled, first_token"),
+    ]
+
+
+class ForcedMiss(Struct, frozen=True, kw_only=True):
+    """An order to have loads miss: who gave it, what it does, and what became of each request."""
+
+    order_id: Annotated[str, Meta(description="empty of a plan that was not carried out")]
+    engine_id: str
+    carried_out: bool
+    target: Annotated[str, Meta(description="the requests that it is about")]
+    when: Literal["now", "before", "flight", "layers"]
+    policy: str
+    mode: str
+    groups: Count
+    channel: Annotated[
+        Literal["blocks", "request"],
+        Meta(description="how vLLM is told: blocks keeps what was computed before, request drops all"),
+    ]
+    uid: Annotated[int | None, Meta(description="user who gave it; null of a plan")]
+    pid: Annotated[int | None, Meta(description="process that gave it; null of a plan")]
+    asked: Annotated[Time | None, Meta(description="null of a plan")]
+    open: Annotated[bool, Meta(description="further loads may still be taken")]
+    looked: Annotated[Count, Meta(description="further loads that it had a look at")]
+    taken: Annotated[Count, Meta(description="loads that it made miss, or is about to")]
+    recovered: Count
+    recovery_p50: Annotated[
+        Seconds | None,
+        Meta(description="from forced to the first token, median, in seconds; null without any"),
+    ]
+    recovery_p99: Seconds | None
+    requests: tuple[ForcedRequest, ...]
+
+
+class ClearedOrders(Struct, frozen=True, kw_only=True):
+    """Orders for further loads that were ended."""
+
+    engine_id: str
+    order_ids: tuple[str, ...]
+
+
+def planned_document(plan: ForcePlan) -> ForcedMiss:
+    """The document of a plan that nobody carries out."""
+    return ForcedMiss(
+        order_id="",
+        engine_id=plan.engine_id,
+        carried_out=False,
+        target=target_text(plan.target),
+        when=plan.when,
+        policy=plan.policy,
+        mode=plan.mode,
+        groups=plan.groups,
+        channel=plan.channel,
+        uid=None,
+        pid=None,
+        asked=None,
+        open=False,
+        looked=0,
+        taken=0,
+        recovered=0,
+        recovery_p50=None,
+        recovery_p99=None,
+        requests=tuple(_planned(request) for request in plan.requests),
+    )
+
+
+def forced_document(forced: Forced) -> ForcedMiss:
+    """The document of an order as it is now."""
+    order, plan = forced.order, forced.order.plan
+    seconds = sorted(_recovery(forced.misses))
+    return ForcedMiss(
+        order_id=plan.order_id,
+        engine_id=plan.engine_id,
+        carried_out=True,
+        target=target_text(plan.target),
+        when=plan.when,
+        policy=plan.policy,
+        mode=plan.mode,
+        groups=plan.groups,
+        channel=plan.channel,
+        uid=order.asker.uid,
+        pid=order.asker.pid,
+        asked=moment(order.asked),
+        open=order.open,
+        looked=order.looked,
+        taken=max(order.taken, len(forced.misses)),
+        recovered=len(seconds),
+        recovery_p50=_percentile(seconds, 0.50),
+        recovery_p99=_percentile(seconds, 0.99),
+        requests=tuple(_request(miss) for miss in forced.misses),
+    )
+
+
+def target_text(target: Target) -> str:
+    """What an order is about, for people."""
+    if isinstance(target, OneRequest):
+        return f"request {target.request_id}"
+    if isinstance(target, AllWaiting):
+        return "all requests that wait for their KV"
+    which = f"the next {target.count} loads" if target.count else "all further loads"
+    if target.ratio < 1:
+        which += f", each with probability {target.ratio:g} (seed {target.seed})"
+    return f"{which}, for {target.seconds:g} s at most"
+
+
+def _planned(request: PlannedMiss) -> ForcedRequest:
+    return ForcedRequest(
+        request_id=request.request_id,
+        prefiller=request.prefiller,
+        state="planned",
+        tokens=request.tokens,
+        kept=request.keeps,
+        recomputed=request.recomputes,
+        cause="its load is under way" if request.loading else "",
+        steps={},
+    )
+
+
+def _request(miss: Miss) -> ForcedRequest:
+    return ForcedRequest(
+        request_id=miss.request_id,
+        prefiller=miss.prefiller,
+        state=miss.state,
+        tokens=miss.tokens,
+        kept=miss.kept,
+        recomputed=miss.recomputed,
+        cause=miss.cause,
+        steps=miss.steps,
+    )
+
+
+def _recovery(misses: Iterable[Miss]) -> Iterable[float]:
+    for miss in misses:
+        if miss.state == "recovered":
+            yield miss.steps["first_token"] - miss.steps["forced"]
+
+
+def _percentile(ordered: Sequence[float], part: float) -> float | None:
+    """The smallest value that so large a part of all does not exceed."""
+    return ordered[math.ceil(part * len(ordered)) - 1] if ordered else None

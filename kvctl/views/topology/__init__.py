@@ -1,0 +1,1 @@
+"""The Topology document, as a screen and as drawings."""

@@ -1,0 +1,68 @@
+"""What flows between the ranks of a pair: one number for each (local, remote), for the matrix and the drawings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvctl.views.topology.document import EngineEnd, Pair
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Bytes that ``local`` takes from ``remote``: of a request where its cost is known, else of a block of each group.
+
+    ``groups`` are those that it takes anything of.
+    """
+
+    local: str
+    remote: str
+    bytes: int
+    groups: tuple[int, ...]
+
+
+def flows(pair: Pair) -> tuple[Flow, ...]:
+    """Every flow, in the order of the ranks."""
+    groups: dict[tuple[str, str], set[int]] = {}
+    block: dict[tuple[str, str], int] = {}
+    for read in pair.reads:
+        key = read.local_rank, read.remote_rank
+        groups.setdefault(key, set()).add(read.group)
+        block[key] = block.get(key, 0) + read.bytes_per_block * read.layers
+    request = pair.request
+    known = {(link.local_rank, link.remote_rank): link.bytes for link in request.links} if request else block
+    return tuple(
+        Flow(local, remote, known.get((local, remote), 0), tuple(sorted(groups[local, remote])))
+        for local, remote in sorted(groups, key=lambda key: (rank_order(key[0]), rank_order(key[1])))
+    )
+
+
+def partial_groups(pair: Pair, flow: Flow) -> str:
+    """``g0g2`` where a flow takes part in some groups only; empty where it is all of them."""
+    if len(flow.groups) == len({read.group for read in pair.reads}):
+        return ""
+    return "".join(f"g{group}" for group in flow.groups)
+
+
+def rank_order(name: str) -> tuple[int, ...]:
+    """Ranks in the order of their numbers: tp10 after tp9, all of one pp stage together."""
+    parts = dict.fromkeys(("pp", "dcp", "tp"), 0)
+    for part in name.split("."):
+        label = part.rstrip("0123456789")
+        parts[label] = int(part[len(label) :] or 0)
+    return tuple(parts.values())
+
+
+def rank_names(engine: EngineEnd) -> tuple[str, ...]:
+    """The names of all ranks of an engine, by its sizes; context-parallel ranks are TP ranks in turn."""
+    return tuple(
+        f"tp{tp}" + (f".pp{pp}" if pp else "") + (f".dcp{tp % engine.dcp}" if tp % engine.dcp else "")
+        for pp in range(engine.pp)
+        for tp in range(engine.tp)
+    )
+
+
+def shape(engine: EngineEnd) -> str:
+    """``tp4 pp2, blocks of 16``."""
+    sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
+    blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes) if n)
+    return " ".join(s for s in sizes if s) + (f", blocks of {blocks}" if blocks else "")

@@ -1,0 +1,166 @@
+"""The Trace and Traces documents: what `kvctl trace show` and `import` print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Bytes, Count, Seconds, Time
+from kvctl.views.registry import moment
+
+if TYPE_CHECKING:
+    from kvd.trace import model
+
+
+class TraceEngine(Struct, frozen=True, kw_only=True):
+    """One generation of an engine in a trace."""
+
+    engine_id: str
+    generation: str
+    model: str
+    tp: Count
+    pp: Count
+    dcp: Count
+    geometry: Annotated[bool, Meta(description="whether its geometry is in the trace")]
+    workers: Count
+    blocks: Annotated[Count, Meta(description="blocks of one worker")]
+    bytes: Annotated[Bytes, Meta(description="KV memory of all workers, which a replay at full size needs")]
+
+
+class TracePair(Struct, frozen=True, kw_only=True):
+    """The transfers between two engines of a trace."""
+
+    remote_engine: str
+    local_engine: str
+    backend: str
+    mode: str
+    transfers: Count
+    misses: Count
+    replayable: Annotated[Count, Meta(description="those of which both sides' blocks are known in full")]
+    bytes: Bytes
+    seconds: Annotated[Seconds, Meta(description="all stages of all transfers together, in seconds")]
+    blocks_per_run: Annotated[
+        float, Meta(ge=0, description="how many neighbouring blocks a run has on average, over both sides")
+    ]
+
+
+class Trace(Struct, frozen=True, kw_only=True):
+    """What one trace holds."""
+
+    name: str
+    schema: Count
+    written_by: str
+    began: Time
+    seconds: Annotated[
+        Seconds, Meta(description="from the first transfer's start to the last one's, in seconds")
+    ]
+    hashed: Annotated[bool, Meta(description="ids of requests are digests")]
+    transfers: Count
+    requests: Count
+    engines: tuple[TraceEngine, ...]
+    pairs: tuple[TracePair, ...]
+
+
+class KeptTrace(Struct, frozen=True, kw_only=True):
+    """One imported trace."""
+
+    name: str
+    bytes: Annotated[Bytes, Meta(description="of the file, packed")]
+    imported: Time
+    path: str
+
+
+class Traces(Struct, frozen=True, kw_only=True):
+    """The imported traces, by name."""
+
+    traces: tuple[KeptTrace, ...]
+
+
+@dataclass
+class _Sums:
+    transfers: int = 0
+    misses: int = 0
+    replayable: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    runs: int = 0
+    blocks: int = 0
+
+
+def trace_document(trace: model.Trace, transfers: Iterable[model.Transfer], name: str) -> Trace:
+    """The document of a trace whose transfers may come one by one."""
+    pairs: dict[tuple[int, int, str, str], _Sums] = {}
+    requests: set[str] = set()
+    count, last = 0, 0.0
+    for one in transfers:
+        count += 1
+        last = max(last, one.at)
+        requests.add(one.request)
+        sums = pairs.setdefault((one.remote, one.local, one.backend, one.mode), _Sums())
+        sums.transfers += 1
+        sums.misses += one.state == "miss"
+        sums.replayable += one.replayable
+        sums.bytes += one.bytes
+        sums.seconds += sum(one.stages.values())
+        for blocks in (*one.local_blocks, *one.remote_blocks):
+            sums.runs += len(blocks.runs)
+            sums.blocks += blocks.count
+    return Trace(
+        name=name,
+        schema=trace.header.schema,
+        written_by=trace.header.written_by,
+        began=moment(trace.header.began),
+        seconds=last,
+        hashed=trace.header.hashed,
+        transfers=count,
+        requests=len(requests),
+        engines=tuple(map(_engine, trace.engines)),
+        pairs=tuple(_pair(trace, key, sums) for key, sums in pairs.items()),
+    )
+
+
+def traces_document(kept: Mapping[str, Path]) -> Traces:
+    """The document of the imported traces."""
+    return Traces(
+        traces=tuple(
+            KeptTrace(
+                name=name, bytes=path.stat().st_size, imported=moment(path.stat().st_mtime), path=str(path)
+            )
+            for name, path in kept.items()
+        )
+    )
+
+
+def _engine(engine: model.TracedEngine) -> TraceEngine:
+    line, workers = engine.line, engine.geometry.workers if engine.geometry else ()
+    return TraceEngine(
+        engine_id=line.engine_id,
+        generation=line.generation,
+        model=line.model,
+        tp=line.tp,
+        pp=line.pp,
+        dcp=line.dcp,
+        geometry=bool(workers),
+        workers=len(workers),
+        blocks=max((w.num_blocks for w in workers), default=0),
+        bytes=sum(region.length for w in workers for region in w.regions),
+    )
+
+
+def _pair(trace: model.Trace, key: tuple[int, int, str, str], sums: _Sums) -> TracePair:
+    return TracePair(
+        remote_engine=trace.engines[key[0]].line.engine_id,
+        local_engine=trace.engines[key[1]].line.engine_id,
+        backend=key[2],
+        mode=key[3],
+        transfers=sums.transfers,
+        misses=sums.misses,
+        replayable=sums.replayable,
+        bytes=sums.bytes,
+        seconds=sums.seconds,
+        blocks_per_run=sums.blocks / sums.runs if sums.runs else 0.0,
+    )

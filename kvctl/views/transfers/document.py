@@ -1,0 +1,155 @@
+"""The Transfers document: what `kvctl transfers` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.views.registry import moment
+from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """What a transfer moved of one KV cache group."""
+
+    group: Count
+    kind: str
+    blocks: Count
+    bytes: Bytes
+
+
+class Blocks(Struct, frozen=True, kw_only=True):
+    """Blocks of one KV cache group."""
+
+    group: Count
+    first: Annotated[Count, Meta(description="number in the request of the block that the first id holds")]
+    runs: Annotated[tuple[tuple[int, int], ...], Meta(description="runs of neighbours: first id, how many")]
+
+
+class ChecksumOfGroup(Struct, frozen=True, kw_only=True):
+    """What was compared of one KV cache group."""
+
+    group: Count
+    layers: Annotated[Count, Meta(description="layers that were compared")]
+    differs: Annotated[
+        str, Meta(description="the first layer that is not the same, with both sums; else empty")
+    ]
+
+
+class Checksum(Struct, frozen=True, kw_only=True):
+    """The prefiller's checksums of what it handed over against the decoder's of what it has."""
+
+    state: Annotated[
+        Literal["", "ok", "differs", "unknown"], Meta(description="empty where nothing was to be compared")
+    ]
+    why: Annotated[str, Meta(description="why it is unknown")]
+    seconds: Annotated[Seconds, Meta(description="from the end of the load to that of the comparison")]
+    groups: tuple[ChecksumOfGroup, ...]
+
+
+class Transfer(Struct, frozen=True, kw_only=True):
+    """One worker's part of moving one request's KV, as it stands in the ledger."""
+
+    seq: Annotated[int, Meta(description="number in the ledger, growing")]
+    transfer_id: str
+    request_id: str
+    local_engine: str
+    local_rank: RankName
+    remote_engine: str
+    remote_generation: str
+    remote_request_id: str
+    remote_ranks: tuple[RankName, ...]
+    backend: str
+    mode: Literal["pull", "push"]
+    state: TransferState
+    cause: Annotated[str, Meta(description="why it was a miss")]
+    code: Annotated[
+        str, Meta(description="the same in one word (docs/transfers.md), empty of what was no miss")
+    ]
+    started: Time
+    seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
+    bytes_per_second: Annotated[
+        BytesPerSecond | None,
+        Meta(
+            description="bytes over the stages post and wire; null of a push, which runs beside the computing"
+        ),
+    ]
+    tokens: Count
+    bytes: Bytes
+    descriptors: Count
+    coalesced_descriptors: Count
+    groups: tuple[Share, ...]
+    stages: Annotated[dict[str, Seconds], Meta(description="seconds in each stage, in order")]
+    moments: Annotated[
+        dict[str, float],
+        Meta(description="when things happened, in seconds after started; queued is before it"),
+    ]
+    attempts: Annotated[Count, Meta(description="lanes that were tried, or announcements of a push")]
+    local_generation: Annotated[str, Meta(description="empty where it is not known")]
+    local_blocks: Annotated[tuple[Blocks, ...], Meta(description="filled by kvctl transfer only")]
+    remote_blocks: Annotated[
+        tuple[Blocks, ...], Meta(description="the same; empty of a push, which never learns them")
+    ]
+    blocks_cut: Annotated[bool, Meta(description="there were more runs of blocks than the ledger keeps")]
+    checksum: Checksum
+
+
+class Transfers(Struct, frozen=True, kw_only=True):
+    """The transfers that match, newest first where no other order was asked for."""
+
+    total: Annotated[int, Meta(ge=0, description="transfers in the ledger, matching or not")]
+    transfers: tuple[Transfer, ...]
+
+
+def transfer_document(row: LedgerRow) -> Transfer:
+    """The document of one row of the ledger."""
+    record = row.record
+    moving = record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
+    return Transfer(
+        seq=row.seq,
+        transfer_id=record.transfer_id,
+        request_id=record.request_id,
+        local_engine=record.local_engine,
+        local_rank=record.local_rank,
+        remote_engine=record.remote_engine,
+        remote_generation=record.remote_generation,
+        remote_request_id=record.remote_request_id,
+        remote_ranks=record.remote_ranks,
+        backend=record.backend,
+        mode=record.mode,
+        state=record.state,
+        cause=record.cause,
+        code=record.code,
+        started=moment(record.started),
+        seconds=sum(record.stages.values()),
+        bytes_per_second=record.bytes / moving if moving > 0 and record.mode == "pull" else None,
+        tokens=record.tokens,
+        bytes=record.bytes,
+        descriptors=record.descriptors,
+        coalesced_descriptors=record.coalesced_descriptors,
+        groups=tuple(
+            Share(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
+        ),
+        stages=record.stages,
+        moments=record.moments,
+        attempts=record.attempts,
+        local_generation=record.local_generation,
+        local_blocks=_blocks(record.local_blocks),
+        remote_blocks=_blocks(record.remote_blocks),
+        blocks_cut=record.blocks_cut,
+        checksum=Checksum(
+            state=record.checksum.state,
+            why=record.checksum.why,
+            seconds=record.checksum.seconds,
+            groups=tuple(
+                ChecksumOfGroup(group=g.group, layers=g.layers, differs=g.differs)
+                for g in record.checksum.groups
+            ),
+        ),
+    )
+
+
+def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[Blocks, ...]:
+    return tuple(Blocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)

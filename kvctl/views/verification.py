@@ -1,0 +1,73 @@
+"""The Verification document: what `kvctl verify` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Count, Seconds
+
+Run = Literal["reuse", "before", "flight", "layers"]
+Reference = Literal["reuse", "recompute"]
+
+
+class VerifiedRun(Struct, frozen=True, kw_only=True):
+    """One answer, held against the references.
+
+    ``run`` says how it came about: with the prefiller's KV (the reference `reuse` itself), or with a miss forced at
+    that moment. The reference `recompute` is what the decoder answers all by itself.
+    """
+
+    prompt: Annotated[int, Meta(ge=0, description="number of the prompt")]
+    prompt_tokens: Count
+    run: Run
+    request_id: str
+    equals: Annotated[tuple[Reference, ...], Meta(description="references that it equals token for token")]
+    differs_at: Annotated[
+        Count | None,
+        Meta(description="first token that differs from the nearer reference; null where it equals"),
+    ]
+    expected: Annotated[int | None, Meta(description="that token in the reference; null behind its end")]
+    got: Annotated[int | None, Meta(description="that token here; null behind the end")]
+    load: Annotated[
+        Literal["done", "missed", "recovered", "not seen"],
+        Meta(description="what became of the load: as kvd's ledger or the order has it"),
+    ]
+    recovery: Annotated[
+        Seconds | None, Meta(description="from the forced miss to the first token; null without a miss")
+    ]
+    cause: str
+
+
+class Verification(Struct, frozen=True, kw_only=True):
+    """Answers with KV from elsewhere, without it, and with misses on the way."""
+
+    endpoint: str
+    prefill: Annotated[str, Meta(description="empty where a router was asked")]
+    router: str
+    model: str
+    engine_id: Annotated[str, Meta(description="the engine whose loads were made to miss")]
+    prompts: Count
+    max_tokens: Count
+    references_differ: Annotated[
+        Count,
+        Meta(description="prompts whose two references differ; that may be right, see docs/recovery.md"),
+    ]
+    wrong: Annotated[
+        Count, Meta(description="runs that equal no reference, or whose load was not what it should be")
+    ]
+    runs: tuple[VerifiedRun, ...]
+
+
+def first_difference(
+    tokens: Sequence[int], reference: Sequence[int]
+) -> tuple[int, int | None, int | None] | None:
+    """(position, expected, got) of the first token that differs from a reference; None where none does."""
+    for position in range(max(len(tokens), len(reference))):
+        expected = reference[position] if position < len(reference) else None
+        got = tokens[position] if position < len(tokens) else None
+        if expected != got:
+            return position, expected, got
+    return None

@@ -1,0 +1,53 @@
+"""The Workers document: what `kvctl workers` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kvctl.views.fields import Bytes, Count, RankName, Seconds, Time
+from kvctl.views.registry import moment
+from kvd.wire.names import rank_name
+from kvd.wire.query import WorkerRow
+
+
+class Worker(Struct, frozen=True, kw_only=True):
+    """One local process registered with kvd."""
+
+    client: Annotated[str, Meta(description="worker or scheduler")]
+    engine_id: str
+    rank: Annotated[RankName | None, Meta(description="null for a scheduler")]
+    pid: int
+    incarnation: Annotated[str, Meta(description="new at each start of the process")]
+    state: Annotated[str, Meta(description="alive, silent or gone")]
+    registered: Time
+    heartbeat_age: Annotated[Seconds, Meta(description="seconds since it was last heard of")]
+    backend: str
+    regions: Annotated[Count, Meta(description="spans of memory registered with the backend")]
+    registered_bytes: Bytes
+    reason: str
+
+
+class Workers(Struct, frozen=True, kw_only=True):
+    """The local workers and schedulers, engine by engine."""
+
+    workers: tuple[Worker, ...]
+
+
+def worker_document(row: WorkerRow) -> Worker:
+    """The document of one row of kvd's answer."""
+    return Worker(
+        client=row.kind,
+        engine_id=row.engine_id,
+        rank=rank_name(row.rank) if row.rank else None,
+        pid=row.pid,
+        incarnation=row.incarnation,
+        state=row.state,
+        registered=moment(row.registered),
+        heartbeat_age=max(0.0, row.heartbeat_age),
+        backend=row.backend,
+        regions=row.regions,
+        registered_bytes=row.registered_bytes,
+        reason=row.reason,
+    )

@@ -1,0 +1,105 @@
+"""What the host says of itself, read from files of a made-up one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from resource import RLIM_INFINITY
+
+import pytest
+
+from kvctl.doctor import host_checks as of_host
+from kvctl.doctor.host_checks import host_checks
+from kvctl.views.doctor import Check
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host without Yama, RDMA or libibverbs."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text("CapEff:\t0000000000000000\n")
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    return tmp_path
+
+
+def checks(root: Path, workers: tuple[int, ...] = (), **environment: str) -> dict[str, Check]:
+    return {check.code: check for check in host_checks(workers, root, environment)}
+
+
+def adapter(root: Path, name: str, state: str) -> None:
+    port = root / "sys/class/infiniband" / name / "ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(f"{state}\n")
+
+
+def test_a_plain_host_is_well(root: Path) -> None:
+    assert {check.state for check in checks(root).values()} == {"ok"}
+    assert "TCP" in checks(root)["RDMA"].found
+
+
+@pytest.mark.parametrize(("scope", "state"), [(0, "ok"), (1, "ok"), (2, "warning"), (3, "warning")])
+def test_a_scope_of_ptrace_that_shuts_readers_out_is_told(root: Path, scope: int, state: str) -> None:
+    yama = root / "proc/sys/kernel/yama"
+    yama.mkdir(parents=True)
+    (yama / "ptrace_scope").write_text(f"{scope}\n")
+    found = checks(root)["PTRACE"]
+    assert (found.state, f"ptrace_scope is {scope}" in found.found) == (state, True)
+
+
+def test_shared_memory_that_is_not_there_or_full_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_host, "LEAST_SHARED", 1 << 60)
+    full = checks(root)["SHARED_MEMORY"]
+    assert (full.state, "--shm-size" in full.hint) == ("warning", True)
+    (root / "dev/shm").rmdir()
+    assert checks(root)["SHARED_MEMORY"].state == "warning"
+
+
+def test_ports_are_told_by_their_state(root: Path) -> None:
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    adapter(root, "mlx5_1", "1: DOWN")
+    found = checks(root)
+    assert found["RDMA"].found == "active: mlx5_0/1"
+    assert (found["RDMA_PORT"].state, "mlx5_1/1 is 1: DOWN" in found["RDMA_PORT"].found) == ("warning", True)
+
+
+@pytest.mark.parametrize(("limit", "told"), [(65536, True), (RLIM_INFINITY, False)])
+def test_locked_memory_counts_where_there_is_an_adapter(
+    root: Path, monkeypatch: pytest.MonkeyPatch, limit: int, told: bool
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _which: (limit, limit))
+    assert "MEMLOCK" not in checks(root)
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    assert ("MEMLOCK" in checks(root)) is told
+
+
+@pytest.mark.parametrize(("soft", "told"), [("8388608", True), ("unlimited", False)])
+def test_what_counts_is_what_the_workers_may_lock(root: Path, soft: str, told: bool) -> None:
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    (root / "proc/77").mkdir()
+    (root / "proc/77/limits").write_text(f"Max locked memory         {soft:<21}unlimited            bytes\n")
+    found = checks(root, (77, 78)).get("MEMLOCK")
+    assert (found is not None) is told
+    assert found is None or "the worker with pid 77 may lock 8.00 MiB" in found.found
+
+
+def test_gpus_and_adapters_without_the_module_between_them_are_told(root: Path) -> None:
+    (root / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    assert "PEER_MEMORY" not in checks(root), "nothing registers GPU memory with an adapter"
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    assert "modprobe nvidia-peermem" in checks(root)["PEER_MEMORY"].hint
+    (root / "proc/modules").write_text("nvidia_peermem 16384 0 - Live 0x0\n")
+    assert "PEER_MEMORY" not in checks(root)
+
+
+@pytest.mark.parametrize(
+    ("with_adapter", "modules", "told"), [(False, "", True), (False, "^ib", False), (True, "", False)]
+)
+def test_two_copies_of_libnl_are_told_unless_ucx_leaves_its_module_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch, with_adapter: bool, modules: str, told: bool
+) -> None:
+    monkeypatch.setattr(of_host, "available", lambda: {"nixl": "1.5.1"})
+    libraries = root / "usr/lib/x86_64-linux-gnu"
+    libraries.mkdir(parents=True)
+    (libraries / "libibverbs.so.1").touch()
+    if with_adapter:
+        adapter(root, "mlx5_0", "4: ACTIVE")
+    assert ("TWO_LIBNL" in checks(root, UCX_MODULES=modules)) is told

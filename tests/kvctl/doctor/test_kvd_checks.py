@@ -1,0 +1,87 @@
+"""What kvd says of itself, its peers, engines and workers, and what doctor makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvctl.cli.settings import Settings
+from kvctl.doctor.kvd_checks import kvd_checks
+from kvctl.views.doctor import Check
+from kvd.wire import query
+from tests.kvctl.conftest import ENGINES, STATUS, FakeDaemon
+
+
+def checks(daemon: FakeDaemon) -> dict[str, Check]:
+    found, workers = kvd_checks(Settings(runtime_dir=str(daemon.directory)))
+    assert workers == [4242]
+    return {check.code: check for check in found}
+
+
+def status(daemon: FakeDaemon, **changes: Any) -> None:
+    daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(STATUS, **changes)
+
+
+def engines(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
+    daemon.answers[query.ListEngines] = lambda _: query.Engines(rows=rows)
+
+
+def test_a_kvd_that_keeps_up_is_well(daemon: FakeDaemon) -> None:
+    found = checks(daemon)
+    assert {found[code].state for code in ("KVD", "KVD_PACE", "PEERS", "ENGINES")} == {"ok"}
+    assert found["ENGINES"].found == "2 ready: decode-0, prefill-1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "told"),
+    [
+        ({"version": "9.9"}, "KVD_VERSION", "kvd is 9.9"),
+        ({"draining": True}, "KVD_DRAINING", "is stopping"),
+        ({"gauges": {"loop.recent_turn_seconds": 2.0}}, "KVD_SLOW", "busy with one thing for 2.00 s"),
+        ({"counters": {"sent.dropped": 7}}, "KVD_LOSSES", "sent.dropped 7"),
+        (
+            {"peers": (msgspec.structs.replace(STATUS.peers[0], state="down"),)},
+            "PEER_DOWN",
+            "10.0.0.8:7766 is down",
+        ),
+    ],
+)
+def test_what_is_not_well_with_kvd_is_a_warning(
+    daemon: FakeDaemon, changes: dict[str, Any], code: str, told: str
+) -> None:
+    status(daemon, **changes)
+    found = checks(daemon)[code]
+    assert (found.state, told in found.found) == ("warning", True)
+    assert found.hint
+
+
+def test_an_engine_that_is_not_complete_is_told_with_kvds_reason(daemon: FakeDaemon) -> None:
+    found = checks(daemon)["ENGINE_PARTIAL"]
+    assert found.state == "warning"
+    assert found.found == "prefill-0 is partial, 2 of 8 ranks: 6 of 8 workers are missing"
+
+
+def test_a_worker_that_is_silent_is_told_with_its_pid(daemon: FakeDaemon) -> None:
+    assert "scheduler of decode-0, pid 4240" in checks(daemon)["WORKER_SILENT"].found
+
+
+def test_a_decoder_that_fails_requests_on_a_miss_is_told(daemon: FakeDaemon) -> None:
+    engines(daemon, msgspec.structs.replace(ENGINES[0], policy="fail"))
+    assert "recompute" in checks(daemon)["POLICY_FAIL"].hint
+
+
+def test_an_engine_that_does_not_know_its_weights_is_told_with_the_reason(daemon: FakeDaemon) -> None:
+    facts = {"weights_source": "unknown: they come from s3 storage"}
+    row = msgspec.structs.replace(ENGINES[0], engine=msgspec.structs.replace(ENGINES[0].engine, facts=facts))
+    engines(daemon, row)
+    found = checks(daemon)["WEIGHTS_UNKNOWN"]
+    assert (found.state, "they come from s3 storage" in found.found) == ("warning", True)
+    assert 'set "weights"' in found.hint
+
+
+def test_no_engine_at_all_says_how_one_is_started(daemon: FakeDaemon) -> None:
+    engines(daemon)
+    found = checks(daemon)["ENGINES"]
+    assert (found.state, "KvdConnector" in found.hint) == ("warning", True)
