@@ -2,8 +2,8 @@
 
     python benchmarks/backend_post.py [--backend nixl] [--mib 64] [--counts 1,100,10000] [--memfd] [--json]
 
-Two homes in two processes; ``contiguous`` descriptors are neighbours on both sides, ``fragmented`` ones leave gaps and
-go through the remote side in random order. Absolute times depend on the machine and its load; the ratios much less.
+Two backends in two processes; ``contiguous`` descriptors are neighbours on both sides, ``fragmented`` ones leave gaps
+and go through the remote side in random order. Absolute times depend on the machine and its load; the ratios much less.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from kvd.backends.contract import Lane, State
 from kvd.backends.direct.host import memory as direct_memory
-from kvd.backends.registry import available, open_home
+from kvd.backends.registry import available, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -31,15 +31,15 @@ REPEATS = 5
 
 def serve(kind: str, size: int, memfd: bool, pipe: Connection) -> None:
     """The peer: registers memory, sends its metadata and address, waits to be told to end."""
-    home = open_home(kind, "source", {})
+    backend = open_backend(kind, "source", {})
     memory = (
         np.frombuffer(direct_memory.memfd("source", size), np.uint8) if memfd else np.empty(size, np.uint8)
     )
     memory[:] = 1
-    home.register([Region(memory.ctypes.data, size)])
-    pipe.send((home.metadata(), memory.ctypes.data))
+    backend.register([Region(memory.ctypes.data, size)])
+    pipe.send((backend.metadata(), memory.ctypes.data))
     pipe.recv()
-    home.close()
+    backend.close()
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -79,14 +79,14 @@ def measure(
     peer = context.Process(target=serve, args=(kind, size, memfd, theirs))
     peer.start()
     metadata, remote = ours.recv()
-    home = open_home(kind, "target", {})
+    backend = open_backend(kind, "target", {})
     buffer = np.ones(size, np.uint8)
     local = buffer.ctypes.data
-    home.register([Region(local, size)])
+    backend.register([Region(local, size)])
     other = np.ones(size, np.uint8)
     copies = [seconds(lambda: np.copyto(buffer, other)) for _ in range(REPEATS)]
     started = time.perf_counter()
-    lane = home.lane("source")
+    lane = backend.lane("source")
     made = time.perf_counter()
     lane.add("source", metadata)
     added = time.perf_counter()
@@ -115,7 +115,7 @@ def measure(
     found[0]["memcpy_bytes_per_s"] = size / statistics.median(copies)
     ours.send(None)
     peer.join()
-    home.close()
+    backend.close()
     return found
 
 

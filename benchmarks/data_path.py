@@ -51,10 +51,10 @@ from kvctl.bench.memory import Memory, anonymous, place, with_blocks
 from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.engines.sources import planned
-from kvd.backends.contract import Home, Lane, State, Transfer, takes_picks, traits_of
+from kvd.backends.contract import Backend, Lane, State, Transfer, takes_selections, traits_of
 from kvd.backends.direct.host.memory import memfd
 from kvd.backends.nixl.library import load
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_request
@@ -97,22 +97,22 @@ def serve(kind: str, worker: WorkerGeometry, pipe: Connection) -> None:
     """The source process: fills the blocks of each request that it is sent, until it is sent None."""
     os.dup2(2, 1)  # NIXL's log is not our answer
     memory = place(worker, KINDS[kind].allocate)
-    home = open_home(kind, "source", {})
-    home.register(memory.geometry.regions)
+    backend = open_backend(kind, "source", {})
+    backend.register(memory.geometry.regions)
     agent, ended = stock_agent("stock-source", memory) if KINDS[kind].stock else None, threading.Event()
     if agent is not None:
         threading.Thread(target=progress, args=(agent, ended), daemon=True).start()
-    pipe.send(Offer(memory.geometry, home.metadata(), agent.get_agent_metadata() if agent else b""))
+    pipe.send(Offer(memory.geometry, backend.metadata(), agent.get_agent_metadata() if agent else b""))
     while (request := pipe.recv()) is not None:
         fill(memory, request.source, request.name)
         pipe.send(True)
     ended.set()
-    home.close()
+    backend.close()
     os._exit(0)
 
 
 def progress(agent: Any, ended: threading.Event) -> None:
-    """Answer the stock reader's requests every `SERVE` seconds; our homes wait for theirs in NIXL's own thread."""
+    """Answer the stock reader's requests every `SERVE` seconds; our backends wait for theirs in NIXL's own thread."""
     while not ended.wait(SERVE):
         agent.get_new_notifs()
 
@@ -180,14 +180,14 @@ def pages(worker: WorkerGeometry) -> Any:
     return np.array(rows, np.int64)
 
 
-def by_plan(lane: Lane, plan: Plan, request: Request, *, picks: bool) -> Copies:
+def by_plan(lane: Lane, plan: Plan, request: Request, *, selection: bool) -> Copies:
     """Plan the request, submit it and poll until done."""
-    if picks:
+    if selection:
         copies = compile_request(plan, request.reader, request.source, tokens=request.tokens)[0]
     else:
         copies = Copies(compile_plan(plan, request.reader, request.source, tokens=request.tokens)[0])
-    if copies.picks is not None and takes_picks(lane):
-        finish(lane, lane.submit_picks("tp0", copies.picks))
+    if copies.selection is not None and takes_selections(lane):
+        finish(lane, lane.submit_selection("tp0", copies.selection))
     if len(copies.descriptors):
         wait(lane, copies.descriptors)
     return copies
@@ -223,9 +223,9 @@ def source(kind: str, worker: WorkerGeometry) -> Iterator[tuple[Connection, Offe
         process.join()
 
 
-def lane_to(offer: Offer, home: Home) -> Lane:
+def lane_to(offer: Offer, backend: Backend) -> Lane:
     """A lane to the source."""
-    lane = home.lane("reader")
+    lane = backend.lane("reader")
     lane.add("tp0", offer.metadata)
     return lane
 
@@ -265,14 +265,14 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
     cut = with_blocks(worker, blocks)
     memory = place(cut, KINDS[kind].allocate)
     options = [{"copy_threads": number} if KINDS[kind].splits else {} for number in (given.copy_threads, 1)]
-    homes = [open_home(kind, f"reader{number}", option) for number, option in enumerate(options)]
-    for home in homes:
-        home.register(memory.geometry.regions)
+    backends = [open_backend(kind, f"reader{number}", option) for number, option in enumerate(options)]
+    for backend in backends:
+        backend.register(memory.geometry.regions)
     lines = []
     with source(kind, cut) as (pipe, offer):
         plan = plan_worker(memory.geometry, [memory.geometry], [offer.worker])
-        lane, plain = (lane_to(offer, home) for home in homes)
-        picks = traits_of(homes[0], lane).strided_lists  # as the connector decides
+        lane, plain = (lane_to(offer, backend) for backend in backends)
+        selection = traits_of(backends[0], lane).strided_lists  # as the connector decides
         stock = Stock(memory, offer) if KINDS[kind].stock else None
         offsets = np.arange(0, size, PIECE, dtype=np.int64)
         there = Descriptors(
@@ -291,7 +291,7 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
                 else:
                     wait(lane, uncoalesced(plan, request)[0].descriptors)
 
-            ours = partial(by_plan, lane, plan, request, picks=picks)
+            ours = partial(by_plan, lane, plan, request, selection=selection)
             ways: dict[str, Way] = {
                 "ours": ours,
                 "raw": partial(wait, plain, there),
@@ -299,7 +299,7 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
                 "stock": by_stock,
             }
             if KINDS[kind].splits:
-                ways["one"] = partial(by_plan, plain, plan, request, picks=picks)
+                ways["one"] = partial(by_plan, plain, plan, request, selection=selection)
             pipe.send(request)
             pipe.recv()
             for name in ways.keys() - {"raw", "split"}:
@@ -323,8 +323,8 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
                     },
                 }
             )
-    for home in homes:
-        home.close()
+    for backend in backends:
+        backend.close()
     return lines
 
 

@@ -26,9 +26,9 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.backends.direct.host import memory as direct_memory
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
 from kvd.topology.rate import Probed
@@ -57,7 +57,7 @@ class Round:
     later: float
 
 
-def cache(kind: str, name: str) -> tuple[Home, WorkerGeometry, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
+def cache(kind: str, name: str) -> tuple[Backend, WorkerGeometry, np.ndarray[tuple[int], np.dtype[np.uint8]]]:
     """A worker's registered memory, allocated as the connector would have it."""
     size = LAYERS * BLOCKS * PAGE
     own = kind in ("direct", "auto")
@@ -74,23 +74,23 @@ def cache(kind: str, name: str) -> tuple[Home, WorkerGeometry, np.ndarray[tuple[
         Rank(), BLOCKS, (Region(memory.ctypes.data, size),), (Group(0, "full", TOKENS, layers),)
     )
     memory[:] = 1  # pages that nobody touched yet are the kernel's cost, and a GPU has none
-    home = open_home(kind, name, {})
-    home.register(geometry.regions)
-    return home, geometry, memory
+    backend = open_backend(kind, name, {})
+    backend.register(geometry.regions)
+    return backend, geometry, memory
 
 
 def serve(kind: str, pipe: Connection) -> None:
     """The prefilling worker: registered memory, until it is told to end."""
-    home, geometry, memory = cache(kind, "p")
+    backend, geometry, memory = cache(kind, "p")
     memory[:] = 7
-    pipe.send((encode_worker(geometry), home.metadata()))
+    pipe.send((encode_worker(geometry), backend.metadata()))
     pipe.recv()
-    home.close()
+    backend.close()
 
 
 def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
     """The decoding worker: learns of the peer, then loads."""
-    home, geometry, memory = cache(kind, "d")
+    backend, geometry, memory = cache(kind, "d")
     encoded, metadata = pipe.recv()
     facts = EngineFacts(engine_id="p", model="m")
     worker = WorkerCard(
@@ -110,7 +110,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
     def told(_peer: Peer, _backend: str, _results: list[Probed]) -> None:
         probed.set()
 
-    lane = PeerLane("p", home, geometry, (geometry,), ended.put, probed=told if probe else None)
+    lane = PeerLane("p", backend, geometry, (geometry,), ended.put, probed=told if probe else None)
     lane.know(EngineCard(engine=facts, generation="g", workers=(worker,)))
     if probe and not probed.wait(SETTLE):
         raise SystemExit("the probe has not ended")
@@ -142,7 +142,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
     pipe.send(Round(times[0], statistics.median(times[1:])))
     lane.stop()
     lane.join(10.0)
-    home.close()
+    backend.close()
 
 
 def measure(kind: str, *, probe: bool, blocks: int) -> Round:

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvd.backends.contract import Home, Lane, State, Transfer
-from kvd.backends.registry import open_home
+from kvd.backends.contract import Backend, Lane, State, Transfer
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 from kvd.vllm.memory.streams import marker
 
 PAGE = 64 << 10
@@ -49,7 +49,7 @@ class Reader:
 
     backend: str
     memory: torch.Tensor
-    home: Home
+    home: Backend
     owner: multiprocessing.process.BaseProcess
     pipe: Connection
     metadata: bytes
@@ -105,7 +105,7 @@ def own(backend: str, device: str, size: int, pipe: Connection) -> None:
     memory = memory_on(device, size)
     memory.view(torch.int32).copy_(torch.arange(size // 4, dtype=torch.int32, device=memory.device))
     synchronize(memory)
-    home = open_home(backend, "owner", {})
+    home = open_backend(backend, "owner", {})
     home.register([Region(memory.data_ptr(), size, device)])
     pipe.send((home.metadata(), memory.data_ptr()))
     while (question := pipe.recv()) != "end":
@@ -191,11 +191,11 @@ def read_picks(reader: Reader) -> None:
         (np.arange(LAYERS)[:, None] * blocks + order.permutation(blocks)[None, :]).ravel().astype(np.int32)
         for _ in range(2)
     ]
-    picks = Picks(grid, cells[0], cells[1], nbytes=len(cells[0]) * PAGE)
+    selection = Selection(grid, cells[0], cells[1], nbytes=len(cells[0]) * PAGE)
     lane = reader.lane()
     reader.wipe()
-    runs = [timed(lane, lambda: lane.submit_picks("owner", picks)) for _ in range(REPEATS)]  # type: ignore[attr-defined]
-    rows = picks.descriptors()
+    runs = [timed(lane, lambda: lane.submit_selection("owner", selection)) for _ in range(REPEATS)]  # type: ignore[attr-defined]
+    rows = selection.descriptors()
     sample = order.permutation(len(rows))[:256]
     bad = reader.wrong(Descriptors(rows.local[sample], rows.remote[sample], rows.length[sample]))
     reader.seen["picks"] = {
@@ -358,7 +358,7 @@ def run(backend: str, devices: tuple[str, str], size: int) -> dict[str, Any]:
     owner = context.Process(target=own, args=(backend, devices[1], size, theirs), daemon=True)
     owner.start()
     memory = memory_on(devices[0], size)
-    home = open_home(backend, "reader", {})
+    home = open_backend(backend, "reader", {})
     began = time.perf_counter()
     home.register([Region(memory.data_ptr(), size, devices[0])])
     registered = time.perf_counter() - began

@@ -24,16 +24,16 @@ def _note(**what: Any) -> None:
     _file.write(json.dumps({"at": time.monotonic(), **what}) + "\n")
 
 
-def _open_home(kind: str, name: str, options: Any) -> Any:
-    """A home whose lanes note what they moved."""
-    home = choose.open_home(kind, name, options)
-    made = type(home)
+def _open_backend(kind: str, name: str, options: Any) -> Any:
+    """A backend whose lanes note what they moved."""
+    backend = choose.open_backend(kind, name, options)
+    made = type(backend)
 
     def lane(self: Any, name: str) -> Lane:
         return _noting(made.lane(self, name))
 
-    home.__class__ = type("Measured", (made,), {"__slots__": (), "lane": lane})  # type: ignore[assignment]
-    return home
+    backend.__class__ = type("Measured", (made,), {"__slots__": (), "lane": lane})  # type: ignore[assignment]
+    return backend
 
 
 def _noting(lane: Lane) -> Lane:
@@ -50,8 +50,8 @@ def _noting(lane: Lane) -> Lane:
     def submit(self: Any, *arguments: Any, **named: Any) -> Transfer:
         return posted(made.submit(self, *arguments, **named))
 
-    def submit_picks(self: Any, *arguments: Any, **named: Any) -> Transfer:
-        return posted(made.submit_picks(self, *arguments, **named))
+    def submit_selection(self: Any, *arguments: Any, **named: Any) -> Transfer:
+        return posted(made.submit_selection(self, *arguments, **named))
 
     def posted(transfer: Transfer) -> Transfer:
         if transfer.state is State.DONE:  # a backend that copies while it posts
@@ -59,13 +59,13 @@ def _noting(lane: Lane) -> Lane:
         return transfer
 
     members: dict[str, Any] = {"__slots__": (), "poll": poll, "submit": submit}
-    if hasattr(made, "submit_picks"):
-        members["submit_picks"] = submit_picks
+    if hasattr(made, "submit_selection"):
+        members["submit_selection"] = submit_selection
     lane.__class__ = type("Measured", (made,), members)
     return lane
 
 
-connector.open_home = _open_home
+connector.open_backend = _open_backend
 
 
 class MeasuredConnector(KvdConnector):

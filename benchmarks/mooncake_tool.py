@@ -31,7 +31,7 @@ import numpy as np
 
 from kvctl.bench.moving import pause
 from kvd.backends.contract import Lane, State
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -108,10 +108,10 @@ def by_tool(segment: str, block: int, batch: int, seconds: int) -> float:
 def serve(pipe: Connection) -> None:
     """Our other side."""
     os.dup2(2, 1)
-    home = open_home("mooncake", "source", {"host": "127.0.0.1"})
+    backend = open_backend("mooncake", "source", {"host": "127.0.0.1"})
     memory = np.ones(BUFFER, np.uint8)
-    home.register([Region(memory.ctypes.data, BUFFER)])
-    pipe.send((home.metadata(), memory.ctypes.data))
+    backend.register([Region(memory.ctypes.data, BUFFER)])
+    pipe.send((backend.metadata(), memory.ctypes.data))
     pipe.recv()
     os._exit(0)
 
@@ -137,10 +137,10 @@ def measure(shapes: list[tuple[int, int]], rounds: int, seconds: int) -> list[di
     process = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,))
     process.start()
     metadata, remote = ours.recv()
-    home = open_home("mooncake", "reader", {"host": "127.0.0.1"})
+    backend = open_backend("mooncake", "reader", {"host": "127.0.0.1"})
     memory = np.ones(BUFFER, np.uint8)
-    home.register([Region(memory.ctypes.data, BUFFER)])
-    lane = home.lane("source")
+    backend.register([Region(memory.ctypes.data, BUFFER)])
+    lane = backend.lane("source")
     lane.add("source", metadata)
     found: dict[tuple[int, int], dict[str, list[float]]] = {
         shape: {"tool": [], "ours": []} for shape in shapes

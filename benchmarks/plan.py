@@ -35,7 +35,7 @@ from kvd.topology import copies as request
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_request
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 from kvd.topology.plan import Plan, plan_worker
 
 ROUNDS = 30
@@ -149,29 +149,29 @@ class Stock:
                 table[:, 1], table[:, 2] = rows.length, 0
                 lists.append(self.mine.get_xfer_descs(table, "DRAM"))
             self.mine.release_xfer_handle(self.mine.initialize_xfer("READ", *lists, self.peer))
-        if copies.picks is not None:
-            self.pick(copies.picks)
+        if copies.selection is not None:
+            self.pick(copies.selection)
 
-    def pick(self, picks: Picks) -> None:
+    def pick(self, selection: Selection) -> None:
         """A transfer between lists that are prepared when the grid is seen first."""
-        if picks.grid not in self.prepared:
-            self.prepared[picks.grid] = [
-                self._strided(name, *columns, picks.grid, shift)
+        if selection.grid not in self.prepared:
+            self.prepared[selection.grid] = [
+                self._strided(name, *columns, selection.grid, shift)
                 for name, columns, shift in (
                     (
                         "NIXL_INIT_AGENT",
-                        (picks.grid.local, picks.grid.local_stride, picks.grid.local_blocks),
+                        (selection.grid.local, selection.grid.local_stride, selection.grid.local_blocks),
                         self.shift[0],
                     ),
                     (
                         self.peer,
-                        (picks.grid.remote, picks.grid.remote_stride, picks.grid.remote_blocks),
+                        (selection.grid.remote, selection.grid.remote_stride, selection.grid.remote_blocks),
                         self.shift[1],
                     ),
                 )
             ]
-        here, there = self.prepared[picks.grid]
-        made = self.mine.make_prepped_xfer("READ", here, picks.local, there, picks.remote)
+        here, there = self.prepared[selection.grid]
+        made = self.mine.make_prepped_xfer("READ", here, selection.local, there, selection.remote)
         self.mine.release_xfer_handle(made)
 
     def _strided(self, name: str, first: Any, stride: Any, blocks: int, grid: Grid, shift: int) -> Any:
@@ -269,12 +269,12 @@ def requests(layers: int, blocks: int, *, against_stock: bool) -> list[dict[str,
         pairs = {name: timed({name: run, **against}) for name, run in kinds.items()}
         seconds = {name: values for pair in pairs.values() for name, values in pair.items()}
         copies = compiled(plan, mine, theirs, tokens)
-        posted = len(copies.descriptors) + (len(copies.picks) if copies.picks else 0)
+        posted = len(copies.descriptors) + (len(copies.selection) if copies.selection else 0)
         line: dict[str, Any] = {
             "pattern": name,
             "copies": layers * blocks,
             "descriptors": copies.runs,
-            "way": "numbers" if copies.picks else "addresses",
+            "way": "numbers" if copies.selection else "addresses",
             "seconds": least(seconds),
             "bytes_per_descriptor": peak(lambda m=mine, t=theirs, n=tokens: compiled(plan, m, t, n)) / posted,  # type: ignore[misc]
         }

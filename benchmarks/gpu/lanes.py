@@ -16,16 +16,16 @@ Notes = list[dict[str, Any]]
 
 def watch_lanes(half: Any, notes: Notes) -> None:
     """Have all lanes of a `WorkerHalf`, those that are there and those to come, note the bytes they moved."""
-    home = half._home  # noqa: SLF001 - there is no public way in
+    backend = half._backend  # noqa: SLF001 - there is no public way in
     for one in gc.get_objects():
         if _is_lane(one):
             _noting(one, notes)
-    made = type(home)
+    made = type(backend)
 
     def lane(self: Any, name: str) -> Any:
         return _noting(made.lane(self, name), notes)
 
-    home.__class__ = type(made.__name__, (made,), {"__slots__": (), "lane": lane})
+    backend.__class__ = type(made.__name__, (made,), {"__slots__": (), "lane": lane})
 
 
 def watch_steps(half: Any, notes: Notes) -> None:
@@ -84,12 +84,12 @@ def _noting(lane: Any, notes: Notes) -> Any:
         transfer = made.submit(self, *arguments, **named)
         return note(transfer) if transfer.state is State.DONE else transfer
 
-    def submit_picks(self: Any, *arguments: Any, **named: Any) -> Any:
-        transfer = made.submit_picks(self, *arguments, **named)
+    def submit_selection(self: Any, *arguments: Any, **named: Any) -> Any:
+        transfer = made.submit_selection(self, *arguments, **named)
         return note(transfer) if transfer.state is State.DONE else transfer
 
     members: dict[str, Any] = {"__slots__": (), "poll": poll, "submit": submit}
-    if hasattr(made, "submit_picks"):
-        members["submit_picks"] = submit_picks
+    if hasattr(made, "submit_selection"):
+        members["submit_selection"] = submit_selection
     lane.__class__ = type(made.__name__, (made,), members)
     return lane

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvd.backends.direct.backend import DirectHome, Settings
+from kvd.backends.direct.backend import DirectBackend, Settings
 from kvd.geometry.model import Region
 
 MIB = 1 << 20
@@ -51,13 +51,13 @@ def own(device: str) -> None:
     torch.cuda.set_device(device)
     memory = tensors(device)
     fill(memory)
-    home = DirectHome("owner", Settings())
-    home.register(regions(memory))
+    backend = DirectBackend("owner", Settings())
+    backend.register(regions(memory))
     addresses = [t.data_ptr() for t in memory]
-    print(json.dumps({"metadata": home.metadata().hex(), "addresses": addresses}), flush=True)
+    print(json.dumps({"metadata": backend.metadata().hex(), "addresses": addresses}), flush=True)
     for line in sys.stdin:
         if line == "close\n":
-            home.close()
+            backend.close()
         print("done", flush=True)
 
 

@@ -37,19 +37,19 @@ def check_bytes(reader: Reader, peer: Owner) -> dict[str, Any]:
         "bytewise": bytewise(reader, peer),
     }
     result: dict[str, Any] = {}
-    for name, picks in cases.items():
-        rows = picks.descriptors()
+    for name, selection in cases.items():
+        rows = selection.descriptors()
         reader.clear()
-        finished(lane, lane.submit_picks("p", picks))
+        finished(lane, lane.submit_selection("p", selection))
         by_number = reader.wrong(peer, rows)
         reader.clear()
         finished(lane, lane.submit("p", rows))
         by_address = reader.wrong(peer, rows)
         result[name] = {
-            "pieces": len(picks),
+            "pieces": len(selection),
             "wrong_bytes": by_number,
             "wrong_bytes_by_address": by_address,
-            **timed(lane, picks),
+            **timed(lane, selection),
         }
     lane.close()
     return result
@@ -62,8 +62,8 @@ def sweep(reader: Reader, peer: Owner) -> dict[str, Any]:
     for ctas in CTAS:
         lane = reader.lane(peer, ctas)
         for name, (length, count) in shapes.items():
-            picks = pieces(reader, peer, length, count)
-            result[name][ctas] = timed(lane, picks, 5)["gb_s"]
+            selection = pieces(reader, peer, length, count)
+            result[name][ctas] = timed(lane, selection, 5)["gb_s"]
         lane.close()
     return result
 
@@ -111,9 +111,9 @@ def beside(reader: Reader, peer: Owner) -> dict[str, Any]:
         result[name]["alone_ms"] = round(alone, 3)
         for ctas in CTAS:
             lane = reader.lane(peer, ctas)
-            picks = pieces(reader, peer, 64 << 10, 8192)
-            one = finished(lane, lane.submit_picks("p", picks)).detail["device_seconds"] * 1e3
-            flights = [lane.submit_picks("p", picks) for _ in range(int(alone * 2.5 / one) + 2)]
+            selection = pieces(reader, peer, 64 << 10, 8192)
+            one = finished(lane, lane.submit_selection("p", selection)).detail["device_seconds"] * 1e3
+            flights = [lane.submit_selection("p", selection) for _ in range(int(alone * 2.5 / one) + 2)]
             slowed = _elapsed(work, warm=False)
             lasted = lane.poll(flights[-1]) is State.PENDING
             for flight in flights:
@@ -123,7 +123,9 @@ def beside(reader: Reader, peer: Owner) -> dict[str, Any]:
                 "x": round(slowed / alone, 3),
                 "lasted": lasted,
                 "copy_ms": round(copied, 3),
-                "lost_ms_per_gib": round((slowed - alone) / slowed * copied * 1024 * MIB / picks.nbytes, 4),
+                "lost_ms_per_gib": round(
+                    (slowed - alone) / slowed * copied * 1024 * MIB / selection.nbytes, 4
+                ),
             }
             lane.close()
         result[name]["least_lost_at"] = min(
@@ -189,19 +191,19 @@ def costs(reader: Reader, peer: Owner) -> dict[str, Any]:
     """What opening, closing, launching and sending numbers cost, in ms."""
     result: dict[str, Any] = {}
     began = time.perf_counter()
-    home = reader.home()
+    backend = reader.backend()
     result["register_ms"] = round((time.perf_counter() - began) * 1e3, 2)
     opened, closed = [], []
     for _ in range(3):
         began = time.perf_counter()
-        lane = home.lane("owner")
+        lane = backend.lane("owner")
         lane.add("p", peer.metadata)
         opened.append((time.perf_counter() - began) * 1e3)
         began = time.perf_counter()
         lane.close()
         closed.append((time.perf_counter() - began) * 1e3)
     result["open_ms"], result["close_ms"] = [round(v, 2) for v in opened], [round(v, 2) for v in closed]
-    lane = home.lane("owner")
+    lane = backend.lane("owner")
     assert isinstance(lane, CudaLane)
     lane.add("p", peer.metadata)
     for name, length, count in (
@@ -209,9 +211,9 @@ def costs(reader: Reader, peer: Owner) -> dict[str, Any]:
         ("10000 of 4 KiB", 4096, 10000),
         ("512 of 64 KiB", 64 << 10, 512),
     ):
-        picks = pieces(reader, peer, length, count, stride=max(length, 4096))
-        result[name] = timed(lane, picks, 20)
-        rows = picks.descriptors()
+        selection = pieces(reader, peer, length, count, stride=max(length, 4096))
+        result[name] = timed(lane, selection, 20)
+        rows = selection.descriptors()
         result[f"{name}, by address"] = timed(lane, rows, 20)
-    home.close()
+    backend.close()
     return result

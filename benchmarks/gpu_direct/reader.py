@@ -13,31 +13,31 @@ import torch
 
 from benchmarks.gpu_direct.owner import MIB, Owner, pattern, regions
 from kvd.backends.contract import State, Transfer
-from kvd.backends.direct.backend import DirectHome, Settings
+from kvd.backends.direct.backend import DirectBackend, Settings
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 UNTOUCHED = 0xEE
 
 
 @dataclass
 class Reader:
-    """This process: memory on a device, homes over it, and what was seen."""
+    """This process: memory on a device, backends over it, and what was seen."""
 
     device: str
     memory: list[Any]
     seen: dict[str, Any]
 
-    def home(self, ctas: int = Settings().ctas) -> DirectHome:
-        """A home over the memory, for copies of ``ctas`` thread blocks."""
-        home = DirectHome("reader", Settings(ctas=ctas))
-        home.register(regions(self.memory))
-        return home
+    def backend(self, ctas: int = Settings().ctas) -> DirectBackend:
+        """A backend over the memory, for copies of ``ctas`` thread blocks."""
+        backend = DirectBackend("reader", Settings(ctas=ctas))
+        backend.register(regions(self.memory))
+        return backend
 
     def lane(self, peer: Owner, ctas: int = Settings().ctas) -> CudaLane:
-        """A lane to an owner, of a home of its own."""
-        lane = self.home(ctas).lane("owner")
+        """A lane to an owner, of a backend of its own."""
+        lane = self.backend(ctas).lane("owner")
         assert isinstance(lane, CudaLane)
         lane.add("p", peer.metadata)
         return lane
@@ -82,14 +82,14 @@ def finished(lane: CudaLane, transfer: Transfer) -> Transfer:
     return transfer
 
 
-def begun(lane: CudaLane, copies: Picks | Descriptors) -> Transfer:
+def begun(lane: CudaLane, copies: Selection | Descriptors) -> Transfer:
     """Start copying, by number or by address."""
-    if isinstance(copies, Picks):
-        return lane.submit_picks("p", copies)
+    if isinstance(copies, Selection):
+        return lane.submit_selection("p", copies)
     return lane.submit("p", copies)
 
 
-def timed(lane: CudaLane, copies: Picks | Descriptors, times: int = 8) -> dict[str, Any]:
+def timed(lane: CudaLane, copies: Selection | Descriptors, times: int = 8) -> dict[str, Any]:
     """Medians of some copies after one that is not counted: on the device, in the call, in all; GB/s of the first."""
     device, call, whole = [], [], []
     for number in range(times + 1):

@@ -6,10 +6,10 @@ import numpy as np
 
 from benchmarks.gpu_direct.owner import LARGE, Owner
 from benchmarks.gpu_direct.reader import Reader
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 
-def pieces(reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, stride: int = 0) -> Picks:
+def pieces(reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, stride: int = 0) -> Selection:
     """``count`` shuffled pieces of one length between the large tensors: eight rows over as many blocks as fit."""
     rows, stride = 8, stride or length
     blocks = LARGE // (rows * stride)
@@ -26,13 +26,13 @@ def pieces(reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, 
     return picked(grid, min(count // rows, blocks), seed)
 
 
-def picked(grid: Grid, blocks: int, seed: int = 0) -> Picks:
+def picked(grid: Grid, blocks: int, seed: int = 0) -> Selection:
     """All rows of a grid in ``blocks`` random blocks on both sides."""
     dice = np.random.default_rng(seed)
     mine = dice.permutation(grid.local_blocks)[:blocks].astype(np.int32)
     theirs = dice.permutation(grid.remote_blocks)[:blocks].astype(np.int32)
     row = np.arange(len(grid), dtype=np.int32)[:, None]
-    return Picks(
+    return Selection(
         grid,
         (row * np.int32(grid.local_blocks) + mine).ravel(),
         (row * np.int32(grid.remote_blocks) + theirs).ravel(),
@@ -40,7 +40,7 @@ def picked(grid: Grid, blocks: int, seed: int = 0) -> Picks:
     )
 
 
-def halved(reader: Reader, peer: Owner) -> Picks:
+def halved(reader: Reader, peer: Owner) -> Selection:
     """Unequal TP: of each of 16 tokens of a page of 64 KiB, the second half of its heads; blocks of other sizes."""
     token = np.arange(16, dtype=np.int64)
     blocks = LARGE // (64 << 10)
@@ -58,7 +58,7 @@ def halved(reader: Reader, peer: Owner) -> Picks:
     )
 
 
-def groups(reader: Reader, peer: Owner) -> Picks:
+def groups(reader: Reader, peer: Owner) -> Selection:
     """Rows of several groups, in both tensors: pages of 64 KiB, states of 300 bytes and of 36 KiB, odd bits."""
     here, there = ([t.data_ptr() for t in reader.memory], peer.addresses)
     rows = [  # tensor, offset here and there, length, strides
@@ -86,7 +86,7 @@ def groups(reader: Reader, peer: Owner) -> Picks:
     )
 
 
-def bytewise(reader: Reader, peer: Owner) -> Picks:
+def bytewise(reader: Reader, peer: Owner) -> Selection:
     """Lengths and addresses that are multiples of nothing."""
     row = np.arange(4, dtype=np.int64)
     grid = Grid(

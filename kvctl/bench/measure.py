@@ -222,7 +222,7 @@ def _slow(
                 message=f"{backend.name} {operation}s between two processes of this host go over {transport}"
                 + (f", {other}s over {transports[other]}" if other in transports else "")
                 + (
-                    ": a landing takes nothing over shared memory on purpose (docs/backends/nixl.md)"
+                    ": a window takes nothing over shared memory on purpose (docs/backends/nixl.md)"
                     if operation == "write" and not backend.environment
                     else ": look at UCX_TLS and UCX_NET_DEVICES, and at `ucx_info -d`"
                 ),

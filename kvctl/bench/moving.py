@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvctl.bench.cases import Request
-from kvd.backends.contract import Lane, Operation, State, Transfer, takes_picks
+from kvd.backends.contract import Lane, Operation, State, Transfer, takes_selections
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_request
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 from kvd.topology.pairing import Met, meetings
 from kvd.topology.plan import Plan
 
@@ -25,15 +25,15 @@ STAGES = ("plan", "prepare", "post", "wire", "complete")
 class Move:
     """How to move: ``lanes`` are ``read``, or ``write-N`` for each source worker N.
 
-    Without ``coalesce`` every block and run of bytes is a descriptor of its own. ``picks``: scattered blocks that are
-    read go by number, where the connector does so. ``seconds`` is the time limit.
+    Without ``coalesce`` every block and run of bytes is a descriptor of its own. ``selection``: scattered blocks
+    that are read go by number, where the connector does so. ``seconds`` is the time limit.
     """
 
     plan: Plan
     lanes: Mapping[str, Lane]
     operation: Operation
     coalesce: bool
-    picks: bool
+    selection: bool
     seconds: float
 
 
@@ -109,7 +109,7 @@ def _post(way: Move, number: int, request: Request) -> _Going:
     started = time.monotonic()
     if not way.coalesce:
         copies = uncoalesced(way.plan, request)
-    elif way.picks:
+    elif way.selection:
         copies = compile_request(way.plan, request.reader, request.source, tokens=request.tokens)
     else:
         rows = compile_plan(way.plan, request.reader, request.source, tokens=request.tokens)
@@ -119,7 +119,7 @@ def _post(way: Move, number: int, request: Request) -> _Going:
     preparing = posting = 0.0
     for position, part in copies.items():
         lane, peer = _way(way, position)
-        for what in (part.descriptors, part.picks):
+        for what in (part.descriptors, part.selection):
             if what is None or not len(what):
                 continue
             begun = time.monotonic()
@@ -141,10 +141,10 @@ def _way(way: Move, position: int) -> tuple[Lane, str]:
     return way.lanes[f"write-{position}"], "reader"
 
 
-def _submit(lane: Lane, peer: str, what: Descriptors | Picks, operation: Operation) -> Transfer:
-    if isinstance(what, Picks):
-        if takes_picks(lane):
-            return lane.submit_picks(peer, what, operation)
+def _submit(lane: Lane, peer: str, what: Descriptors | Selection, operation: Operation) -> Transfer:
+    if isinstance(what, Selection):
+        if takes_selections(lane):
+            return lane.submit_selection(peer, what, operation)
         what = what.descriptors()
     # The plan is the reader's; whoever writes sees its two sides the other way round.
     rows = what if operation == "read" else Descriptors(what.remote, what.local, what.length)

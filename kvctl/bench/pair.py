@@ -169,8 +169,8 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
         }
         met = reader.ask(**both, metadata=theirs["metadata"])
         if mine["lands"]:
-            landings = reader.ask(do="land", sources=list(theirs["workers"]))["landings"]
-            source.ask(**both, landings=landings)
+            windows = reader.ask(do="land", sources=list(theirs["workers"]))["windows"]
+            source.ask(**both, windows=windows)
         yield Pair(
             backend=backend,
             reader=reader,

@@ -22,9 +22,9 @@ from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import Request, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import Move, move
-from kvd.backends.contract import Home, Landing, LandingHome, Lane, Operation, traits_of
+from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend, traits_of
 from kvd.backends.direct.host.memory import memfd
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
@@ -40,10 +40,10 @@ class Bench:
 
     reads: bool
     memories: dict[int, Memory]
-    homes: dict[int, Home]
+    backends: dict[int, Backend]
     plan: Plan | None = None
     lanes: dict[str, Lane] = field(default_factory=dict)
-    landings: list[Landing] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     serving: threading.Thread | None = None
     stream: ceilings.Stream = field(default_factory=ceilings.Stream)
@@ -97,15 +97,15 @@ def _open(who: Orders) -> tuple[Bench, Orders]:
         int(at): _memory(worker_from_plain(plain), who["backend"], who["device"])
         for at, plain in who["workers"].items()
     }
-    homes: dict[int, Home] = {}
+    backends: dict[int, Backend] = {}
     for at, memory in memories.items():
-        homes[at] = open_home(who["backend"], f"{who['name']}-{at}", who["options"])
-        homes[at].register(memory.geometry.regions)
-    bench = Bench(who["reads"], memories, homes)
+        backends[at] = open_backend(who["backend"], f"{who['name']}-{at}", who["options"])
+        backends[at].register(memory.geometry.regions)
+    bench = Bench(who["reads"], memories, backends)
     answer: Orders = {
         "workers": {at: worker_to_plain(memory.geometry) for at, memory in memories.items()},
-        "metadata": {at: _text(home.metadata()) for at, home in homes.items()},
-        "lands": all(home.traits.lands for home in homes.values()),
+        "metadata": {at: _text(backend.metadata()) for at, backend in backends.items()},
+        "lands": all(backend.traits.lands for backend in backends.values()),
     }
     return bench, answer
 
@@ -125,36 +125,36 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
     bench.plan = plan_worker(reader[0], siblings, sources)
     started = time.perf_counter()
     if bench.reads:
-        bench.lanes["read"] = bench.homes[0].lane("read")
+        bench.lanes["read"] = bench.backends[0].lane("read")
         for at, metadata in orders["metadata"].items():
             bench.lanes["read"].add(str(bench.plan.remote_ranks[int(at)]), b64decode(metadata))
     else:
-        for at, metadata in orders["landings"].items():
-            lane = bench.homes[int(at)].lane("write")
+        for at, metadata in orders["windows"].items():
+            lane = bench.backends[int(at)].lane("write")
             lane.add("reader", b64decode(metadata))
             bench.lanes[f"write-{at}"] = lane
     return {"seconds": time.perf_counter() - started}
 
 
 def _land(bench: Bench, orders: Orders) -> Orders:
-    """The reader lets each source worker write into its memory; a thread serves the landings."""
-    home = bench.homes[0]
-    if not isinstance(home, LandingHome):
-        raise TypeError("this backend has no landings")
+    """The reader lets each source worker write into its memory; a thread serves the windows."""
+    backend = bench.backends[0]
+    if not isinstance(backend, WindowBackend):
+        raise TypeError("this backend has no windows")
     found = {}
     for at in orders["sources"]:
-        landing = home.landing(f"from-{at}")
-        bench.landings.append(landing)
-        found[at] = _text(landing.metadata())
+        window = backend.window(f"from-{at}")
+        bench.windows.append(window)
+        found[at] = _text(window.metadata())
     bench.serving = threading.Thread(target=_serve, args=(bench,), daemon=True)
     bench.serving.start()
-    return {"landings": found}
+    return {"windows": found}
 
 
 def _serve(bench: Bench) -> None:
     while not bench.ended.wait(SERVE_SECONDS):
-        for landing in bench.landings:
-            landing.serve()
+        for window in bench.windows:
+            window.progress()
 
 
 def _fill(bench: Bench, orders: Orders) -> Orders:
@@ -191,7 +191,7 @@ def _move(bench: Bench, orders: Orders) -> Orders:
         bench.lanes,
         "read" if bench.reads else "write",
         coalesce=orders.get("coalesce", True),
-        picks=bench.reads and traits_of(bench.homes[0], bench.lanes["read"]).strided_lists,
+        selection=bench.reads and traits_of(bench.backends[0], bench.lanes["read"]).strided_lists,
         seconds=orders["seconds"],
     )
     return move(way, _requests(orders), orders.get("at"), orders.get("in_flight", 0))
@@ -236,10 +236,10 @@ def _close(bench: Bench) -> None:
     bench.stream.close()
     for lane in bench.lanes.values():
         lane.close()
-    for landing in bench.landings:
-        landing.close()
-    for home in bench.homes.values():
-        home.close()
+    for window in bench.windows:
+        window.close()
+    for backend in bench.backends.values():
+        backend.close()
 
 
 def _text(data: bytes) -> str:

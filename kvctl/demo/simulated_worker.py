@@ -32,8 +32,8 @@ from kvctl.demo.simulated_cache import (
     make_cache,
     sibling_geometries,
 )
-from kvd.backends.contract import Home, Lane, State, Transfer
-from kvd.backends.registry import open_home
+from kvd.backends.contract import Backend, Lane, State, Transfer
+from kvd.backends.registry import open_backend
 from kvd.client.cards import engine_geometry
 from kvd.client.records import block_runs
 from kvd.client.session import Session
@@ -81,7 +81,7 @@ class Worker:
     facts: EngineFacts
     cache: Cache
     backend: str
-    home: Home
+    home: Backend
     session: Session
     incarnation: str
     scheduler: Session | None
@@ -142,7 +142,7 @@ def _open(who: Orders) -> Worker:
             "transfer_mode": "pull",
         },
     )
-    home = open_home(who["backend"], f"{facts.engine_id}-tp{rank}", {})
+    home = open_backend(who["backend"], f"{facts.engine_id}-tp{rank}", {})
     home.register(cache.geometry.regions)
     incarnation = uuid.uuid4().hex
     card = WorkerCard(

@@ -75,7 +75,7 @@ class Lane:
     def close(self) -> None: ...
 
 
-class Home:
+class Backend:
     """Makes lanes."""
 
     __slots__ = ()
@@ -86,10 +86,10 @@ class Home:
 
 def test_lanes_made_before_and_after_note_what_they_moved_once() -> None:
     notes: list[dict[str, Any]] = []
-    worker = SimpleNamespace(_home=Home())
-    lanes = [worker._home.lane("before")]
+    worker = SimpleNamespace(_backend=Backend())
+    lanes = [worker._backend.lane("before")]
     watch_lanes(worker, notes)
-    lanes.append(worker._home.lane("after"))
+    lanes.append(worker._backend.lane("after"))
     for lane in lanes:
         transfer = lane.submit("peer", None)
         assert lane.poll(transfer) is lane.poll(transfer) is State.DONE

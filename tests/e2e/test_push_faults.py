@@ -323,7 +323,7 @@ def test_an_abort_at_the_decoder_frees_the_prefiller(pair: Pair) -> None:
 
 
 @pytest.mark.matrix
-def test_what_shares_the_landing_of_a_request_that_was_given_up_arrives_all_the_same(pair: Pair) -> None:
+def test_what_shares_the_window_of_a_request_that_was_given_up_arrives_all_the_same(pair: Pair) -> None:
     """A prefiller that stands still cannot say that it writes no more, so the decoder closes what it writes into."""
     if pair.backend == "direct":
         pytest.skip("nothing is written: the decoder reads")

@@ -1,7 +1,7 @@
 """Gives up a read from a stopped peer, over tcp; prints one JSON line: what landed afterwards, and who survived.
 
 Arguments: the backend; how the read is given up (``close``, ``nothing``, and for NIXL ``destroy``); the size of the
-read in bytes; and what it is posted as (``descriptors``, one of them, or ``picks`` of 16 KiB blocks in descending
+read in bytes; and what it is posted as (``descriptors``, one of them, or ``selection`` of 16 KiB blocks in descending
 order, so many that NIXL's own worker threads would advance them, if there were any).
 """
 
@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from kvctl.demo.halting import halt
-from kvd.backends.contract import Lane, PickingLane, State, Transfer
-from kvd.backends.registry import open_home
+from kvd.backends.contract import Lane, SelectingLane, State, Transfer
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 PEER = Path(__file__).with_name("backend_peer.py")
 BLOCK = 16 << 10
@@ -36,12 +36,12 @@ def wait(lane: Lane, transfer: Transfer, seconds: float) -> State:
 def post(lane: Lane, whole: Descriptors, posted: str) -> Transfer:
     if posted == "descriptors":
         return lane.submit("peer", whole)
-    assert isinstance(lane, PickingLane)
+    assert isinstance(lane, SelectingLane)
     blocks = whole.nbytes // BLOCK
     one = np.array([BLOCK], np.int64)
     grid = Grid(whole.local, whole.remote, one, one, one, blocks, blocks)
     cells = np.arange(blocks, dtype=np.int32)[::-1].copy()
-    return lane.submit_picks("peer", Picks(grid, cells, cells, whole.nbytes))
+    return lane.submit_selection("peer", Selection(grid, cells, cells, whole.nbytes))
 
 
 def main() -> None:
@@ -55,10 +55,10 @@ def main() -> None:
     assert peer.stdout is not None
     hello = json.loads(peer.stdout.readline())
     options = {"abandon": "destroy", "drain_s": 0} if how == "destroy" else {}
-    home = open_home(kind, "reader", options)
+    backend = open_backend(kind, "reader", options)
     buffer = np.zeros(size, np.uint8)
-    home.register([Region(buffer.ctypes.data, size)])
-    stuck, other = home.lane("stuck"), home.lane("other")
+    backend.register([Region(buffer.ctypes.data, size)])
+    stuck, other = backend.lane("stuck"), backend.lane("other")
     whole = Descriptors(*(np.array([v], np.int64) for v in (buffer.ctypes.data, hello["address"], size)))
     try:
         for lane in (stuck, other):
@@ -87,7 +87,7 @@ def main() -> None:
             result["other"] = wait(other, other.submit("peer", tail), 20).value
             assert buffer[:4096].all()
             buffer[:4096] = 0
-            remade = home.lane("remade")
+            remade = backend.lane("remade")
             remade.add("peer", bytes.fromhex(hello["metadata"]))
             result["remade"] = wait(remade, remade.submit("peer", tail), 20).value
             assert buffer[:4096].all()
@@ -101,7 +101,7 @@ def main() -> None:
         sys.stdout.write("\n")
     finally:
         peer.kill()
-    home.close()
+    backend.close()
 
 
 if __name__ == "__main__":

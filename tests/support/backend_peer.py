@@ -1,11 +1,11 @@
-"""A worker to read from: opens a home, prints one JSON line with its metadata and address, waits for stdin to close."""
+"""A worker to read from: prints one JSON line with its metadata and address, waits for stdin to close."""
 
 import json
 import sys
 
 import numpy as np
 
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 
 
@@ -16,17 +16,17 @@ def pattern(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
 
 def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
-    home = open_home(kind, "peer", {})
+    backend = open_backend(kind, "peer", {})
     memory = pattern(size)
-    home.register([Region(memory.ctypes.data, size)])
-    json.dump({"metadata": home.metadata().hex(), "address": memory.ctypes.data}, sys.stdout)
+    backend.register([Region(memory.ctypes.data, size)])
+    json.dump({"metadata": backend.metadata().hex(), "address": memory.ctypes.data}, sys.stdout)
     sys.stdout.write("\n")
     sys.stdout.flush()
     for line in sys.stdin:
         if line == "sum\n":
             sys.stdout.write(f"{int(memory.astype(np.int64).sum())}\n")
             sys.stdout.flush()
-    home.close()
+    backend.close()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvd.backends.contract import Lane, PickingLane, State, Transfer
+from kvd.backends.contract import Lane, SelectingLane, State, Transfer
 from kvd.backends.errors import BackendError
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 PEER = Path(__file__).with_name("backend_peer.py")
 SIZE = 32 << 20
@@ -39,9 +39,9 @@ def refusal(lane: Lane, rows: Descriptors) -> list[str]:
     return []
 
 
-def picks(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[object]:
+def selection(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[object]:
     """Random cells of a grid by address and by number: how each ended, and whether the bytes are the same and right."""
-    assert isinstance(lane, PickingLane)
+    assert isinstance(lane, SelectingLane)
     dice = np.random.default_rng(11)
     rows, pages, others = 24, 1024, 896
     page, other = SIZE // pages, SIZE // others
@@ -62,7 +62,7 @@ def picks(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[objec
         here, there = (
             (row * n + ids).ravel().astype(np.int32) for n, ids in ((pages, mine), (others, theirs))
         )
-        some = Picks(grid, here, there, int(grid.length.sum()) * blocks)
+        some = Selection(grid, here, there, int(grid.length.sum()) * blocks)
         plain = some.descriptors()
         image = np.zeros(SIZE, np.uint8)
         for local, source, length in zip(plain.local, plain.remote, plain.length, strict=True):
@@ -70,7 +70,7 @@ def picks(lane: Lane, buffer: Bytes, expected: Bytes, remote: int) -> list[objec
             image[at : at + length] = expected[begin : begin + length]
         for by_number in (False, True):
             buffer[:] = 0
-            transfer = lane.submit_picks("peer", some) if by_number else lane.submit("peer", plain)
+            transfer = lane.submit_selection("peer", some) if by_number else lane.submit("peer", plain)
             found += [wait(lane, transfer).value, bool((buffer == image).all())]
     return found
 
@@ -104,11 +104,11 @@ def main() -> None:
     assert peer.stdin is not None
     hello = json.loads(peer.stdout.readline())
     metadata, remote = bytes.fromhex(hello["metadata"]), int(hello["address"])
-    home = open_home(kind, "reader", {})
+    backend = open_backend(kind, "reader", {})
     buffer = np.zeros(SIZE, np.uint8)
     local = buffer.ctypes.data
-    home.register([Region(local, SIZE)])
-    lane, second = home.lane("one"), home.lane("two")
+    backend.register([Region(local, SIZE)])
+    lane, second = backend.lane("one"), backend.lane("two")
     lane.add("peer", metadata)
     second.add("peer", metadata)
     expected = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
@@ -130,8 +130,8 @@ def main() -> None:
         image[start : start + length] = expected[source : source + length]
     found["fragments"] = [state.value, bool((buffer == image).all())]
 
-    if isinstance(lane, PickingLane):
-        found["picks"] = picks(lane, buffer, expected, remote)
+    if isinstance(lane, SelectingLane):
+        found["picks"] = selection(lane, buffer, expected, remote)
 
     buffer[:] = 3
     rows = Descriptors(*(np.array([v + 5], np.int64) for v in (local, remote, 1000)))
@@ -148,8 +148,8 @@ def main() -> None:
     found["copying"] = sorted(t.name for t in threading.enumerate() if t.name.startswith("kvd-copy"))
 
     found |= killed(peer, lane, whole)
-    home.close()
-    home.close()
+    backend.close()
+    backend.close()
     json.dump(found, sys.stdout)
     sys.stdout.write("\n")
 

@@ -1,4 +1,4 @@
-"""A worker that writes its memory to a peer's landing; one order a line on stdin, one answer a line on stdout.
+"""A worker that writes its memory to a peer's window; one order a line on stdin, one answer a line on stdout.
 
 Arguments: the backend, the size of its memory. An order is {"metadata", "address", "size"}; the answers to it are
 {"posted": true} and, when the transfer is over, {"state", "reason"}. Each order gets a lane of its own.
@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from kvd.backends.contract import State
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -23,12 +23,12 @@ def say(answer: dict[str, object]) -> None:
 
 def main() -> None:
     kind, size = sys.argv[1], int(sys.argv[2])
-    home = open_home(kind, "writer", {})
+    backend = open_backend(kind, "writer", {})
     memory = np.full(size, 7, np.uint8)
-    home.register([Region(memory.ctypes.data, size)])
+    backend.register([Region(memory.ctypes.data, size)])
     for line in sys.stdin:
         order = json.loads(line)
-        lane = home.lane("landing")
+        lane = backend.lane("window")
         lane.add("peer", bytes.fromhex(order["metadata"]))
         columns = (memory.ctypes.data, order["address"], order["size"])
         rows = Descriptors(*(np.array([value], np.int64) for value in columns))
@@ -38,7 +38,7 @@ def main() -> None:
             time.sleep(1e-4)
         say({"state": transfer.state.value, "reason": transfer.reason})
         lane.close()
-    home.close()
+    backend.close()
 
 
 if __name__ == "__main__":

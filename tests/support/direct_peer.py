@@ -1,7 +1,7 @@
 """A worker to be read directly: prints one JSON line with its metadata and address, then obeys lines on stdin.
 
 The only argument is JSON: ``size`` in bytes, ``memfd`` (true, false, or "unsealed"), ``uid`` to run as (or null),
-``dumpable``. Orders: ``close`` the home, ``unmap`` the upper half of the memory; each is answered with a line.
+``dumpable``. Orders: ``close`` the backend, ``unmap`` the upper half of the memory; each is answered with a line.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 
-from kvd.backends.direct.backend import open_home  # before another user may not read our modules
+from kvd.backends.direct.backend import open_backend  # before another user may not read our modules
 from kvd.backends.direct.host.memory import memfd
 from kvd.geometry.model import Region
 from tests.support.backend_peer import pattern
@@ -38,19 +38,19 @@ def main() -> None:
         os.setresuid(wanted["uid"], wanted["uid"], wanted["uid"])
     # The kernel makes a process that changed its user not dumpable, as it may hold what the former user had.
     libc.prctl(PR_SET_DUMPABLE, int(wanted["dumpable"]), 0, 0, 0)
-    home = open_home("peer", options={})
+    backend = open_backend("peer", options={})
     held = memory_of(wanted["memfd"], size)
     memory = np.frombuffer(held, np.uint8)
     memory[:] = pattern(size)
-    home.register([Region(memory.ctypes.data, size)])
-    print(json.dumps({"metadata": home.metadata().hex(), "address": memory.ctypes.data}), flush=True)  # noqa: T201
+    backend.register([Region(memory.ctypes.data, size)])
+    print(json.dumps({"metadata": backend.metadata().hex(), "address": memory.ctypes.data}), flush=True)  # noqa: T201
     for line in sys.stdin:
         if line == "close\n":
-            home.close()
+            backend.close()
         elif line == "unmap\n":
             libc.munmap(ctypes.c_void_p(memory.ctypes.data + size // 2), ctypes.c_size_t(size // 2))
         print("done", flush=True)  # noqa: T201
-    home.close()
+    backend.close()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from kvd.backends.direct.backend import open_home  # before another user may not read our modules
+from kvd.backends.direct.backend import open_backend  # before another user may not read our modules
 from kvd.backends.errors import BackendError
 from kvd.geometry.model import Region
 
@@ -20,15 +20,15 @@ def main() -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     memory = np.zeros(4096, np.uint8)
-    home = open_home("reader", options={})
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
+    backend = open_backend("reader", options={})
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
     told = []
     try:
-        home.lane("one").add("peer", metadata)
+        backend.lane("one").add("peer", metadata)
     except BackendError as error:
         told = [error.message, error.hint]
     print(json.dumps(told))  # noqa: T201
-    home.close()
+    backend.close()
 
 
 if __name__ == "__main__":

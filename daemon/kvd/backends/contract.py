@@ -1,10 +1,10 @@
 """The backend contract: what a transfer engine must offer, and nothing about any one of them.
 
-Three roles. A `Home` holds a worker's registered memory and is what peers read from; it lives as long as the
+Three roles. A `Backend` holds a worker's registered memory and is what peers read from; it lives as long as the
 worker. A `Lane` is this worker's way to *one* peer engine: cheap to make, and made anew when a transfer on it is
-given up. A `Landing` is the same for what one peer engine *writes* here. The rule that memory vLLM may reuse is never
+given up. A `Window` is the same for what one peer engine *writes* here. The rule that memory vLLM may reuse is never
 the target of a transfer that might still write comes down to one promise of both: when `close` has returned, nothing
-of that lane or landing can land any more. How an adapter keeps it (destroying the agent, never calling into it again,
+of that lane or window can land any more. How an adapter keeps it (destroying the agent, never calling into it again,
 waiting for the copy) is its own affair.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 Operation = Literal["read", "write"]
 
@@ -39,11 +39,11 @@ class Traits:
     """What a backend is good at, and what the connector must know of it.
 
     ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
-    must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `PickingLane`, and
+    must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `SelectingLane`, and
     numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
     limit (the adapter splits by itself; a caller may want to know). ``least_piece``: a load is posted in a
     piece for every so many bytes at most, as a smaller one would be here before the next is planned and posted.
-    ``lands``: its homes are `LandingHome`, so a peer may write here; where they are not, layer-wise push is a
+    ``lands``: its backends are `WindowBackend`, so a peer may write here; where they are not, layer-wise push is a
     layer-wise read.
     """
 
@@ -61,7 +61,7 @@ class Transfer:
     """One submitted transfer.
 
     Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds. ``backend`` names what
-    moves the bytes where that is not plain from the home: a home may stand for several backends.
+    moves the bytes where the `Backend` stands for several.
     """
 
     peer: str
@@ -114,38 +114,38 @@ class Lane(Protocol):
         """End the lane.
 
         When this returns, no byte of any of its transfers can land here any more. Idempotent. What it was still
-        writing may land at the peer for as long as the peer keeps its landing.
+        writing may land at the peer for as long as the peer keeps its window.
         """
         ...
 
 
 @runtime_checkable
-class PickingLane(Lane, Protocol):
+class SelectingLane(Lane, Protocol):
     """A lane that prepares a plan's rows over all blocks once, and then takes the numbers of cells to copy.
 
     Everything else is as with `Lane`: states, errors, and what `close` promises.
     """
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
-        """Start copying cells of a grid; the lane keeps what it prepared for ``picks.grid`` until its end.
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+        """Start copying cells of a grid; the lane keeps what it prepared for ``selection.grid`` until its end.
 
         Raises `BackendError` subclasses where it could not be started; nothing moves then.
         """
         ...
 
 
-def takes_picks(lane: Lane) -> TypeGuard[PickingLane]:
-    """Whether a lane is a `PickingLane`: for every transfer, where `isinstance` with a protocol takes 25 us."""
-    return hasattr(lane, "submit_picks")
+def takes_selections(lane: Lane) -> TypeGuard[SelectingLane]:
+    """Whether a lane is a `SelectingLane`: for every transfer, where `isinstance` with a protocol takes 25 us."""
+    return hasattr(lane, "submit_selection")
 
 
-def traits_of(home: Home, lane: Lane | None) -> Traits:
-    """Those of what moves a lane's bytes: a lane of a home that stands for several backends has traits of its own."""
-    traits: Traits = getattr(lane, "traits", home.traits)
+def traits_of(backend: Backend, lane: Lane | None) -> Traits:
+    """Those of what moves a lane's bytes: a lane of a backend that stands for several has traits of its own."""
+    traits: Traits = getattr(lane, "traits", backend.traits)
     return traits
 
 
-class Home(Protocol):
+class Backend(Protocol):
     """A worker's registered memory, to be read by peers, and the maker of its lanes."""
 
     name: str
@@ -175,7 +175,7 @@ class Home(Protocol):
         ...
 
 
-class Landing(Protocol):
+class Window(Protocol):
     """What one peer engine writes into: the worker's memory, under a name of its own that can be taken away.
 
     Used from one thread at a time.
@@ -185,7 +185,7 @@ class Landing(Protocol):
         """What the writing peer's `Lane.add` needs; good until `close`."""
         ...
 
-    def serve(self) -> None:
+    def progress(self) -> None:
         """Let bytes land, for transports that need their target's help. Quick; called every few 100 us by its owner.
 
         An adapter whose engine lands bytes by itself does nothing here.
@@ -193,7 +193,7 @@ class Landing(Protocol):
         ...
 
     def close(self) -> None:
-        """End the landing.
+        """End the window.
 
         When this returns, no byte that a peer writes through it can land any more, whatever the peer does or did: it
         may be stopped, and go on later. The peer's process survives this. Idempotent.
@@ -202,11 +202,11 @@ class Landing(Protocol):
 
 
 @runtime_checkable
-class LandingHome(Home, Protocol):
-    """A home that peers may write to."""
+class WindowBackend(Backend, Protocol):
+    """A backend that peers may write to."""
 
-    def landing(self, name: str) -> Landing:
-        """A fresh landing over all registered memory, for one peer engine.
+    def window(self, name: str) -> Window:
+        """A fresh window over all registered memory, for one peer engine.
 
         Raises `RegistrationError` where nothing is registered yet, `BackendUnavailable` where none can be made.
         """
@@ -214,10 +214,10 @@ class LandingHome(Home, Protocol):
 
 
 @runtime_checkable
-class StagingHome(Home, Protocol):
-    """A home whose peers read a copy of its memory, as it was when it was put out last."""
+class StagingBackend(Backend, Protocol):
+    """A backend whose peers read a copy of its memory, as it was when it was last staged."""
 
-    def put_out(self, rows: Descriptors) -> None:
+    def stage(self, rows: Descriptors) -> None:
         """Copy memory to where peers read it; both addresses of a row are of registered memory, and the same.
 
         Returns when it is there. May be called on any thread. Raises `BackendError` where it cannot be copied.

@@ -1,6 +1,6 @@
 """The memory backend: copies inside one process, with faults on demand, to test recovery without any network.
 
-Homes of one process find each other through a registry by name and generation, and the bytes are copied when a
+Backends of one process find each other through a registry by name and generation, and the bytes are copied when a
 transfer is polled. A `Faults` script makes the n-th transfer wait, fail half-way or land late, always at the same
 point, so what a connector does about it can be asserted. Like the real engines it lets late bytes land: those of a read
 until its lane is closed, those of a write until what they are written into is closed, whatever became of the lane.
@@ -28,18 +28,18 @@ from kvd.backends.errors import (
 )
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, Int64
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 NAME = "memory"
 VERSION = "1"
 
-_agents: weakref.WeakValueDictionary[str, MemoryHome | MemoryLanding] = weakref.WeakValueDictionary()
+_agents: weakref.WeakValueDictionary[str, MemoryBackend | MemoryWindow] = weakref.WeakValueDictionary()
 _generations = itertools.count(1)
 
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong, by number of the submit on this home (its lanes together, the first is 0).
+    """What goes wrong, by number of the submit on this backend (its lanes together, the first is 0).
 
     ``hold``: these stay PENDING until `release`. ``refuse``: these raise `TransferRefused`. ``fail_after``: these copy
     that many descriptors and end FAILED. ``late``: these fail at once with nothing copied, and all their bytes land at
@@ -64,8 +64,8 @@ class Faults:
         self._waiting[number] = land
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> MemoryHome:
-    """A home in this process. The only option is ``faults``, a `Faults` that the caller keeps to steer it.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> MemoryBackend:
+    """A backend in this process. The only option is ``faults``, a `Faults` that the caller keeps to steer it.
 
     Raises:
         BackendError: an unknown option.
@@ -73,10 +73,10 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> MemoryHome:
     unknown = sorted(set(options) - {"faults"})
     if unknown:
         raise BackendError(f"unknown option {', '.join(unknown)} for memory; known is faults", backend=NAME)
-    return MemoryHome(name, options.get("faults") or Faults())
+    return MemoryBackend(name, options.get("faults") or Faults())
 
 
-class MemoryHome:
+class MemoryBackend:
     """Memory of this process that peers of this process may read and write."""
 
     traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane", lands=True)
@@ -88,7 +88,7 @@ class MemoryHome:
         self.submits = itertools.count()
         self._agent = f"{name}.{next(_generations)}"
         self._lanes: set[MemoryLane] = set()
-        self._landings: set[MemoryLanding] = set()
+        self._windows: set[MemoryWindow] = set()
         self._closed = False
         _agents[self._agent] = self
 
@@ -99,7 +99,7 @@ class MemoryHome:
             RegistrationError: registered before, nothing given, or a region that is empty or not host memory.
         """
         if self.regions:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
         for region in regions:
@@ -127,38 +127,38 @@ class MemoryHome:
         self._lanes.add(lane)
         return lane
 
-    def landing(self, name: str) -> MemoryLanding:
-        """A fresh landing for one peer engine.
+    def window(self, name: str) -> MemoryWindow:
+        """A fresh window for one peer engine.
 
         Raises:
             RegistrationError: nothing is registered yet.
         """
         self._registered()
-        landing = MemoryLanding(f"{self._agent}.{name}", self.regions, self._landings.discard)
-        self._landings.add(landing)
-        return landing
+        window = MemoryWindow(f"{self._agent}.{name}", self.regions, self._windows.discard)
+        self._windows.add(window)
+        return window
 
     def close(self) -> None:
-        """Close all lanes and landings and vanish from the peers' sight. Idempotent."""
+        """Close all lanes and windows and vanish from the peers' sight. Idempotent."""
         for lane in list(self._lanes):
             lane.close()
-        for landing in list(self._landings):
-            landing.close()
+        for window in list(self._windows):
+            window.close()
         self._closed = True
         _agents.pop(self._agent, None)
 
     def _registered(self) -> None:
         if self._closed:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
         if not self.regions:
             raise RegistrationError("register memory first", backend=NAME)
 
 
-class MemoryLanding:
-    """What one peer engine writes into: the home's memory under another name."""
+class MemoryWindow:
+    """What one peer engine writes into: the backend's memory under another name."""
 
     def __init__(
-        self, name: str, regions: tuple[Region, ...], closed: Callable[[MemoryLanding], None]
+        self, name: str, regions: tuple[Region, ...], closed: Callable[[MemoryWindow], None]
     ) -> None:
         self.regions = regions
         self._agent = f"{name}.{next(_generations)}"
@@ -169,27 +169,27 @@ class MemoryLanding:
         """What the writing peer's `MemoryLane.add` needs.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
         return pack(Envelope(NAME, VERSION, self._agent, self.regions, b""))
 
-    def serve(self) -> None:
+    def progress(self) -> None:
         """Do nothing: the writer's polls copy.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
 
     def close(self) -> None:
-        """End the landing: what was to land late never will. Idempotent."""
+        """End the window: what was to land late never will. Idempotent."""
         _agents.pop(self._agent, None)
         self._closed(self)
 
     def _opened(self) -> None:
         if self._agent not in _agents:
-            raise TransferRefused(f"landing {self._agent!r} is closed", backend=NAME)
+            raise TransferRefused(f"window {self._agent!r} is closed", backend=NAME)
 
 
 @dataclass(slots=True, eq=False)
@@ -205,9 +205,9 @@ class _Work:
 class MemoryLane:
     """The way to one peer engine."""
 
-    def __init__(self, name: str, home: MemoryHome, closed: Callable[[MemoryLane], None]) -> None:
+    def __init__(self, name: str, backend: MemoryBackend, closed: Callable[[MemoryLane], None]) -> None:
         self.name = name
-        self._home = home
+        self._backend = backend
         self._peers: dict[str, tuple[bytes, str]] = {}
         self._live: list[Transfer] = []
         self._on_close = closed
@@ -218,7 +218,7 @@ class MemoryLane:
 
         Raises:
             PeerMetadataError: not of this backend or of another version of it.
-            PeerUnreachable: its home was closed.
+            PeerUnreachable: its backend was closed.
         """
         self._opened()
         envelope = unpack(metadata, backend=NAME, version=VERSION)
@@ -230,16 +230,16 @@ class MemoryLane:
 
         Raises:
             TransferRefused: unknown peer, closed lane, memory that is not registered, or a fault asked for it.
-            PeerUnreachable: the peer's home was closed.
+            PeerUnreachable: the peer's backend was closed.
         """
         self._opened()
         if peer not in self._peers:
             raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
         agent = self._peers[peer][1]
-        faults, number = self._home.faults, next(self._home.submits)
+        faults, number = self._backend.faults, next(self._backend.submits)
         if number in faults.refuse:
             raise TransferRefused(f"submit {number} is to be refused", backend=NAME)
-        _inside(descriptors.local, descriptors.length, self._home.regions, "local")
+        _inside(descriptors.local, descriptors.length, self._backend.regions, "local")
         _inside(descriptors.remote, descriptors.length, self._reach(agent).regions, "remote")
         work = _Work(number, agent, descriptors, operation)
         transfer = Transfer(peer, descriptors.nbytes, len(descriptors), work, posted=time.monotonic())
@@ -249,14 +249,14 @@ class MemoryLane:
             self._end(transfer, State.FAILED, f"submit {number} is to fail and to land late")
         return transfer
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`: nothing here is worth preparing.
 
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
         """
-        _on_grid(picks)
-        return self.submit(peer, picks.descriptors(), operation)
+        _on_grid(selection)
+        return self.submit(peer, selection.descriptors(), operation)
 
     def poll(self, transfer: Transfer) -> State:
         """Copy what is due and update ``transfer``."""
@@ -266,7 +266,7 @@ class MemoryLane:
             self._end(transfer, State.FAILED, f"not a transfer of lane {self.name!r}")
             return transfer.state
         work: _Work = transfer.handle
-        faults = self._home.faults
+        faults = self._backend.faults
         if work.number in faults.hold:
             return State.PENDING
         if work.agent not in _agents:
@@ -299,7 +299,7 @@ class MemoryLane:
             raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
 
     @staticmethod
-    def _reach(agent: str) -> MemoryHome | MemoryLanding:
+    def _reach(agent: str) -> MemoryBackend | MemoryWindow:
         reached = _agents.get(agent)
         if reached is None:
             raise PeerUnreachable(f"{agent!r} was closed, or is in another process", backend=NAME)
@@ -315,13 +315,14 @@ def _copy(work: _Work, count: int) -> None:
         ctypes.memmove(target, source, length)
 
 
-def _on_grid(picks: Picks) -> None:
-    if len(picks.local) != len(picks.remote):
+def _on_grid(selection: Selection) -> None:
+    if len(selection.local) != len(selection.remote):
         raise TransferRefused(
-            f"picks differ in length: {len(picks.local)} local, {len(picks.remote)} remote", backend=NAME
+            f"selections differ in length: {len(selection.local)} local, {len(selection.remote)} remote",
+            backend=NAME,
         )
-    grid = picks.grid
-    for cells, blocks in ((picks.local, grid.local_blocks), (picks.remote, grid.remote_blocks)):
+    grid = selection.grid
+    for cells, blocks in ((selection.local, grid.local_blocks), (selection.remote, grid.remote_blocks)):
         if len(cells) and not 0 <= int(cells.min()) <= int(cells.max()) < len(grid) * blocks:
             raise TransferRefused(
                 f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(grid) * blocks}",

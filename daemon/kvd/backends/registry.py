@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any, cast
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.backends.errors import BackendUnavailable
 
 _ADAPTERS: Mapping[str, str] = {
@@ -30,8 +30,8 @@ _DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
-    """A home of backend ``kind``, one of `available`, for the worker ``name``; options are the adapter's own.
+def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
+    """A backend of ``kind``, one of `available`, for the worker ``name``; options are the adapter's own.
 
     Raises:
         BackendUnavailable: no such backend, or its engine is not installed here; the hint says what to install.
@@ -44,7 +44,7 @@ def open_home(kind: str, name: str, options: Mapping[str, Any]) -> Home:
             hint=f"set the backend to one of {', '.join(_ADAPTERS)}",
         )
     adapter = importlib.import_module(_ADAPTERS[kind])
-    make = cast("Callable[..., Home]", adapter.open_home)
+    make = cast("Callable[..., Backend]", adapter.open_backend)
     return make(name, options=options)
 
 

@@ -21,11 +21,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Operation, PickingLane, State, Transfer
+from kvd.backends.contract import Operation, SelectingLane, State, Transfer
 from kvd.backends.errors import BackendError
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
-from kvd.topology.split import split_descriptors, split_picks
+from kvd.topology.grid import Selection
+from kvd.topology.split import split_descriptors, split_selection
 
 LEAST_BYTES = 8 << 20
 """Of a read that is split; handing pieces over costs some 0.1 ms, which smaller ones do not gain."""
@@ -46,7 +46,7 @@ MOST_THREADS = 16
 
 _log = logging.getLogger(__name__)
 
-_Post = Callable[[PickingLane], Transfer]
+_Post = Callable[[SelectingLane], Transfer]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +54,10 @@ class _Split:
     """A read in pieces, as threads take them: ``rest`` is what nobody has posted, ``parts`` what is."""
 
     rest: deque[_Post]
-    parts: list[tuple[PickingLane, Transfer]] = field(default_factory=list)
+    parts: list[tuple[SelectingLane, Transfer]] = field(default_factory=list)
     refused: list[BackendError] = field(default_factory=list)
 
-    def take(self, lane: PickingLane, until: float) -> None:
+    def take(self, lane: SelectingLane, until: float) -> None:
         """Post pieces on ``lane`` while there are any, none was refused by any lane, and it is not ``until`` yet.
 
         One that was not copied within its post is this lane's last for now: it failed, or the lane is still connecting.
@@ -111,7 +111,7 @@ class SplitLane:
         self,
         name: str,
         threads: int,
-        opening: Callable[[str], PickingLane],
+        opening: Callable[[str], SelectingLane],
         closed: Callable[[SplitLane], None],
     ) -> None:
         """``opening`` makes one lane. Raises what it raises."""
@@ -120,8 +120,8 @@ class SplitLane:
         self._opening = opening
         self._closed = closed
         self._first = opening(name)
-        self._others: tuple[PickingLane, ...] = ()
-        self._coming: Future[tuple[PickingLane, ...]] | None = None
+        self._others: tuple[SelectingLane, ...] = ()
+        self._coming: Future[tuple[SelectingLane, ...]] | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._metadata: dict[str, bytes] = {}
         self._live: dict[_Split, Transfer] = {}
@@ -167,20 +167,20 @@ class SplitLane:
                 [_posting(peer, piece, operation) for piece in split],
             )
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`, by numbers of cells.
 
         Raises:
             BackendError: as `submit`.
         """
         with self._lock:
-            pieces = self._pieces(picks.nbytes, operation)
-            if not pieces or len(picks) != len(picks.remote):
-                return self._post(_posting_picks(peer, picks, operation), picks.nbytes, operation)
-            split = split_picks(picks, pieces)
+            pieces = self._pieces(selection.nbytes, operation)
+            if not pieces or len(selection) != len(selection.remote):
+                return self._post(_posting_selection(peer, selection, operation), selection.nbytes, operation)
+            split = split_selection(selection, pieces)
             return self._start(
-                Transfer(peer, picks.nbytes, len(picks), None),
-                [_posting_picks(peer, piece, operation) for piece in split],
+                Transfer(peer, selection.nbytes, len(selection), None),
+                [_posting_selection(peer, piece, operation) for piece in split],
             )
 
     def poll(self, transfer: Transfer) -> State:
@@ -269,9 +269,9 @@ class SplitLane:
             del self._live[split]
             transfer.end(split.failure)
 
-    def _open(self, count: int) -> tuple[PickingLane, ...]:
+    def _open(self, count: int) -> tuple[SelectingLane, ...]:
         """The other lanes, or none of them; on a thread of the pool, while this lane goes on."""
-        opened: list[PickingLane] = []
+        opened: list[SelectingLane] = []
         try:
             for number in range(count):
                 lane = self._opening(f"{self.name}.{number + 2}")
@@ -305,8 +305,8 @@ def _posting(peer: str, rows: Descriptors, operation: Operation) -> _Post:
     return lambda lane: lane.submit(peer, rows, operation)
 
 
-def _posting_picks(peer: str, picks: Picks, operation: Operation) -> _Post:
-    return lambda lane: lane.submit_picks(peer, picks, operation)
+def _posting_selection(peer: str, selection: Selection, operation: Operation) -> _Post:
+    return lambda lane: lane.submit_selection(peer, selection, operation)
 
 
 def _processors() -> int:

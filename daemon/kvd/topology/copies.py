@@ -1,9 +1,9 @@
-"""What one request copies: coalesced descriptors where its blocks lie together, picks of a grid where they do not.
+"""What one request copies: descriptors where its blocks lie together, a selection of a grid where they do not.
 
 Coalesced descriptors are fewest, but a backend must check each one's address and prepare it for the post. Cells of a
 grid were checked when the grid was prepared; a pick costs a fraction of a descriptor's time, but there is one for each
-block. `LEAST_RUN` is where the two meet, and below `FEW` cells picks cost least whatever the runs, as nothing need be
-joined (docs/geometry.md has the measurements).
+block. `LEAST_RUN` is where the two meet, and below `FEW` cells a selection costs least whatever the runs, as nothing
+need be joined (docs/geometry.md has the measurements).
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import numpy as np
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
-from kvd.topology.grid import Grid, Int32, Picks
+from kvd.topology.grid import Grid, Int32, Selection
 from kvd.topology.pairing import Met, meetings, phased
 from kvd.topology.plan import Cells, Plan
 
 LEAST_RUN = 6
-"""Blocks that a descriptor must join on average to be worth more than picks."""
+"""Blocks that a descriptor must join on average to be worth more than a selection."""
 FEW = 4096
-"""Cells so few that joining them takes longer than it saves. Backends that take picks join neighbours themselves."""
+"""Cells so few that joining them takes longer than it saves. Backends that take them join neighbours themselves."""
 
 
 @dataclass(slots=True)
 class Copies:
-    """What is to be copied from (or to) one remote worker; ``picked`` is what ``picks`` stands for."""
+    """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for."""
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
-    picks: Picks | None = None
+    selection: Selection | None = None
     picked: Sequence[Met] = ()
 
     @property
     def nbytes(self) -> int:
         """Bytes in all."""
-        return self.descriptors.nbytes + (self.picks.nbytes if self.picks else 0)
+        return self.descriptors.nbytes + (self.selection.nbytes if self.selection else 0)
 
     @property
     def runs(self) -> int:
@@ -77,7 +77,7 @@ def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: lis
             picked += split
         else:
             rows.append(joined)
-    return Copies(concatenate(rows), _picks(grid, picked) if picked else None, picked)
+    return Copies(concatenate(rows), _selection(grid, picked) if picked else None, picked)
 
 
 def _cells(met: Met) -> int:
@@ -88,7 +88,7 @@ def _joined(split: Sequence[Met]) -> Descriptors:
     return coalesce(concatenate([coalesced(met) for met in split]))
 
 
-def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Picks:
+def _selection(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Selection:
     whole, cells = grid
     here: list[Int32] = []
     there: list[Int32] = []
@@ -96,7 +96,7 @@ def _picks(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Picks:
         first = cells[id(met.read)]
         here.append((first.local + met.mine.astype(np.int32)).ravel())
         there.append((first.remote + met.theirs.astype(np.int32)).ravel())
-    return Picks(
+    return Selection(
         whole,
         here[0] if len(here) == 1 else np.concatenate(here),
         there[0] if len(there) == 1 else np.concatenate(there),

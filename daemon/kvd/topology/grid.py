@@ -40,7 +40,7 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picks:
+class Selection:
     """Cells of a grid to copy: cell ``remote[i]`` there to cell ``local[i]`` here (or back, for a write).
 
     Two columns of one length that name the same row at each position. ``nbytes`` are the bytes in all.

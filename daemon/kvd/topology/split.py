@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 
 def split_descriptors(rows: Descriptors, pieces: int) -> list[Descriptors]:
@@ -33,14 +33,14 @@ def split_descriptors(rows: Descriptors, pieces: int) -> list[Descriptors]:
     return split
 
 
-def split_picks(picks: Picks, pieces: int) -> list[Picks]:
+def split_selection(selection: Selection, pieces: int) -> list[Selection]:
     """The same cells in at most ``pieces`` lists, in order, whose numbers of cells differ by one at most."""
-    grid, local, remote = picks.grid, picks.local, picks.remote
-    marks = sorted({len(picks) * number // pieces for number in range(pieces + 1)})
+    grid, local, remote = selection.grid, selection.local, selection.remote
+    marks = sorted({len(selection) * number // pieces for number in range(pieces + 1)})
     if len(marks) < 2:
         return []
     sizes = np.add.reduceat(grid.length[local // grid.local_blocks], marks[:-1]).tolist()
     return [
-        Picks(grid, local[a:b], remote[a:b], size)
+        Selection(grid, local[a:b], remote[a:b], size)
         for (a, b), size in zip(pairwise(marks), sizes, strict=True)
     ]

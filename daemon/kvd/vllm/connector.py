@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.request import RequestStatus
 
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.client.session import Session
 from kvd.vllm.builds.versions import (
     engine_facts,
@@ -148,7 +148,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._engine,
             geometry,
             sibling_geometries(kv_caches, self._kv_cache_config, self._groups, where),
-            open_home(
+            open_backend(
                 self._settings.backend,
                 f"{self._engine.engine_id}-{geometry.rank}",
                 self._settings.backend_options,

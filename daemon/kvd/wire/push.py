@@ -41,7 +41,7 @@ class PushAnnounce(msgspec.Struct, tag="push_announce", frozen=True, kw_only=Tru
 
     ``generations`` are the prefiller's and the decoder's. ``tokens`` are to be there in the end, the first
     ``computed`` of them are already. ``digest`` is of the decoder's prompt under the prefiller's key: where that is not
-    the digest of what is computed nothing is written. ``landing`` is what the backend's landing exported; where it is
+    the digest of what is computed nothing is written. ``landing`` is what the backend's window exported; where it is
     empty the decoder reads by itself what it is told of. ``seconds`` from now the decoder gives up. Answered by `Ok`
     once every worker has it.
     """
@@ -85,7 +85,7 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
     ``failed`` is the cause, ``code`` that of `kvd.wire.miss`. Without ``quiet`` beside it something may still land, and
-    no other word follows: the decoder has to close its landing. ``blocks`` are the request's on the sender's side, for
+    no other word follows: the decoder has to close its window. ``blocks`` are the request's on the sender's side, for
     the ledger, once all that it supplies is there; left out where they lie in more than `MAX_RUNS` runs. ``sums``: it
     has checksums of them (`kvd.wire.checksum`). Answered by `Ok`; one that nobody waits for is no error.
     """

@@ -88,7 +88,7 @@ def strikes(fault: Fault, arrival: Arrival, geometry: WorkerGeometry) -> bool:
 
 def _first_half(copies: Copies) -> Descriptors:
     """At least one descriptor, where there is any."""
-    rows = [copies.descriptors, *([copies.picks.descriptors()] if copies.picks is not None else [])]
+    rows = [copies.descriptors, *([copies.selection.descriptors()] if copies.selection is not None else [])]
     whole = concatenate(rows)
     count = (len(whole) + 1) // 2
     return Descriptors(whole.local[:count], whole.remote[:count], whole.length[:count])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home, Lane
+from kvd.backends.contract import Backend, Lane
 from kvd.client.cards import engine_geometry
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
@@ -36,10 +36,10 @@ def meet(card: EngineCard, local: WorkerGeometry, siblings: tuple[WorkerGeometry
     return Peer(card, plan, tuple(w.metadata for w in card.workers), devices)
 
 
-def connect(home: Home, peer: Peer) -> Lane:
+def connect(backend: Backend, peer: Peer) -> Lane:
     """A lane to all workers that the plan reads from. Raises `BackendError`; half a lane is none, and is destroyed."""
     engine_id = peer.card.engine.engine_id
-    lane = home.lane(engine_id)
+    lane = backend.lane(engine_id)
     try:
         for index in peer.plan.sources:
             lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvd.backends.contract import Lane, State, Transfer, takes_picks
+from kvd.backends.contract import Lane, State, Transfer, takes_selections
 from kvd.backends.errors import BackendError
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 from kvd.topology.plan import Plan
 from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
 from kvd.worker.peers import Peer
@@ -42,7 +42,7 @@ BARE = 64
 """Bytes of each row in the reads that show what all but the bytes takes."""
 
 Told = Callable[[Peer, str, list[Probed]], None]
-"""Told of a peer that was probed, by which backend (empty: the home's own), and what was measured, if anything."""
+"""Told of a peer that was probed, by which backend (empty: the backend's own), and what was measured, if anything."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Probing:
         self._samples, self._rounds = {}, deque()
         try:
             for position in peer.plan.sources:
-                for copies in null_reads(peer.plan, position, picks=takes_picks(lane)):
+                for copies in null_reads(peer.plan, position, selection=takes_selections(lane)):
                     self._post(lane, position, copies)
         except BackendError as error:
             return self._failed(str(error))
@@ -186,8 +186,8 @@ class Probing:
         return why
 
 
-def null_reads(plan: Plan, position: int, *, picks: bool) -> Iterator[Copies]:
-    """The first reads of one remote worker's null block: by address, and with ``picks`` by number too.
+def null_reads(plan: Plan, position: int, *, selection: bool) -> Iterator[Copies]:
+    """The first reads of one remote worker's null block: by address, and with ``selection`` by number too.
 
     Long rows are cut: every row is read, since each may be in memory that is mapped by itself, but only a part of it.
     By number rows are read whole, so only the first ones are; what counts is that the grid is prepared. All workers'
@@ -196,12 +196,14 @@ def null_reads(plan: Plan, position: int, *, picks: bool) -> Iterator[Copies]:
     most = READ_BYTES // len(plan.sources)
     yield Copies(_clipped(_null_rows(plan, position), most))
     grid = plan.grids[position][0]
-    if picks and grid.numbered:
+    if selection and grid.numbered:
         rows = np.arange(max(1, int(np.searchsorted(np.cumsum(grid.length), most))), dtype=np.int32)
         rows = rows[: len(grid)]
         nbytes = int(grid.length[: len(rows)].sum())
-        chosen = Picks(grid, rows * np.int32(grid.local_blocks), rows * np.int32(grid.remote_blocks), nbytes)
-        yield Copies(picks=chosen)
+        chosen = Selection(
+            grid, rows * np.int32(grid.local_blocks), rows * np.int32(grid.remote_blocks), nbytes
+        )
+        yield Copies(selection=chosen)
 
 
 def sample(plan: Plan, position: int) -> _Sample | None:

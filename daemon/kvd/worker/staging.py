@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from kvd.backends.contract import Home, StagingHome
+from kvd.backends.contract import Backend, StagingBackend
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
@@ -22,10 +22,10 @@ class Stager:
     """Copies blocks of this worker to where its peers read them."""
 
     def __init__(
-        self, home: StagingHome, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]
+        self, backend: StagingBackend, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]
     ) -> None:
         """``mark`` gives what tells when the device has come as far as now, None where it is there already."""
-        self._home = home
+        self._backend = backend
         self._mark = mark
         # What a worker would read of itself is every byte that a peer may read of it.
         self._plan = plan_worker(geometry, (geometry,), (geometry,))
@@ -44,7 +44,7 @@ class Stager:
         for order in orders:
             blocks = order.block_lists()
             found = compile_plan(self._plan, blocks, blocks, tokens=order.tokens)
-            self._home.put_out(concatenate(list(found.values())))
+            self._backend.stage(concatenate(list(found.values())))
 
     def stage_layers(
         self, blocks: Mapping[int, BlockList], layers: Mapping[str, tuple[int, int]], total: int
@@ -57,9 +57,11 @@ class Stager:
             compile_chunk(self._layers[name], blocks, blocks, total=total, first=first, last=last)
             for name, (first, last) in layers.items()
         ]
-        self._home.put_out(concatenate([part for part in parts if len(part)]))
+        self._backend.stage(concatenate([part for part in parts if len(part)]))
 
 
-def stager(home: Home, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]) -> Stager | None:
+def stager(
+    backend: Backend, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]
+) -> Stager | None:
     """The stager of a worker whose peers read a copy of its memory; None where they read the memory itself."""
-    return Stager(home, geometry, mark) if isinstance(home, StagingHome) else None
+    return Stager(backend, geometry, mark) if isinstance(backend, StagingBackend) else None

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import WorkerGeometry
@@ -85,7 +85,7 @@ class WorkerHalf:
         engine: EngineFacts,
         geometry: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
-        home: Home,
+        backend: Backend,
         open_session: Callable[
             [Callable[[], RegisterWorker], Callable[[Message], Message | None]], SessionProtocol
         ],
@@ -98,7 +98,7 @@ class WorkerHalf:
         self.geometry = geometry
         self._siblings = siblings
         self.incarnation = uuid.uuid4().hex
-        self._home = home
+        self._backend = backend
         self._lanes: dict[str, PeerLane] = {}
         self._arrivals: dict[str, PeerArrivals] = {}
         self._cards: dict[str, EngineCard] = {}
@@ -114,11 +114,11 @@ class WorkerHalf:
         self._ended: queue.Queue[Load] = queue.Queue()
         self._results = Results()
         self._outcomes = StepOutcomes()
-        home.register(geometry.regions)
-        self._stager = stager(home, geometry, mark)
+        backend.register(geometry.regions)
+        self._stager = stager(backend, geometry, mark)
         self._staging: list[StageOrder] = []
         self.pushing = Pushing(
-            engine.engine_id, home, geometry, siblings, lambda: self._session, mark, self._stager
+            engine.engine_id, backend, geometry, siblings, lambda: self._session, mark, self._stager
         )
         rank = geometry.rank
         self._card = WorkerCard(
@@ -129,7 +129,7 @@ class WorkerHalf:
             host=socket.gethostname(),
             backend=settings.backend,
             geometry=encode_worker(geometry),
-            metadata=home.metadata(),
+            metadata=backend.metadata(),
         )
         summer = functools.cache(lambda: summer_of(geometry))
         self._summing = Summing(geometry, summer, mark)
@@ -223,9 +223,9 @@ class WorkerHalf:
         return outcomes
 
     def close(self) -> None:
-        """Give up loads, destroy lanes and the home, say goodbye to kvd; in about `CLOSE_SECONDS`.
+        """Give up loads, destroy lanes and the backend, say goodbye to kvd; in about `CLOSE_SECONDS`.
 
-        Where a lane's thread is stuck in the backend the home stays as it is: pulling memory from under a call
+        Where a lane's thread is stuck in the backend the backend stays as it is: pulling memory from under a call
         that is at work would crash the process, and its end is near anyway.
         """
         with self._lock:
@@ -246,7 +246,7 @@ class WorkerHalf:
         if stuck:
             log.error("shutting down with lanes at work (%s): the memory stays registered", ", ".join(stuck))
         else:
-            self._home.close()
+            self._backend.close()
 
     # --- peers ---
 
@@ -260,7 +260,7 @@ class WorkerHalf:
             lane = self._lanes.get(engine_id)
             if lane is None and not self._closed:
                 lane = self._lanes[engine_id] = PeerLane(
-                    engine_id, self._home, self.geometry, self._siblings, self._load_ended,
+                    engine_id, self._backend, self.geometry, self._siblings, self._load_ended,
                     piece_bytes=self.settings.piece_bytes, probed=self._probed,
                 )  # fmt: skip
             return lane
@@ -284,7 +284,7 @@ class WorkerHalf:
                     Here(
                         engine_id=self.engine.engine_id,
                         rank=self._card.rank,
-                        home=self._home,
+                        backend=self._backend,
                         local=self.geometry,
                         siblings=self._siblings,
                         session=self._session,

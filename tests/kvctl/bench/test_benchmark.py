@@ -68,7 +68,7 @@ def test_nixl_reads_and_writes_and_says_what_moved_the_bytes(tmp_path: Path) -> 
     assert ways(document) == [("nixl", "read", "random"), ("nixl", "write", "random")]
     read, write = document["measurements"]
     assert read["transport"]
-    # A landing takes nothing over shared memory, so on one host it is on the slow path.
+    # A window takes nothing over shared memory, so on one host it is on the slow path.
     assert write["transport"].startswith(("tcp", "5", "4"))
     assert "tcp/" in write["transport"]
     assert [warning["code"] for warning in document["warnings"]][-1] == "SLOW_PATH"

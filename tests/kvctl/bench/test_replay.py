@@ -105,7 +105,7 @@ def test_pushes_are_written_where_the_backend_can(run: Run, tmp_path: Path, back
     document = replayed(run, trace, "--backend", backend, "--concurrency", "2")
     [variant] = document["variants"]
     assert (variant["transfers"], variant["verified"]) == (3, True)
-    # A landing takes nothing over shared memory, so writes go another way than reads.
+    # A window takes nothing over shared memory, so writes go another way than reads.
     assert ("tcp/" in variant["transport"]) == (backend == "nixl")
     assert document["notes"] == [
         "2 of them are pushes: written, with direct read, in one go; recorded layer by layer while they were computed"

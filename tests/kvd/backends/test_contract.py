@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvd.backends.contract import Home, Lane, Operation, PickingLane, StagingHome, State, Transfer
+from kvd.backends.contract import Backend, Lane, Operation, SelectingLane, StagingBackend, State, Transfer
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, PeerMetadataError, RegistrationError, TransferRefused
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 SIZE = 1 << 20
 READERS = {"direct", "auto", "staged"}
@@ -25,16 +25,16 @@ class Pair:
         self.kind = kind
         self.source: Bytes = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
         self.target: Bytes = np.zeros(SIZE, np.uint8)
-        self.peer = self.home(self.source)
-        self.me = self.home(self.target)
+        self.peer = self.backend(self.source)
+        self.me = self.backend(self.target)
 
-    def home(self, memory: Bytes) -> Home:
-        home = open_home(self.kind, "worker", {})
-        home.register([Region(memory.ctypes.data, SIZE)])
-        if isinstance(home, StagingHome):
+    def backend(self, memory: Bytes) -> Backend:
+        backend = open_backend(self.kind, "worker", {})
+        backend.register([Region(memory.ctypes.data, SIZE)])
+        if isinstance(backend, StagingBackend):
             whole = (np.array([value], np.int64) for value in (memory.ctypes.data, memory.ctypes.data, SIZE))
-            home.put_out(Descriptors(*whole))
-        return home
+            backend.stage(Descriptors(*whole))
+        return backend
 
     def lane(self) -> Lane:
         lane = self.me.lane("peer")
@@ -88,41 +88,41 @@ def a_grid(pair: Pair) -> Grid:
     )
 
 
-def some_picks(grid: Grid, blocks: int, seed: int) -> Picks:
+def some_selection(grid: Grid, blocks: int, seed: int) -> Selection:
     dice = np.random.default_rng(seed)
     mine, theirs = dice.permutation(40)[:blocks], dice.permutation(25)[:blocks]
     row = np.arange(3)[:, None]
     here, there = ((row * n + ids).ravel().astype(np.int32) for n, ids in ((40, mine), (25, theirs)))
-    return Picks(grid, here, there, 597 * blocks)
+    return Selection(grid, here, there, 597 * blocks)
 
 
-takes_picks = pytest.mark.parametrize("pair", ["memory", "nixl", "direct"], indirect=True)
+takes_selections = pytest.mark.parametrize("pair", ["memory", "nixl", "direct"], indirect=True)
 
 
-def picking(pair: Pair) -> PickingLane:
+def picking(pair: Pair) -> SelectingLane:
     lane = pair.lane()
-    assert isinstance(lane, PickingLane)
+    assert isinstance(lane, SelectingLane)
     return lane
 
 
-@takes_picks
+@takes_selections
 @pytest.mark.parametrize("operation", ["read", "write"])
 def test_picks_copy_the_bytes_that_descriptors_would(pair: Pair, operation: Operation) -> None:
     lane, grid = picking(pair), a_grid(pair)
     if operation == "write" and pair.kind in READERS:
         with pytest.raises(TransferRefused, match="only reads"):
-            lane.submit_picks("p", some_picks(grid, 1, 0), operation)
+            lane.submit_selection("p", some_selection(grid, 1, 0), operation)
         return
     before = pair.source.copy(), np.full(SIZE, 255, np.uint8)
     for seed, blocks in enumerate((1, 7, 20, 25)):
-        picks = some_picks(grid, blocks, seed)
+        selection = some_selection(grid, blocks, seed)
         images = []
         for by_number in (False, True):
             pair.source[:], pair.target[:] = before
             transfer = (
-                lane.submit_picks("p", picks, operation)
+                lane.submit_selection("p", selection, operation)
                 if by_number
-                else lane.submit("p", picks.descriptors(), operation)
+                else lane.submit("p", selection.descriptors(), operation)
             )
             assert finish(lane, transfer) is State.DONE
             assert transfer.bytes == 597 * blocks
@@ -134,66 +134,66 @@ def test_picks_copy_the_bytes_that_descriptors_would(pair: Pair, operation: Oper
         assert (images[0][still] == before[still]).all()
 
 
-@takes_picks
+@takes_selections
 def test_no_picks_are_done_at_once(pair: Pair) -> None:
     lane = picking(pair)
-    assert finish(lane, lane.submit_picks("p", some_picks(a_grid(pair), 0, 0))) is State.DONE
+    assert finish(lane, lane.submit_selection("p", some_selection(a_grid(pair), 0, 0))) is State.DONE
 
 
-@takes_picks
+@takes_selections
 def test_wrong_picks_are_refused_and_leave_the_lane_usable(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     one = np.array([0], np.int32)
     wrong = [
-        Picks(grid, np.array(cells, np.int32), np.array(others, np.int32), 400)
+        Selection(grid, np.array(cells, np.int32), np.array(others, np.int32), 400)
         for cells, others in (([120], [0]), ([-1], [0]), ([0], [75]), ([0], [-1]), ([0, 1], [0]))
     ]
-    for picks in wrong:
+    for selection in wrong:
         with pytest.raises(TransferRefused):
-            lane.submit_picks("p", picks)
+            lane.submit_selection("p", selection)
     with pytest.raises(TransferRefused, match="'q'"):
-        lane.submit_picks("q", Picks(grid, one, one, 400))
+        lane.submit_selection("q", Selection(grid, one, one, 400))
     assert not pair.target.any()
-    assert finish(lane, lane.submit_picks("p", Picks(grid, one, one, 400))) is State.DONE
+    assert finish(lane, lane.submit_selection("p", Selection(grid, one, one, 400))) is State.DONE
     assert (pair.target[:400] == pair.source[2000:2400]).all()
 
 
-@takes_picks
+@takes_selections
 def test_a_grid_that_reaches_beyond_registered_memory_still_serves_what_is_inside(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
     wide = replace(grid, remote_blocks=1 << 20)
     inside, outside = np.array([3], np.int32), np.array([1 << 19], np.int32)
     with pytest.raises(TransferRefused):
-        lane.submit_picks("p", Picks(wide, inside, outside, 400))
-    assert finish(lane, lane.submit_picks("p", Picks(wide, inside, inside, 400))) is State.DONE
+        lane.submit_selection("p", Selection(wide, inside, outside, 400))
+    assert finish(lane, lane.submit_selection("p", Selection(wide, inside, inside, 400))) is State.DONE
     assert (pair.target[3000:3400] == pair.source[11000:11400]).all()
 
 
-@takes_picks
+@takes_selections
 def test_picks_outlive_a_peer_that_is_added_anew(pair: Pair) -> None:
     lane, grid = picking(pair), a_grid(pair)
-    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
-    successor = pair.home(pair.source)
+    assert finish(lane, lane.submit_selection("p", some_selection(grid, 9, 1))) is State.DONE
+    successor = pair.backend(pair.source)
     lane.add("p", successor.metadata())
     pair.peer.close()
     pair.target[:] = 0
-    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
+    assert finish(lane, lane.submit_selection("p", some_selection(grid, 9, 1))) is State.DONE
     assert pair.target.any()
     lane.close()
     successor.close()
 
 
-@takes_picks
+@takes_selections
 def test_a_lane_that_prepared_grids_closes_though_its_errors_are_kept(pair: Pair) -> None:
     """What a backend prepares refers to its agent, which must be gone when `close` returns."""
     lane, grid = picking(pair), a_grid(pair)
-    assert finish(lane, lane.submit_picks("p", some_picks(grid, 9, 1))) is State.DONE
+    assert finish(lane, lane.submit_selection("p", some_selection(grid, 9, 1))) is State.DONE
     with pytest.raises(TransferRefused) as kept:
-        lane.submit_picks("p", Picks(grid, np.array([999], np.int32), np.array([0], np.int32), 400))
+        lane.submit_selection("p", Selection(grid, np.array([999], np.int32), np.array([0], np.int32), 400))
     lane.close()
     assert kept.value.__traceback__ is not None
     with pytest.raises(TransferRefused, match="closed"):
-        lane.submit_picks("p", some_picks(grid, 9, 1))
+        lane.submit_selection("p", some_selection(grid, 9, 1))
 
 
 def test_writes(pair: Pair) -> None:
@@ -218,7 +218,7 @@ def test_nothing_to_copy_is_done_at_once(pair: Pair) -> None:
 def test_adding_again_and_adding_anew(pair: Pair) -> None:
     lane = pair.lane()
     lane.add("p", pair.peer.metadata())
-    successor = pair.home(pair.source)
+    successor = pair.backend(pair.source)
     lane.add("p", successor.metadata())
     pair.peer.close()
     assert finish(lane, lane.submit("p", pair.rows((0, 0, 100)))) is State.DONE
@@ -273,7 +273,7 @@ def test_a_closed_lane_takes_nothing_and_harms_no_other(pair: Pair) -> None:
 
 
 def test_home_wants_memory_first_and_once(pair: Pair) -> None:
-    bare = open_home(pair.kind, "bare", {})
+    bare = open_backend(pair.kind, "bare", {})
     with pytest.raises(RegistrationError):
         bare.metadata()
     with pytest.raises(RegistrationError):
@@ -290,4 +290,4 @@ def test_home_wants_memory_first_and_once(pair: Pair) -> None:
 
 def test_unknown_option_is_named(pair: Pair) -> None:
     with pytest.raises(BackendError, match="colour"):
-        open_home(pair.kind, "x", {"colour": 1})
+        open_backend(pair.kind, "x", {"colour": 1})

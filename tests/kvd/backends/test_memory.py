@@ -7,7 +7,7 @@ import pytest
 
 from kvd.backends.contract import Lane, State
 from kvd.backends.errors import TransferRefused
-from kvd.backends.memory import Faults, open_home
+from kvd.backends.memory import Faults, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -19,7 +19,7 @@ class Bench:
         self.faults = Faults()
         self.source: Bytes = np.full(64, 7, np.uint8)
         self.target: Bytes = np.zeros(64, np.uint8)
-        self.peer, self.me = open_home("p", options={}), open_home("m", options={"faults": self.faults})
+        self.peer, self.me = open_backend("p", options={}), open_backend("m", options={"faults": self.faults})
         self.peer.register([Region(self.source.ctypes.data, 64)])
         self.me.register([Region(self.target.ctypes.data, 64)])
         self.lane: Lane = self.me.lane("p")
@@ -83,17 +83,20 @@ def test_a_vanished_peer_fails_what_was_pending(bench: Bench) -> None:
 
 
 class Written:
-    """A home that is written to and one that writes, with the faults on the writer's side."""
+    """A backend that is written to and one that writes, with the faults on the writer's side."""
 
     def __init__(self) -> None:
         self.faults = Faults()
         self.source: Bytes = np.full(64, 7, np.uint8)
         self.target: Bytes = np.zeros(64, np.uint8)
-        self.owner, self.writer = open_home("o", options={}), open_home("w", options={"faults": self.faults})
+        self.owner, self.writer = (
+            open_backend("o", options={}),
+            open_backend("w", options={"faults": self.faults}),
+        )
         self.owner.register([Region(self.target.ctypes.data, 64)])
         self.writer.register([Region(self.source.ctypes.data, 64)])
-        self.landing, self.lane = self.owner.landing("w"), self.writer.lane("o")
-        self.lane.add("o", self.landing.metadata())
+        self.window, self.lane = self.owner.window("w"), self.writer.lane("o")
+        self.lane.add("o", self.window.metadata())
         self.rows = Descriptors(
             *(np.array([v], np.int64) for v in (self.source.ctypes.data, self.target.ctypes.data, 32))
         )
@@ -107,18 +110,18 @@ def written() -> Iterator[Written]:
     made.owner.close()
 
 
-def test_a_held_write_fails_when_its_landing_goes(written: Written) -> None:
+def test_a_held_write_fails_when_its_window_goes(written: Written) -> None:
     written.faults.hold = {0}
     transfer = written.lane.submit("o", written.rows, "write")
     assert written.lane.poll(transfer) is State.PENDING
-    written.landing.close()
+    written.window.close()
     written.faults.release(0)
     assert written.lane.poll(transfer) is State.FAILED
     assert not written.target.any()
 
 
-@pytest.mark.parametrize(("closed", "lands"), [("nothing", 32), ("lane", 32), ("landing", 0)])
-def test_late_writes_land_until_the_landing_is_closed(written: Written, closed: str, lands: int) -> None:
+@pytest.mark.parametrize(("closed", "lands"), [("nothing", 32), ("lane", 32), ("window", 0)])
+def test_late_writes_land_until_the_window_is_closed(written: Written, closed: str, lands: int) -> None:
     """As with NIXL over tcp: what a closed lane had sent is on its way, and only the target can stop it."""
     written.faults.late = {0}
     assert written.lane.submit("o", written.rows, "write").state is State.FAILED

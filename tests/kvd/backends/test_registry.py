@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from kvd.backends.errors import BackendUnavailable
-from kvd.backends.registry import available, open_home
+from kvd.backends.registry import available, open_backend
 
 
 def test_unknown_kind_names_them_all() -> None:
     with pytest.raises(BackendUnavailable) as refused:
-        open_home("carrier-pigeon", "x", {})
+        open_backend("carrier-pigeon", "x", {})
     for name in ("nixl", "memory", "mooncake", "direct", "auto", "staged", "carrier-pigeon"):
         assert name in str(refused.value)
 

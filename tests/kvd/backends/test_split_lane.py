@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from kvd.backends import split_lane
-from kvd.backends.contract import Home, Operation, PickingLane, State, Transfer
+from kvd.backends.contract import Backend, Operation, SelectingLane, State, Transfer
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host import rows as direct_rows
 from kvd.backends.direct.host.lane import DirectLane
 from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
 from kvd.backends.nixl import backend as nixl
 from kvd.backends.nixl.lane import NixlLane
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.backends.split_lane import LEAST_BYTES, PIECE_BYTES, SplitLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 SIZE = 48 << 20
 PATIENCE = 20
@@ -35,7 +35,7 @@ PATIENCE = 20
 class Watched:
     """A real lane that tells what it was asked, and by which thread; ``before`` is called with the bytes of a post."""
 
-    lane: PickingLane
+    lane: SelectingLane
     posts: list[tuple[str, int]] = field(default_factory=list)
     before: Callable[[int], None] = lambda _: None
     closed: bool = False
@@ -47,9 +47,9 @@ class Watched:
         self._note(descriptors.nbytes)
         return self.lane.submit(peer, descriptors, operation)
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
-        self._note(picks.nbytes)
-        return self.lane.submit_picks(peer, picks, operation)
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+        self._note(selection.nbytes)
+        return self.lane.submit_selection(peer, selection, operation)
 
     def poll(self, transfer: Transfer) -> State:
         return self.lane.poll(transfer)
@@ -64,29 +64,29 @@ class Watched:
 
 
 class Bench:
-    """Two homes of one backend over memory of this process, and the lanes that a split lane opens."""
+    """Two backends of one backend over memory of this process, and the lanes that a split lane opens."""
 
     def __init__(self, kind: str, stack: ExitStack) -> None:
         self.source = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
         self.target = np.zeros(SIZE, np.uint8)
-        self.peer, self.me = (self._home(kind, memory, stack) for memory in (self.source, self.target))
+        self.peer, self.me = (self._backend(kind, memory, stack) for memory in (self.source, self.target))
         self.opened: list[Watched] = []
         self._stack = stack
 
     @staticmethod
-    def _home(kind: str, memory: np.ndarray[tuple[int], np.dtype[np.uint8]], stack: ExitStack) -> Home:
-        home = open_home(kind, "worker", {} if kind == "memory" else {"copy_threads": 1})
-        stack.callback(home.close)
-        home.register([Region(memory.ctypes.data, SIZE)])
-        return home
+    def _backend(kind: str, memory: np.ndarray[tuple[int], np.dtype[np.uint8]], stack: ExitStack) -> Backend:
+        backend = open_backend(kind, "worker", {} if kind == "memory" else {"copy_threads": 1})
+        stack.callback(backend.close)
+        backend.register([Region(memory.ctypes.data, SIZE)])
+        return backend
 
     def open(self, name: str) -> Watched:
         lane = self.me.lane(name)
-        assert isinstance(lane, PickingLane)
+        assert isinstance(lane, SelectingLane)
         self.opened.append(Watched(lane))
         return self.opened[-1]
 
-    def lane(self, threads: int = 2, opening: Callable[[str], PickingLane] | None = None) -> SplitLane:
+    def lane(self, threads: int = 2, opening: Callable[[str], SelectingLane] | None = None) -> SplitLane:
         lane = SplitLane("peer", threads, opening or self.open, lambda _: None)
         self._stack.callback(lane.close)
         lane.add("p", self.peer.metadata())
@@ -198,8 +198,8 @@ def test_picks_come_whole_with_every_thread_copying(bench: Bench) -> None:
         blocks,
     )
     cells = np.arange(2 * blocks, dtype=np.int32)[::-1].copy()
-    picks = Picks(grid, cells, cells, blocks * (block // 2 + block // 3))
-    assert finish(lane, lane.submit_picks("p", picks)) is State.DONE
+    selection = Selection(grid, cells, cells, blocks * (block // 2 + block // 3))
+    assert finish(lane, lane.submit_selection("p", selection)) is State.DONE
     image = np.zeros(SIZE, np.uint8)
     pages = image[: blocks * block].reshape(blocks, block)
     for begin, length in ((0, block // 2), (block // 2, block // 3)):
@@ -278,7 +278,7 @@ def test_a_read_that_takes_longer_than_its_post_may_shows_it_by_its_processor_ti
 
 
 def test_a_lane_that_cannot_open_others_reads_alone(direct: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def opening(name: str) -> PickingLane:
+    def opening(name: str) -> SelectingLane:
         if direct.opened:
             raise BackendError("no more agents", backend="direct")
         return direct.open(name)
@@ -293,7 +293,7 @@ def test_a_lane_that_cannot_open_others_reads_alone(direct: Bench, caplog: pytes
 
 
 def test_others_are_closed_when_one_of_them_reaches_nobody(direct: Bench) -> None:
-    def opening(name: str) -> PickingLane:
+    def opening(name: str) -> SelectingLane:
         made = direct.open(name)
         if len(direct.opened) == 3:
             made.lane.close()
@@ -467,10 +467,10 @@ def test_homes_split_where_bytes_move_by_software_and_more_than_one_thread_may_c
     memory = np.zeros(4096, np.uint8)
 
     def lane_of(**options: object) -> object:
-        home = open_home(kind, "worker", options)
-        stack.callback(home.close)
-        home.register([Region(memory.ctypes.data, memory.nbytes)])
-        return home.lane("peer")
+        backend = open_backend(kind, "worker", options)
+        stack.callback(backend.close)
+        backend.register([Region(memory.ctypes.data, memory.nbytes)])
+        return backend.lane("peer")
 
     assert isinstance(lane_of(), SplitLane)
     assert isinstance(lane_of(copy_threads=1), plain)
@@ -483,4 +483,4 @@ def test_homes_split_where_bytes_move_by_software_and_more_than_one_thread_may_c
 def test_a_number_of_threads_that_cannot_be_is_refused(kind: str, threads: object) -> None:
     pytest.importorskip("nixl", exc_type=ImportError)
     with pytest.raises(BackendError, match=r"option copy_threads is .*; it is 1 to 16"):
-        open_home(kind, "worker", {"copy_threads": threads})
+        open_backend(kind, "worker", {"copy_threads": threads})

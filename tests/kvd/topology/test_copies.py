@@ -1,4 +1,4 @@
-"""Picks of a grid name the very bytes that coalesced descriptors do, and are chosen where those stay many."""
+"""Selection of a grid name the very bytes that coalesced descriptors do, and are chosen where those stay many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import oracle
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Picks wherever a grid allows them at all."""
+    """Selection wherever a grid allows them at all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(request, "FEW", 0)
         patch.setattr(request, "LEAST_RUN", 1 << 40)
@@ -49,9 +49,9 @@ def test_picks_copy_what_descriptors_copy(
     assert found.keys() == rows.keys()
     for position, copies in found.items():
         assert not len(copies.descriptors)
-        assert copies.picks is not None
-        assert joined(copies.picks.descriptors()) == joined(rows[position])
-        assert copies.nbytes == rows[position].nbytes == copies.picks.descriptors().nbytes
+        assert copies.selection is not None
+        assert joined(copies.selection.descriptors()) == joined(rows[position])
+        assert copies.nbytes == rows[position].nbytes == copies.selection.descriptors().nbytes
         assert copies.runs == len(rows[position])
 
 
@@ -90,7 +90,7 @@ def test_scattered_blocks_are_picked_and_runs_are_addressed(
 ) -> None:
     monkeypatch.setattr(request, "FEW", 1)
     copies = compiled(dense, in_runs(length))
-    assert (copies.picks is not None) is picked
+    assert (copies.selection is not None) is picked
     assert bool(len(copies.descriptors)) is not picked
     assert copies.runs == LAYERS * BLOCKS // (2 * length)
 
@@ -98,20 +98,20 @@ def test_scattered_blocks_are_picked_and_runs_are_addressed(
 def test_few_cells_are_picked_whatever_their_runs(dense: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "FEW", LAYERS * 100)
     few = compiled(dense, np.arange(100))
-    assert few.picks is not None
-    assert (len(few.picks), few.runs) == (LAYERS * 100, LAYERS)
-    assert compiled(dense, np.arange(101)).picks is None
+    assert few.selection is not None
+    assert (len(few.selection), few.runs) == (LAYERS * 100, LAYERS)
+    assert compiled(dense, np.arange(101)).selection is None
 
 
 def test_descending_blocks_are_put_in_order_for_a_backend_that_joins(dense: Plan) -> None:
     with eager():
-        picks = compiled(dense, np.sort(in_runs(4))[::-1].copy()).picks
-    assert picks is not None
-    assert (np.diff(picks.local[: BLOCKS // 2]) > 0).all()
+        selection = compiled(dense, np.sort(in_runs(4))[::-1].copy()).selection
+    assert selection is not None
+    assert (np.diff(selection.local[: BLOCKS // 2]) > 0).all()
 
 
 def test_a_grid_is_one_object_for_all_requests(dense: Plan) -> None:
-    first, second = (compiled(dense, in_runs(1)[part]).picks for part in (slice(64), slice(64, 128)))
+    first, second = (compiled(dense, in_runs(1)[part]).selection for part in (slice(64), slice(64, 128)))
     assert first is not None
     assert second is not None
     assert first.grid is second.grid
@@ -120,4 +120,4 @@ def test_a_grid_is_one_object_for_all_requests(dense: Plan) -> None:
 def test_cells_beyond_32_bits_are_addressed(dense: Plan) -> None:
     wide = replace(dense, local_blocks=1 << 29)
     assert not wide.grids[0][0].numbered
-    assert compiled(wide, in_runs(1)).picks is None
+    assert compiled(wide, in_runs(1)).selection is None

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
-from kvd.topology.grid import Grid, Picks
-from kvd.topology.split import split_descriptors, split_picks
+from kvd.topology.grid import Grid, Selection
+from kvd.topology.split import split_descriptors, split_selection
 
 rows = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900), st.integers(1, 40)), max_size=30)
 
@@ -49,11 +49,11 @@ def test_pieces_of_picks_are_the_same_cells_with_their_bytes(cells: int, pieces:
     grid = Grid(column, column, dice.integers(1, 90, 4), column + 90, column + 90, 20, 20)
     local = dice.permutation(80)[:cells].astype(np.int32)
     remote = dice.permutation(80)[:cells].astype(np.int32)
-    picks = Picks(grid, local, remote, int(grid.length[local // 20].sum()))
-    split = split_picks(picks, pieces)
+    selection = Selection(grid, local, remote, int(grid.length[local // 20].sum()))
+    split = split_selection(selection, pieces)
     assert len(split) == min(pieces, cells)
     assert np.concatenate([local[:0], *(piece.local for piece in split)]).tolist() == local.tolist()
     assert np.concatenate([remote[:0], *(piece.remote for piece in split)]).tolist() == remote.tolist()
-    assert sum(piece.nbytes for piece in split) == picks.nbytes
+    assert sum(piece.nbytes for piece in split) == selection.nbytes
     assert all(piece.nbytes == piece.descriptors().nbytes for piece in split)
     assert max(map(len, split), default=0) - min(map(len, split), default=0) <= 1

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvd.backends import memory
-from kvd.backends.memory import Faults, open_home
+from kvd.backends.memory import Faults, open_backend
 from kvd.client.records import block_runs
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList
@@ -35,7 +35,7 @@ from tests.kvd.topology.test_oracle import cases
 from tests.kvd.worker.push.test_prefiller import REQUEST, dense, shrunk
 from tests.support import oracle
 from tests.support.rigs.bench import GENERATION, Script, eventually
-from tests.support.rigs.pull import Gates, SlowHome, gather
+from tests.support.rigs.pull import Gates, SlowBackend, gather
 from tests.support.rigs.send import DECODER_GENERATION, SendRig, sending, step
 
 
@@ -66,16 +66,16 @@ class Both:
         self.wire = Passing()
         self.wire.send = rig.send
         self.wire.state = replace(self.wire.state, engine_generation=DECODER_GENERATION)
-        home: Any = open_home("d", options={"faults": self.faults})
+        backend: Any = open_backend("d", options={"faults": self.faults})
         if not lands:
-            home = SlowHome(home, Gates())
-            home.traits = replace(home.traits, lands=False)
+            backend = SlowBackend(backend, Gates())
+            backend.traits = replace(backend.traits, lands=False)
         self.half = WorkerHalf(
             ConnectorSettings(backend="memory", mode="push", probe=False),
             rig._facts("d", rig.d),
             rig.d.workers[rank],
             rig.d.workers,
-            home,
+            backend,
             self.wire.open,
         )
         for worker in rig.workers:
@@ -240,10 +240,10 @@ def test_nothing_lands_after_the_miss_of_a_prefiller_that_goes_on_later(stopped:
     assert stopped.untouched()
 
 
-def test_it_would_land_if_the_landing_were_not_taken_away(
+def test_it_would_land_if_the_window_were_not_taken_away(
     stopped: Both, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory.MemoryLanding, "close", lambda _self: None)
+    monkeypatch.setattr(memory.MemoryWindow, "close", lambda _self: None)
     stopped.expire()
     assert gather(stopped.half, 1).failed == {"x"}
     go_on(stopped)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from kvd.backends.memory import open_home
+from kvd.backends.memory import open_backend
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import rate as pace
 from kvd.topology.descriptors import Descriptors, Int64
@@ -80,10 +80,15 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
     if how != "by setting":
         half.close()
         script = Script()
-        home = open_home("d", options={"faults": rig.faults})
+        backend = open_backend("d", options={"faults": rig.faults})
         prefills = msgspec.structs.replace(facts("d", len(groups_of(rig.config))), role="prefill")
         half = WorkerHalf(
-            rig.decoder.settings, prefills, rig.decoder.geometry, (rig.decoder.geometry,), home, script.open
+            rig.decoder.settings,
+            prefills,
+            rig.decoder.geometry,
+            (rig.decoder.geometry,),
+            backend,
+            script.open,
         )
     script.push(ready(rig.card))
     eventually(lambda: half._lanes["p"]._lane)
@@ -186,7 +191,7 @@ def test_closing_ends_a_probe_that_hangs(probing: Rig) -> None:
     eventually(lambda: probing.decoder._lanes["p"]._probing.on)
     probing.decoder.close()
     assert probing.gates.closed == 1
-    assert probing.home.closed
+    assert probing.backend.closed
 
 
 # --- measuring ---
@@ -219,7 +224,7 @@ def test_nothing_is_said_of_a_fast_one(
     monkeypatch.setattr(pace.Probed, "rate", property(lambda _: 50e9))
     introduce(measured)
     eventually(lambda: over(measured))
-    assert next(measured.home._inner.submits) == 1 + 2 * pace.ROUNDS
+    assert next(measured.backend._inner.submits) == 1 + 2 * pace.ROUNDS
     assert "SLOW_PATH" not in caplog.text
 
 
@@ -235,14 +240,14 @@ def test_a_load_ends_the_measuring(measured: Rig) -> None:
     eventually(lambda: not lane._probing.on)
     measured.faults.release(2)
     assert not measured.results().failed
-    assert next(measured.home._inner.submits) == 3
+    assert next(measured.backend._inner.submits) == 3
 
 
 def test_measuring_is_bounded_by_bytes(measured: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "MEASURE_BYTES", 1)
     introduce(measured)
     eventually(lambda: over(measured))
-    assert next(measured.home._inner.submits) == 2
+    assert next(measured.backend._inner.submits) == 2
 
 
 # --- what is read ---
@@ -254,8 +259,8 @@ def test_nothing_but_null_blocks_is_read_and_written_whatever_the_engines_are(ca
     local, remote, rank, _ = case
     plan = plan_worker(local.workers[rank], local.workers, remote.workers)
     for position in plan.sources:
-        for copies in null_reads(plan, position, picks=True):
-            rows = copies.picks.descriptors() if copies.picks else copies.descriptors
+        for copies in null_reads(plan, position, selection=True):
+            rows = copies.selection.descriptors() if copies.selection else copies.descriptors
             assert len(rows)
             assert inside_null(local.workers[rank], rows.local, rows)
             assert inside_null(remote.workers[position], rows.remote, rows)
@@ -272,5 +277,5 @@ def inside_null(worker: WorkerGeometry, addresses: Int64, rows: Descriptors) -> 
 
 def test_a_row_of_each_layer_is_read(probing: Rig) -> None:
     peer = meet(ready(probing.card).peer, probing.decoder.geometry, (probing.decoder.geometry,))
-    (copies,) = null_reads(peer.plan, 0, picks=False)
+    (copies,) = null_reads(peer.plan, 0, selection=False)
     assert copies.descriptors.nbytes == 2 * ELEMENTS * 2

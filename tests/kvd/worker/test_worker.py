@@ -44,7 +44,7 @@ def test_the_record_counts_every_byte_once(rig: Rig) -> None:
 
 
 def test_the_record_names_what_moved_the_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home may stand for several backends, and say of each transfer which of them it was."""
+    """A backend may stand for several backends, and say of each transfer which of them it was."""
     submit = MemoryLane.submit
 
     def named(*arguments: Any) -> Transfer:
@@ -384,7 +384,7 @@ def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
     assert rig.causes() == {"d-1": "the engine is shutting down"}
     assert rig.gates.closed == rig.gates.opened
     assert rig.script.closed
-    assert rig.home.closed
+    assert rig.backend.closed
     assert not [t for t in threading.enumerate() if t.name in ("kvd-watch", "kvd-lane-p") and _of(rig, t)]
 
 
@@ -409,7 +409,7 @@ def test_memory_stays_registered_while_a_lane_is_at_work(
     with caplog.at_level(logging.ERROR):
         rig.decoder.close()
     assert "shutting down with lanes at work (p)" in caplog.text
-    assert not rig.home.closed
+    assert not rig.backend.closed
     go_on.set()
     assert rig.results().received == {"d-1"}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvd.backends.contract import Operation, State, Transfer
-from kvd.backends.memory import Faults, MemoryHome, MemoryLane, open_home
+from kvd.backends.memory import Faults, MemoryBackend, MemoryLane, open_backend
 from kvd.topology.descriptors import Descriptors
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.transfer import ReportTransfers, TransferRecord
@@ -88,10 +88,10 @@ class Gates:
             assert self.hang[call].wait(30)
 
 
-class SlowHome:
-    """A memory home whose lanes pass the gates."""
+class SlowBackend:
+    """A memory backend whose lanes pass the gates."""
 
-    def __init__(self, inner: MemoryHome, gates: Gates) -> None:
+    def __init__(self, inner: MemoryBackend, gates: Gates) -> None:
         self._inner, self._gates = inner, gates
         self.name, self.traits, self.closed = inner.name, inner.traits, False
 
@@ -146,7 +146,7 @@ class Rig:
         self.source, self.prefiller, self.p_script = self._worker("p", Faults(), Gates(), settings)
         self.target, self.decoder, self.script = self._worker("d", self.faults, self.gates, settings)
         self.source[:] = np.arange(len(self.source)) % 65535 + 1
-        self.home: Any = self.decoder._home
+        self.backend: Any = self.decoder._backend
 
     def _worker(
         self, name: str, faults: Faults, gates: Gates, settings: ConnectorSettings | None
@@ -159,7 +159,7 @@ class Rig:
             facts(name, len(groups)),
             worker_geometry(tensors, self.config, groups, place()),
             sibling_geometries(tensors, self.config, groups, place()),
-            SlowHome(open_home(name, options={"faults": faults}), gates),
+            SlowBackend(open_backend(name, options={"faults": faults}), gates),
             script.open,
         )
         return buffer, half, script

@@ -1,6 +1,6 @@
-"""A decoding worker and a scripted prefiller: real geometry and plans, landings that can be taken away, no kvd.
+"""A decoding worker and a scripted prefiller: real geometry and plans, windows that can be taken away, no kvd.
 
-The test speaks for the prefilling workers: it looks at what was announced, writes through the landing and says so.
+The test speaks for the prefilling workers: it looks at what was announced, writes through the window and says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from kvd.backends.errors import BackendUnavailable
-from kvd.backends.memory import Faults, MemoryHome, open_home
+from kvd.backends.memory import Faults, MemoryBackend, open_backend
 from kvd.client.cards import engine_geometry
 from kvd.geometry.model import Rank
 from kvd.topology.blocks import BlockList
@@ -45,7 +45,7 @@ from tests.support.rigs.bench import (
     place,
     prefill,
 )
-from tests.support.rigs.pull import Gates, SlowHome, gather
+from tests.support.rigs.pull import Gates, SlowBackend, gather
 
 BLOCKS = 16
 HEADS = 2
@@ -54,8 +54,8 @@ Buffer = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 
 @dataclass
-class Landing:
-    """What a prefiller writes into: the bytes land while it is open, and `serve` was called since the write."""
+class Window:
+    """What a prefiller writes into: the bytes land while it is open, and `progress` was called since the write."""
 
     number: int
     gates: Gates
@@ -65,19 +65,19 @@ class Landing:
     def metadata(self) -> bytes:
         return b"landing %d" % self.number
 
-    def serve(self) -> None:
-        self.gates.pass_("serve")
+    def progress(self) -> None:
+        self.gates.pass_("progress")
         self.served += 1
 
     def close(self) -> None:
-        self.gates.pass_("landing.close")
+        self.gates.pass_("window.close")
         if self.gates.close_errors:
             self.gates.close_tried.set()
             raise self.gates.close_errors[0]
         self.open = False
 
     def write(self, rows: Descriptors) -> None:
-        """Copy from the prefiller's memory, if this landing is still there."""
+        """Copy from the prefiller's memory, if this window is still there."""
         if self.open:
             for source, target, length in zip(
                 rows.local.tolist(), rows.remote.tolist(), rows.length.tolist(), strict=True
@@ -85,21 +85,21 @@ class Landing:
                 ctypes.memmove(target, source, length)
 
 
-class LandingHome(SlowHome):
-    """A memory home with landings; ``refused`` is why none can be made."""
+class WindowBackend(SlowBackend):
+    """A memory backend with windows; ``refused`` is why none can be made."""
 
-    def __init__(self, inner: MemoryHome, gates: Gates) -> None:
+    def __init__(self, inner: MemoryBackend, gates: Gates) -> None:
         super().__init__(inner, gates)
         self.traits = replace(inner.traits, lands=True)
-        self.landings: list[Landing] = []
+        self.windows: list[Window] = []
         self.refused = ""
 
-    def landing(self, name: str) -> Landing:  # noqa: ARG002 - as the real one
-        self._gates.pass_("landing")
+    def window(self, name: str) -> Window:  # noqa: ARG002 - as the real one
+        self._gates.pass_("window")
         if self.refused:
             raise BackendUnavailable(self.refused)
-        self.landings.append(Landing(len(self.landings), self._gates))
-        return self.landings[-1]
+        self.windows.append(Window(len(self.windows), self._gates))
+        return self.windows[-1]
 
 
 @dataclass
@@ -145,7 +145,7 @@ class PushRig:
         for n, buffer in enumerate(self.p.buffers):
             buffer[:] = np.random.default_rng(n).integers(1, 65535, len(buffer), np.uint16)
         self.decoder, self.script, self.target = self.d.workers[0], self.d.scripts[0], self.d.buffers[0]
-        self.home: Any = self.decoder._home
+        self.backend: Any = self.decoder._backend
         self.script.state = replace(self.script.state, engine_generation="d-gen")
         self.know()
 
@@ -162,7 +162,7 @@ class PushRig:
             for n in range(self.layers)
         }
         groups, script = groups_of(config), Script()
-        inner = open_home(f"{name}{tp}", options={"faults": faults})
+        inner = open_backend(f"{name}{tp}", options={"faults": faults})
         where = place(tp, size, HEADS)
         engine.buffers.append(buffer)
         engine.scripts.append(script)
@@ -172,7 +172,7 @@ class PushRig:
                 EngineFacts(engine_id=name, model="m", groups=len(groups), tp=size, world_size=size),
                 worker_geometry(tensors, config, groups, where),
                 sibling_geometries(tensors, config, groups, where),
-                LandingHome(inner, gates) if lands else _unlanded(SlowHome(inner, gates)),
+                WindowBackend(inner, gates) if lands else _unlanded(SlowBackend(inner, gates)),
                 script.open,
             )
         )
@@ -242,9 +242,9 @@ class PushRig:
         return compile_chunk(push, source, local, total=total, first=0, last=total)
 
     def write(self, layer: str, announced: PushAnnounce, blocks: Sequence[int], *, tp: int = 0) -> None:
-        """Write a layer through the landing that was announced, and say so."""
-        landing = next(x for x in self.home.landings if x.metadata() == announced.landing)
-        landing.write(self.rows(layer, announced, blocks, tp=tp))
+        """Write a layer through the window that was announced, and say so."""
+        window = next(x for x in self.backend.windows if x.metadata() == announced.landing)
+        window.write(self.rows(layer, announced, blocks, tp=tp))
         self.say(layer, tp=tp, name=announced.key.transfer_id, attempt=announced.key.attempt)
 
     def same(self, local: Sequence[int], remote: Sequence[int]) -> bool:
@@ -279,9 +279,9 @@ class PushRig:
             worker.close()
 
 
-def _unlanded(home: SlowHome) -> SlowHome:
-    home.traits = replace(home.traits, lands=False)
-    return home
+def _unlanded(backend: SlowBackend) -> SlowBackend:
+    backend.traits = replace(backend.traits, lands=False)
+    return backend
 
 
 def pushed(

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from kvd.backends.memory import Faults, MemoryHome, open_home
+from kvd.backends.memory import Faults, MemoryBackend, open_backend
 from kvd.client.errors import ClientError
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Region, WorkerGeometry
@@ -33,7 +33,7 @@ from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.support import oracle
 from tests.support.rigs.bench import GENERATION, Asked, Script, eventually, why
-from tests.support.rigs.pull import Gates, SlowHome
+from tests.support.rigs.pull import Gates, SlowBackend
 
 DECODER_GENERATION = "d-gen"
 
@@ -96,7 +96,7 @@ class SendRig:
     def __init__(self, p: EngineGeometry, d: EngineGeometry, **settings: Any) -> None:
         self.p, memories = placed(p)
         self.d, self.targets = placed(d)
-        self.homes = [self._home(worker) for worker in self.d.workers]
+        self.backends = [self._backend(worker) for worker in self.d.workers]
         self.card = EngineCard(
             engine=self._facts("d", self.d),
             generation=DECODER_GENERATION,
@@ -121,10 +121,10 @@ class SendRig:
         )  # fmt: skip
 
     @staticmethod
-    def _home(worker: WorkerGeometry) -> MemoryHome:
-        home = open_home(f"d-{worker.rank}", options={})
-        home.register(worker.regions)
-        return home
+    def _backend(worker: WorkerGeometry) -> MemoryBackend:
+        backend = open_backend(f"d-{worker.rank}", options={})
+        backend.register(worker.regions)
+        return backend
 
     def _worker(self, worker: WorkerGeometry, memory: oracle.Memory) -> Prefiller:
         faults, gates, wire = Faults(), Gates(), Wire()
@@ -134,7 +134,7 @@ class SendRig:
             self._facts("p", self.p),
             worker,
             self.p.workers,
-            SlowHome(open_home(f"p-{worker.rank}", options={"faults": faults}), gates),
+            SlowBackend(open_backend(f"p-{worker.rank}", options={"faults": faults}), gates),
             wire.open,
         )
         return Prefiller(half, wire, faults, gates, memory)
@@ -165,7 +165,7 @@ class SendRig:
             tokens=tokens,
             computed=0,
             blocks=tuple(BlockRun(g, b.first, tuple(b.ids.tolist())) for g, b in blocks.items()),
-            landing=self.homes[worker].metadata() if landing is None else landing,
+            landing=self.backends[worker].metadata() if landing is None else landing,
             seconds=seconds,
             digest=self.digest,
         )

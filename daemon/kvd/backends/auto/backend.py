@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd.backends import registry as choose
-from kvd.backends.auto.lane import AutoLane, Homes
+from kvd.backends.auto.lane import AutoLane, Backends
 from kvd.backends.auto.metadata import NAME, Both, write_both
-from kvd.backends.contract import Home, Traits
+from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `open_home` takes as options.
+    """What `open_backend` takes as options.
 
     ``engine`` is the transfer engine for peers that cannot be read directly, with its own ``engine_options``;
     ``direct_options`` are those of `kvd.backends.direct.backend.Settings`, which ``direct`` has.
@@ -61,8 +61,8 @@ class Settings:
         )
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> AutoHome:
-    """A home that stands for a direct one and one of a transfer engine; ``options`` as in `Settings`.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
+    """A backend over the direct one and that of a transfer engine; ``options`` as in `Settings`.
 
     Where one of the two cannot be opened the log says why, and the other serves alone.
 
@@ -71,31 +71,31 @@ def open_home(name: str, *, options: Mapping[str, Any]) -> AutoHome:
         BackendError: an unknown option, also of the backends behind it.
     """
     settings = Settings.of(options)
-    homes = Homes(settings.engine)
+    backends = Backends(settings.engine)
     try:
-        homes.direct = direct.DirectHome(name, settings.direct)
+        backends.direct = direct.DirectBackend(name, settings.direct)
     except BackendUnavailable as error:
-        homes.no_direct = error.message
+        backends.no_direct = error.message
     try:
-        homes.engine = choose.open_home(settings.engine, name, settings.engine_options)
+        backends.engine = choose.open_backend(settings.engine, name, settings.engine_options)
     except BackendUnavailable as error:
-        homes.no_engine = error.message
-    for reason in filter(None, (homes.no_direct, homes.no_engine)):
+        backends.no_engine = error.message
+    for reason in filter(None, (backends.no_direct, backends.no_engine)):
         _log.warning("%s", reason)
-    if homes.direct is None and homes.engine is None:
+    if backends.direct is None and backends.engine is None:
         raise BackendUnavailable(
-            f"neither direct reads nor {settings.engine} work here: {homes.no_direct}; {homes.no_engine}",
+            f"neither direct reads nor {settings.engine} work here: {backends.no_direct}; {backends.no_engine}",
             backend=NAME,
         )
-    return AutoHome(name, homes)
+    return AutoBackend(name, backends)
 
 
-class AutoHome:
+class AutoBackend:
     """A worker's memory, registered with both backends. It is read only, as one of the two can do no more."""
 
-    def __init__(self, name: str, homes: Homes) -> None:
+    def __init__(self, name: str, backends: Backends) -> None:
         self.name = name
-        self._homes = homes
+        self._backends = backends
         self._lanes: set[AutoLane] = set()
         self._ready = False
         self._open = True
@@ -103,10 +103,14 @@ class AutoHome:
     @property
     def traits(self) -> Traits:
         """Those of both, as a lane may be of either; nobody writes here."""
-        found = [home.traits for home in (self._homes.engine, self._homes.direct) if home is not None]
+        found = [
+            backend.traits
+            for backend in (self._backends.engine, self._backends.direct)
+            if backend is not None
+        ]
         first = found[0] if found else direct.HOST_TRAITS
-        picks = any(traits.strided_lists for traits in found)
-        return replace(first, synchronous=True, lands=False, strided_lists=picks)
+        selection = any(traits.strided_lists for traits in found)
+        return replace(first, synchronous=True, lands=False, strided_lists=selection)
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory with both. Once, before `metadata` and `lane`.
@@ -117,13 +121,13 @@ class AutoHome:
             RegistrationError: both refuse.
         """
         self._opened()
-        homes = self._homes
+        backends = self._backends
         if self._ready:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
-        homes.direct, homes.no_direct = _registered(homes.direct, homes.no_direct, regions)
-        homes.engine, homes.no_engine = _registered(homes.engine, homes.no_engine, regions)
-        if homes.direct is None and homes.engine is None:
-            raise RegistrationError(f"{homes.no_direct}; {homes.no_engine}", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
+        backends.direct, backends.no_direct = _registered(backends.direct, backends.no_direct, regions)
+        backends.engine, backends.no_engine = _registered(backends.engine, backends.no_engine, regions)
+        if backends.direct is None and backends.engine is None:
+            raise RegistrationError(f"{backends.no_direct}; {backends.no_engine}", backend=NAME)
         self._ready = True
 
     def metadata(self) -> bytes:
@@ -133,13 +137,13 @@ class AutoHome:
             RegistrationError: nothing is registered yet.
         """
         self._opened(ready=True)
-        homes = self._homes
+        backends = self._backends
         both = Both(
-            engine=homes.engine_name,
-            direct_metadata=homes.direct.metadata() if homes.direct else b"",
-            engine_metadata=homes.engine.metadata() if homes.engine else b"",
-            no_direct=homes.no_direct,
-            no_engine=homes.no_engine,
+            engine=backends.engine_name,
+            direct_metadata=backends.direct.metadata() if backends.direct else b"",
+            engine_metadata=backends.engine.metadata() if backends.engine else b"",
+            no_direct=backends.no_direct,
+            no_engine=backends.no_engine,
         )
         return write_both(self.name, both)
 
@@ -150,39 +154,41 @@ class AutoHome:
             RegistrationError: nothing is registered yet.
         """
         self._opened(ready=True)
-        lane = AutoLane(name, self._homes, self._lanes.discard)
+        lane = AutoLane(name, self._backends, self._lanes.discard)
         self._lanes.add(lane)
         return lane
 
     def close(self) -> None:
-        """Close all lanes, then both homes. Idempotent.
+        """Close all lanes, then both backends. Idempotent.
 
         Raises:
-            BackendError: as the engine's home.
+            BackendError: as the engine's backend.
         """
         for lane in list(self._lanes):
             lane.close()
         self._open = False
-        for home in (self._homes.direct, self._homes.engine):
-            if home is not None:
-                home.close()
+        for backend in (self._backends.direct, self._backends.engine):
+            if backend is not None:
+                backend.close()
 
     def _opened(self, *, ready: bool = False) -> None:
         if not self._open:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
         if ready and not self._ready:
             raise RegistrationError("register memory first", backend=NAME)
 
 
-def _registered(home: Home | None, reason: str, regions: Sequence[Region]) -> tuple[Home | None, str]:
-    """The home with the memory registered, or why there is none."""
-    if home is None:
+def _registered(
+    backend: Backend | None, reason: str, regions: Sequence[Region]
+) -> tuple[Backend | None, str]:
+    """The backend with the memory registered, or why there is none."""
+    if backend is None:
         return None, reason
     try:
-        home.register(regions)
+        backend.register(regions)
     except RegistrationError as error:
         _log.warning("%s", error.message)
         # It refused the memory as a whole, but what it keeps open must not outlive it.
-        home.close()
+        backend.close()
         return None, error.message
-    return home, ""
+    return backend, ""

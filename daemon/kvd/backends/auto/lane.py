@@ -7,17 +7,17 @@ import threading
 from collections.abc import Callable
 
 from kvd.backends.auto.metadata import NAME, Both, read_both
-from kvd.backends.contract import Home, Lane, Operation, State, Traits, Transfer, takes_picks
+from kvd.backends.contract import Backend, Lane, Operation, State, Traits, Transfer, takes_selections
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 _log = logging.getLogger(__name__)
 
 
-class Homes:
-    """The homes that an auto home stands for; either may be missing, with the reason.
+class Backends:
+    """The backends that `auto` stands for; either may be missing, with the reason.
 
     ``avoid`` holds for each peer's direct metadata with which a read failed why it did, so that the next lane takes the
     engine. ``told`` are the reasons that stand in the log already.
@@ -25,8 +25,8 @@ class Homes:
 
     def __init__(self, engine_name: str) -> None:
         self.engine_name = engine_name
-        self.direct: Home | None = None
-        self.engine: Home | None = None
+        self.direct: Backend | None = None
+        self.engine: Backend | None = None
         self.no_direct = ""
         self.no_engine = ""
         self.avoid: dict[bytes, str] = {}
@@ -42,13 +42,13 @@ class Homes:
 class AutoLane:
     """The way to one peer engine. The choice falls while its workers are added, and is one for all of them."""
 
-    def __init__(self, name: str, homes: Homes, closed: Callable[[AutoLane], None]) -> None:
+    def __init__(self, name: str, backends: Backends, closed: Callable[[AutoLane], None]) -> None:
         self.name = name
-        self._homes = homes
+        self._backends = backends
         self._known: dict[str, tuple[bytes, Both]] = {}
-        self._direct = homes.direct.lane(name) if homes.direct else None
+        self._direct = backends.direct.lane(name) if backends.direct else None
         self._engine: Lane | None = None
-        self._why_not_direct = homes.no_direct
+        self._why_not_direct = backends.no_direct
         self._closed = closed
         self._open = True
         self._lock = threading.Lock()
@@ -56,13 +56,13 @@ class AutoLane:
     @property
     def uses(self) -> str:
         """The backend that the next transfer goes by: ``direct`` or the engine's name."""
-        return self._homes.engine_name if self._why_not_direct else DIRECT
+        return self._backends.engine_name if self._why_not_direct else DIRECT
 
     @property
     def traits(self) -> Traits:
         """Those of the backend that the next transfer goes by."""
-        home = self._homes.engine if self._why_not_direct else self._homes.direct
-        return home.traits if home is not None else Traits()
+        backend = self._backends.engine if self._why_not_direct else self._backends.direct
+        return backend.traits if backend is not None else Traits()
 
     def add(self, peer: str, metadata: bytes) -> None:
         """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
@@ -82,8 +82,8 @@ class AutoLane:
             if not self._why_not_direct:
                 self._why_not_direct = self._add_direct(peer, both)
                 if self._why_not_direct:
-                    self._homes.tell(
-                        f"{peer} of {self.name} is not read directly but through {self._homes.engine_name}: "
+                    self._backends.tell(
+                        f"{peer} of {self.name} is not read directly but through {self._backends.engine_name}: "
                         f"{self._why_not_direct}"
                     )
             if self._why_not_direct:
@@ -104,7 +104,7 @@ class AutoLane:
             transfer.backend = self.uses
             return transfer
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`, by number where the chosen backend takes numbers.
 
         Raises:
@@ -112,10 +112,10 @@ class AutoLane:
         """
         with self._lock:
             lane = self._chosen(peer)
-            if takes_picks(lane):
-                transfer = lane.submit_picks(peer, picks, operation)
+            if takes_selections(lane):
+                transfer = lane.submit_selection(peer, selection, operation)
             else:
-                transfer = lane.submit(peer, picks.descriptors(), operation)
+                transfer = lane.submit(peer, selection.descriptors(), operation)
             transfer.backend = self.uses
             return transfer
 
@@ -131,7 +131,7 @@ class AutoLane:
             state = lane.poll(transfer)
             if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._known:
                 # A peer that died is not reached by the engine either; for all other causes that is the way out.
-                self._homes.avoid[self._known[transfer.peer][1].direct_metadata] = transfer.reason
+                self._backends.avoid[self._known[transfer.peer][1].direct_metadata] = transfer.reason
             return state
 
     def close(self) -> None:
@@ -152,10 +152,10 @@ class AutoLane:
         """Why this worker cannot be read directly, or nothing."""
         if both.no_direct:
             return f"at the peer: {both.no_direct}"
-        if both.direct_metadata in self._homes.avoid:
-            return f"it failed before: {self._homes.avoid[both.direct_metadata]}"
+        if both.direct_metadata in self._backends.avoid:
+            return f"it failed before: {self._backends.avoid[both.direct_metadata]}"
         if self._direct is None:
-            return self._homes.no_direct
+            return self._backends.no_direct
         try:
             self._direct.add(peer, both.direct_metadata)
         except BackendError as error:
@@ -163,21 +163,21 @@ class AutoLane:
         return ""
 
     def _add_engine(self, peer: str, both: Both) -> None:
-        homes, why = self._homes, self._why_not_direct
-        if homes.engine is None:
+        backends, why = self._backends, self._why_not_direct
+        if backends.engine is None:
             raise PeerUnreachable(
-                f"{peer} cannot be read directly ({why}), and there is no engine here: {homes.no_engine}",
+                f"{peer} cannot be read directly ({why}), and there is no engine here: {backends.no_engine}",
                 backend=NAME,
             )
-        if both.no_engine or both.engine != homes.engine_name:
-            missing = both.no_engine or f"its engine is {both.engine} and the one here {homes.engine_name}"
+        if both.no_engine or both.engine != backends.engine_name:
+            missing = both.no_engine or f"its engine is {both.engine} and the one here {backends.engine_name}"
             raise PeerMetadataError(
                 f"{peer} cannot be read directly ({why}), nor through an engine: {missing}",
                 backend=NAME,
                 hint="install and set the same engine on both sides",
             )
         if self._engine is None:
-            self._engine = homes.engine.lane(self.name)
+            self._engine = backends.engine.lane(self.name)
         self._engine.add(peer, both.engine_metadata)
 
     def _chosen(self, peer: str) -> Lane:

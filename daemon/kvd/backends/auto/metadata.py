@@ -1,4 +1,4 @@
-"""What a home of the auto backend tells its peers: the metadata of the backends that it stands for."""
+"""What `auto` tells its peers: the metadata of the backends that it stands for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VERSION = "1"
 
 
 class Both(msgspec.Struct, frozen=True):
-    """Metadata of the direct home and of the transfer engine's, each as that home exports it.
+    """Metadata of the direct backend and of the transfer engine's, each as it is exported.
 
     Either may be missing, with the reason in its place: ``no_direct``, ``no_engine``. ``engine`` names the transfer
     engine, installed or not.

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `open_home` takes as options.
+    """What `open_backend` takes as options.
 
     ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory.pool does it). Where it is
     not, and Yama restricts who may read a process, ``allow_readers`` tells Yama to admit any process to this one that
@@ -74,14 +74,14 @@ class Settings:
         return settings
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> DirectHome:
-    """A worker's direct home; ``options`` as in `Settings`.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> DirectBackend:
+    """A worker's direct backend; ``options`` as in `Settings`.
 
     Raises:
         BackendUnavailable: this system has not what it takes.
         BackendError: an unknown option.
     """
-    return DirectHome(name, Settings.of(options))
+    return DirectBackend(name, Settings.of(options))
 
 
 HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
@@ -90,7 +90,7 @@ CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_p
 some 0.3 ms of the worker's processor (docs/backends/direct.md)."""
 
 
-class DirectHome:
+class DirectBackend:
     """A worker's memory, which its peers read without its help; nothing here runs.
 
     ``traits`` are of the kind of memory that is registered, of host memory until then.
@@ -128,7 +128,7 @@ class DirectHome:
         """
         self._opened()
         if self._regions:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         device = only_device(regions, backend=NAME)
         if device != "cpu":
             self._cuda = open_device(device, regions, self._settings.ctas)
@@ -197,7 +197,7 @@ class DirectHome:
 
     def _opened(self, *, registered: bool = False) -> None:
         if self._closed:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
         if registered and not self._regions:
             raise RegistrationError("register memory first", backend=NAME)
 

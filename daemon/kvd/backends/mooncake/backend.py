@@ -1,7 +1,7 @@
-"""The Mooncake backend: an engine that peers read from, and short-lived ones for lanes and landings.
+"""The Mooncake backend: an engine that peers read from, and short-lived ones for lanes and windows.
 
 Nothing but the end of an engine stops Mooncake's bytes, in either direction (docs/backends/mooncake.md). So each lane
-has its own, one for each worker of the peer, and so has each landing.
+has its own, one for each worker of the peer, and so has each window.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from kvd.geometry.model import Region
 _log = logging.getLogger(__name__)
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> MooncakeHome:
-    """A worker's Mooncake home; ``options`` as in `Settings`.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> MooncakeBackend:
+    """A worker's Mooncake backend; ``options`` as in `Settings`.
 
     Raises:
         BackendUnavailable: Mooncake is not installed or does not load here.
         BackendError: an unknown option, or a value that one cannot have.
     """
-    return MooncakeHome(name, Settings.of(options), load())
+    return MooncakeBackend(name, Settings.of(options), load())
 
 
-class MooncakeHome:
+class MooncakeBackend:
     """A worker's registered memory. Threads of Mooncake's own answer the peers that read from it.
 
     ``traits`` are settled once memory is registered: with CUDA IPC the reader copies by itself, and so would a writer,
@@ -54,11 +54,11 @@ class MooncakeHome:
         self._marks: DeviceMarks | None = None
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[MooncakeLane] = set()
-        self._landings: set[MooncakeLanding] = set()
+        self._windows: set[MooncakeWindow] = set()
         self._open = True
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Register memory. Once, before `metadata`, `lane` and `landing`.
+        """Register memory. Once, before `metadata`, `lane` and `window`.
 
         Raises:
             RegistrationError: registered before, nothing given, or Mooncake refused a region.
@@ -66,7 +66,7 @@ class MooncakeHome:
         """
         self._opened()
         if self._engine:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
         for region in regions:
@@ -128,8 +128,8 @@ class MooncakeHome:
         self._lanes.add(lane)
         return lane
 
-    def landing(self, name: str) -> MooncakeLanding:
-        """A fresh landing: an engine of its own over the same memory, for one peer to write to.
+    def window(self, name: str) -> MooncakeWindow:
+        """A fresh window: an engine of its own over the same memory, for one peer to write to.
 
         Raises:
             RegistrationError: nothing is registered yet.
@@ -138,18 +138,18 @@ class MooncakeHome:
         self._registered()
         if not self.traits.lands:
             raise BackendUnavailable(
-                "no landing: with CUDA IPC the writer's process copies, and nothing done here would stop it",
+                "no window: with CUDA IPC the writer's process copies, and nothing done here would stop it",
                 backend=NAME,
             )
         engine = self._make()
-        landing = MooncakeLanding(
-            name, engine, self._describe(f"{self.name}.{name}", engine), self._landings.discard
+        window = MooncakeWindow(
+            name, engine, self._describe(f"{self.name}.{name}", engine), self._windows.discard
         )
-        self._landings.add(landing)
-        return landing
+        self._windows.add(window)
+        return window
 
     def close(self) -> None:
-        """Destroy all lanes and landings, then the home's engine. Idempotent.
+        """Destroy all lanes and windows, then the backend's engine. Idempotent.
 
         Raises:
             BackendError: an engine outlived its destruction (see `MooncakeLane.close`).
@@ -157,8 +157,8 @@ class MooncakeHome:
         self._open = False
         for lane in list(self._lanes):
             lane.close()
-        for landing in list(self._landings):
-            landing.close()
+        for window in list(self._windows):
+            window.close()
         if self._engine:
             self._engine.destroy()
         if self._marks:
@@ -174,7 +174,7 @@ class MooncakeHome:
 
     def _opened(self) -> None:
         if not self._open:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
 
     def _registered(self) -> Engine:
         self._opened()
@@ -183,11 +183,11 @@ class MooncakeHome:
         return self._engine
 
 
-class MooncakeLanding:
+class MooncakeWindow:
     """What one peer engine writes into. A thread of Mooncake's own lands the bytes."""
 
     def __init__(
-        self, name: str, engine: Engine, metadata: bytes, closed: Callable[[MooncakeLanding], None]
+        self, name: str, engine: Engine, metadata: bytes, closed: Callable[[MooncakeWindow], None]
     ) -> None:
         self.name = name
         self._engine = engine
@@ -199,21 +199,21 @@ class MooncakeLanding:
         """What the writing peer's `MooncakeLane.add` needs; good until `close`.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
         return self._metadata
 
-    def serve(self) -> None:
+    def progress(self) -> None:
         """Nothing to do while it is open: Mooncake's thread lands the bytes.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
 
     def close(self) -> None:
-        """End the landing: when this returns nothing that the peer writes can land any more. Idempotent.
+        """End the window: when this returns nothing that the peer writes can land any more. Idempotent.
 
         Raises:
             BackendError: something outside this backend holds the engine, so it still lives and bytes may still land.
@@ -224,4 +224,4 @@ class MooncakeLanding:
 
     def _opened(self) -> None:
         if not self._open:
-            raise TransferRefused(f"landing {self.name!r} is closed", backend=NAME)
+            raise TransferRefused(f"window {self.name!r} is closed", backend=NAME)

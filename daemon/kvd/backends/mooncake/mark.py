@@ -49,7 +49,7 @@ def host_mark() -> Mark:
 
 
 class DeviceMarks:
-    """One block of a CUDA device's memory, from which all engines of a home take their marks."""
+    """One block of a CUDA device's memory, from which all engines of a backend take their marks."""
 
     def __init__(self, device: int) -> None:
         self._device = device

@@ -20,7 +20,7 @@ QUEUE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `open_home` takes as options.
+    """What `open_backend` takes as options.
 
     ``protocol``: tcp, rdma, nvlink (CUDA IPC within a host, over NVLink where there is one), or auto for what suits the
     memory (`protocol_for`). ``device_name``: RDMA devices to use, comma separated, empty for all. ``host``: the

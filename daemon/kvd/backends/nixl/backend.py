@@ -1,4 +1,4 @@
-"""The NIXL backend: a home agent that peers read from, and one short-lived agent a lane.
+"""The NIXL backend: one agent that peers read from, and one short-lived agent a lane.
 
 Nothing but the end of an agent stops NIXL's bytes (docs/backends/nixl.md), and an agent ends when nothing refers to it
 any more. NIXL's handles, even released ones, and the frames of its exceptions do refer to it; so both stay inside
@@ -21,19 +21,19 @@ from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationEr
 from kvd.backends.nixl.agent import Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
 from kvd.backends.nixl.library import NAME, Library, load, software_only
-from kvd.backends.nixl.window import SHIELD, NixlLanding, refusal
+from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
 from kvd.backends.split_lane import SplitLane, check_threads
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
 
 PARKED_LIMIT = 32
-"""How many given-up lanes a home keeps; each costs an agent's memory and sockets and no processor time."""
+"""How many given-up lanes a backend keeps; each costs an agent's memory and sockets and no processor time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `open_home` takes as options.
+    """What `open_backend` takes as options.
 
     ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
     whose transfers did not: ``destroy`` it; ``park`` it (`kvd.backends.nixl.lane.Parked`), safe for our memory only
@@ -68,17 +68,17 @@ class Settings:
         return settings
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> NixlHome:
-    """A worker's NIXL home; ``options`` as in `Settings`.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> NixlBackend:
+    """A worker's NIXL backend; ``options`` as in `Settings`.
 
     Raises:
         BackendUnavailable: NIXL is not installed, or UCX does not start here.
         BackendError: an unknown option.
     """
-    return NixlHome(name, Settings.of(options), load())
+    return NixlBackend(name, Settings.of(options), load())
 
 
-class NixlHome:
+class NixlBackend:
     """A worker's registered memory. A thread of NIXL's answers the peers that read from it, and sleeps between.
 
     ``traits.lands`` is settled once memory is registered.
@@ -99,10 +99,10 @@ class NixlHome:
         self._agent: Agent | None = Agent(library, name, progress=True)
         self._regions: tuple[Region, ...] = ()
         self._lanes: set[NixlLane | SplitLane] = set()
-        self._landings: set[NixlLanding] = set()
+        self._windows: set[NixlWindow] = set()
         self._parked: deque[Parked] = deque()
         self._parks = settings.abandon == "park"
-        self._no_landing = ""
+        self._no_window = ""
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory. Once, before `metadata` and `lane`.
@@ -113,7 +113,7 @@ class NixlHome:
         """
         agent = self._opened()
         if self._regions:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         if not regions:
             raise RegistrationError("no regions to register", backend=NAME)
         if self._parks and (device := next((r.device for r in regions if r.device != "cpu"), None)):
@@ -126,8 +126,8 @@ class NixlHome:
         self._regions = tuple(regions)
         if self._settings.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
-        self._no_landing = refusal(os.environ, self._regions)
-        self.traits = replace(self.traits, lands=not self._no_landing)
+        self._no_window = refusal(os.environ, self._regions)
+        self.traits = replace(self.traits, lands=not self._no_window)
 
     def metadata(self) -> bytes:
         """What a peer's `NixlLane.add` needs: NIXL's blob in our envelope.
@@ -170,8 +170,8 @@ class NixlHome:
             closed=self._lanes.discard,
         )
 
-    def landing(self, name: str) -> NixlLanding:
-        """A fresh landing for one peer engine: an agent of its own with the same memory registered.
+    def window(self, name: str) -> NixlWindow:
+        """A fresh window for one peer engine: an agent of its own with the same memory registered.
 
         Raises:
             BackendUnavailable: UCX does not start another agent, or none here is both safe and of use
@@ -180,24 +180,24 @@ class NixlHome:
         """
         self._opened()
         if not self._regions:
-            raise RegistrationError("register memory before making a landing", backend=NAME)
-        if self._no_landing:
-            raise BackendUnavailable(f"no landing: {self._no_landing}", backend=NAME)
+            raise RegistrationError("register memory before making a window", backend=NAME)
+        if self._no_window:
+            raise BackendUnavailable(f"no window: {self._no_window}", backend=NAME)
         agent = self._registered(f"{self.name}.{name}", SHIELD)
-        landing = NixlLanding(name, agent, self._regions, self._landings.discard)
-        self._landings.add(landing)
-        return landing
+        window = NixlWindow(name, agent, self._regions, self._windows.discard)
+        self._windows.add(window)
+        return window
 
     def close(self) -> None:
-        """Destroy all lanes and landings, then the home's agent. Idempotent.
+        """Destroy all lanes and windows, then the backend's agent. Idempotent.
 
         Raises:
             BackendError: an agent outlived its destruction (see `NixlLane.close`).
         """
         for lane in list(self._lanes):
             lane.close()
-        for landing in list(self._landings):
-            landing.close()
+        for window in list(self._windows):
+            window.close()
         while self._parked:
             self._parked.popleft().destroy()
         agent, self._agent = self._agent, None
@@ -205,7 +205,7 @@ class NixlHome:
             agent.destroy()
 
     def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
-        """One more agent over the home's memory, which only calls into it advance."""
+        """One more agent over the backend's memory, which only calls into it advance."""
         device = cuda_driver.ordinal(self._regions)
         agent = Agent(self._library, name, progress=False, ucx=ucx, device=device)
         try:
@@ -229,5 +229,5 @@ class NixlHome:
 
     def _opened(self) -> Agent:
         if self._agent is None:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
         return self._agent

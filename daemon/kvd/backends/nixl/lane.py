@@ -19,7 +19,7 @@ from kvd.backends.rows import checked
 from kvd.backends.spans import Spans, parse_device
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 _OPERATIONS: Mapping[Operation, str] = {"read": "READ", "write": "WRITE"}
 _PAUSE_S = 5e-5  # polling without a pause starves UCX's own threads on a busy host
@@ -144,22 +144,22 @@ class NixlLane:
             transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
             return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
-        """Post a transfer of cells of a grid, which is prepared with its first picks; otherwise as `submit`.
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+        """Post a transfer of cells of a grid, which is prepared with its first selection; otherwise as `submit`.
 
         Raises:
             TransferRefused: as `submit`, or a cell that the grid does not have.
         """
         with self._lock:
             agent, known = self._opened(), self._known(peer)
-            transfer = Transfer(peer, picks.nbytes, len(picks), _Post())
-            lists = known.lists.of(agent, known.agent, picks.grid, self._spans, known.spans)
+            transfer = Transfer(peer, selection.nbytes, len(selection), _Post())
+            lists = known.lists.of(agent, known.agent, selection.grid, self._spans, known.spans)
             if lists is None:
                 making = self._by_address(
-                    agent, known, checked(picks.descriptors(), backend=NAME), operation, peer
+                    agent, known, checked(selection.descriptors(), backend=NAME), operation, peer
                 )
             else:
-                making = self._by_number(agent, lists, picks, operation, peer)
+                making = self._by_number(agent, lists, selection, operation, peer)
             return self._post(agent, transfer, making)
 
     def poll(self, transfer: Transfer) -> State:
@@ -175,8 +175,8 @@ class NixlLane:
     def close(self) -> None:
         """End the lane. When this returns no byte of any of its transfers can land here any more. Idempotent.
 
-        Transfers get ``drain_s`` seconds to end by themselves. If some don't, the agent is parked where the home allows
-        it (see `Parked`), else destroyed, and copies that a GPU has queued are waited for.
+        Transfers get ``drain_s`` seconds to end by themselves. If some don't, the agent is parked where the backend
+        allows it (see `Parked`), else destroyed, and copies that a GPU has queued are waited for.
 
         Raises:
             BackendError: something outside this module holds NIXL's agent, so it still lives, or the GPU cannot be
@@ -238,12 +238,12 @@ class NixlLane:
 
     @staticmethod
     def _by_number(
-        agent: Agent, lists: list[Any], picks: Picks, operation: Operation, peer: str
+        agent: Agent, lists: list[Any], selection: Selection, operation: Operation, peer: str
     ) -> Iterator[Any]:
         """NIXL's handle of a transfer between two prepared lists."""
-        if len(picks) or len(picks.remote):
-            doing = f"{operation} {len(picks)} prepared descriptors, peer {peer}"
-            yield agent.pick(doing, _OPERATIONS[operation], lists, picks.local, picks.remote)
+        if len(selection) or len(selection.remote):
+            doing = f"{operation} {len(selection)} prepared descriptors, peer {peer}"
+            yield agent.pick(doing, _OPERATIONS[operation], lists, selection.local, selection.remote)
 
     def _post(self, agent: Agent, transfer: Transfer, making: Iterator[Any]) -> Transfer:
         """Make all handles, then post them: what fails before the first post has moved nothing."""

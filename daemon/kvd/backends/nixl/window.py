@@ -1,4 +1,4 @@
-"""A NIXL landing: an agent of its own over a worker's memory, for one peer engine to write through."""
+"""A NIXL window: an agent of its own over a worker's memory, for one peer engine to write through."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from kvd.backends.nixl.library import INFINIBAND, NAME
 from kvd.geometry.model import Region
 
 SHIELD: Mapping[str, str] = {"SHM_DEVICES": ""}
-"""UCX settings of a landing's agent: no transport with which a writer reaches our memory from its own process.
+"""UCX settings of a window's agent: no transport with which a writer reaches our memory from its own process.
 
 CMA, KNEM, XPMEM and CUDA IPC copy in the *writer's* process and ask nobody here, so nothing done here would stop a
-writer that was stopped and goes on later. UCX counts them all as devices of kind SHM; without any, what a landing
+writer that was stopped and goes on later. UCX counts them all as devices of kind SHM; without any, what a window
 exports is an address for tcp and for RDMA. UCX_TLS cannot say that: NIXL splits its settings at commas, and the
 environment comes before them.
 """
 
 
 def refusal(environ: Mapping[str, str], regions: Sequence[Region], infiniband: Path = INFINIBAND) -> str:
-    """Why no safe and useful landing can be made over ``regions``; empty where one can."""
+    """Why no safe and useful window can be made over ``regions``; empty where one can."""
     if environ.get("UCX_SHM_DEVICES"):
         return (
             f"UCX_SHM_DEVICES={environ['UCX_SHM_DEVICES']} makes a peer on this host write from its own process, which "
@@ -34,11 +34,11 @@ def refusal(environ: Mapping[str, str], regions: Sequence[Region], infiniband: P
     return ""
 
 
-class NixlLanding:
+class NixlWindow:
     """What one peer engine writes into. Used from one thread at a time."""
 
     def __init__(
-        self, name: str, agent: Agent, regions: Sequence[Region], closed: Callable[[NixlLanding], None]
+        self, name: str, agent: Agent, regions: Sequence[Region], closed: Callable[[NixlWindow], None]
     ) -> None:
         self.name = name
         self._agent = agent
@@ -51,28 +51,28 @@ class NixlLanding:
         """What the writing peer's `NixlLane.add` needs.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
         return self._metadata
 
-    def serve(self) -> None:
+    def progress(self) -> None:
         """Land what has come over tcp, with the GIL released: returns when nothing more is there at the moment.
 
         Raises:
-            TransferRefused: the landing is closed.
+            TransferRefused: the window is closed.
         """
         self._opened()
         try:
             # Asking for notifications is NIXL's way to make progress; there are none to keep.
-            self._agent.call("serve", "get_new_notifs")
+            self._agent.call("make progress", "get_new_notifs")
         except BackendError:
             return  # one connection of the peer's broke; it makes another
 
     def close(self) -> None:
         """Destroy the agent. When this returns nothing that was written through it can land any more. Idempotent.
 
-        What came over tcp lands only by `serve`; RDMA keys end with the registration, which ends with the agent.
+        What came over tcp lands only by `progress`; RDMA keys end with the registration, which ends with the agent.
 
         Raises:
             BackendError: something outside ``kvd.backends.nixl.backend*`` holds NIXL's agent, so bytes may still land.
@@ -83,4 +83,4 @@ class NixlLanding:
 
     def _opened(self) -> None:
         if not self._open:
-            raise TransferRefused(f"landing {self.name!r} is closed", backend=NAME)
+            raise TransferRefused(f"window {self.name!r} is closed", backend=NAME)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvd.backends import registry as choose
-from kvd.backends.contract import Home, Traits
+from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct.host.rows import Spans, checked
 from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, RegistrationError
@@ -29,7 +29,7 @@ _LOOK_S = 50e-6
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What `open_home` takes as options.
+    """What `open_backend` takes as options.
 
     ``engine`` moves bytes between the mirrors of two workers, with its own ``engine_options``. ``ctas`` is how many
     thread blocks a copy between a GPU and its mirror takes at most; 16 fill PCIe.
@@ -62,21 +62,21 @@ class Settings:
         return cls(engine, given, ctas)
 
 
-def open_home(name: str, *, options: Mapping[str, Any]) -> StagedHome:
-    """A worker's home over mirrors of its memory; ``options`` as in `Settings`.
+def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:
+    """A worker's backend over mirrors of its memory; ``options`` as in `Settings`.
 
     Raises:
         BackendUnavailable: the engine is not installed here.
         BackendError: an unknown option, also of the engine.
     """
     settings = Settings.of(options)
-    return StagedHome(name, settings, choose.open_home(settings.engine, name, settings.engine_options))
+    return StagedBackend(name, settings, choose.open_backend(settings.engine, name, settings.engine_options))
 
 
-class StagedHome:
-    """A worker's memory, mirrored in host memory; peers read the mirror, and see there what `put_out` copied."""
+class StagedBackend:
+    """A worker's memory, mirrored in host memory; peers read the mirror, and see there what `stage` copied."""
 
-    def __init__(self, name: str, settings: Settings, inner: Home) -> None:
+    def __init__(self, name: str, settings: Settings, inner: Backend) -> None:
         self.name = name
         self._settings = settings
         self._inner = inner
@@ -102,7 +102,7 @@ class StagedHome:
         """
         self._opened()
         if self._mirrors is not None:
-            raise RegistrationError("memory of this home is registered already", backend=NAME)
+            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         device = only_device(regions, backend=NAME)
         spans = tuple(joined(regions))
         mirrors = Mirrors(spans)
@@ -122,7 +122,7 @@ class StagedHome:
         self._spans, self._mirrors = spans, mirrors
         self._memory = Spans(spans, mirrors.addresses)
 
-    def put_out(self, rows: Descriptors) -> None:
+    def stage(self, rows: Descriptors) -> None:
         """Copy memory to where peers read it, and return when it is there.
 
         Both addresses of a row are of registered memory, and the same. May be called on any thread.
@@ -168,10 +168,10 @@ class StagedHome:
         return lane
 
     def close(self) -> None:
-        """Close all lanes and the engine's home, then give the mirrors back. Idempotent.
+        """Close all lanes and the engine's backend, then give the mirrors back. Idempotent.
 
         Raises:
-            BackendError: as the engine's home.
+            BackendError: as the engine's backend.
         """
         for lane in list(self._lanes):
             lane.close()
@@ -184,7 +184,7 @@ class StagedHome:
 
     def _opened(self) -> None:
         if not self._open:
-            raise BackendError(f"home {self.name!r} is closed", backend=NAME)
+            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
 
     def _registered(self) -> Mirrors:
         self._opened()

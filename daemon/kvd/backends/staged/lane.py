@@ -1,4 +1,4 @@
-"""A lane of a staged home: a transfer engine fills the mirror, then the bytes go from there to the KV memory."""
+"""A lane of a staged backend: a transfer engine fills the mirror, then the bytes go from there to the KV memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOK_S = 50e-6
 
 
 class Mirrored(msgspec.Struct, frozen=True):
-    """What a staged home tells its peers beside its memory: where the mirror of each span is, and whose it is."""
+    """What a staged backend tells its peers beside its memory: where the mirror of each span is, and whose it is."""
 
     engine: str
     mirrors: tuple[int, ...]

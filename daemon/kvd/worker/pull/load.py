@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvd.backends import zeroing
-from kvd.backends.contract import Lane, State, Traits, Transfer, takes_picks
+from kvd.backends.contract import Lane, State, Traits, Transfer, takes_selections
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
@@ -164,7 +164,7 @@ def clear_leftover(load: Load, plan: Plan, geometry: WorkerGeometry) -> None:
 
 
 def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:
-    """What a slice copies, with picks where the backend is good at them; kept, so a new lane costs no new plan."""
+    """What a slice copies, with a selection where the backend is good at it; kept, so a new lane costs no plan."""
     if slice_.copies is None:
         tokens, blocks = load.order.tokens, load.local
         if len(load.slices) > 1:
@@ -181,12 +181,12 @@ def submitted(lane: Lane, peer: str, copies: Copies) -> Iterator[Transfer]:
     """Submit reads of one remote worker, and give each transfer as soon as it is under way. Raises `BackendError`."""
     if len(copies.descriptors):
         yield lane.submit(peer, copies.descriptors, "read")
-    if copies.picks is None:
+    if copies.selection is None:
         return
-    if takes_picks(lane):
-        yield lane.submit_picks(peer, copies.picks, "read")
+    if takes_selections(lane):
+        yield lane.submit_selection(peer, copies.selection, "read")
     else:
-        yield lane.submit(peer, copies.picks.descriptors(), "read")
+        yield lane.submit(peer, copies.selection.descriptors(), "read")
 
 
 def look(load: Load, lane: Lane) -> tuple[State, str]:

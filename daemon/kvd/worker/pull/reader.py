@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home, Lane, State, traits_of
+from kvd.backends.contract import Backend, Lane, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
@@ -60,7 +60,7 @@ class _GiveUp:
 
 
 @dataclass(slots=True)
-class _Undead:
+class _Unclosed:
     """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
 
     lane: Lane
@@ -79,7 +79,7 @@ class PeerLane:
     def __init__(
         self,
         engine_id: str,
-        home: Home,
+        backend: Backend,
         local: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
         ended: Callable[[Load], None],
@@ -89,7 +89,7 @@ class PeerLane:
     ) -> None:
         """``probed`` is told of probes (`kvd.worker.probe`); without it there are none."""
         self.engine_id = engine_id
-        self._home = home
+        self._backend = backend
         self._local = local
         self._siblings = siblings
         self._ended = ended
@@ -103,7 +103,7 @@ class PeerLane:
         self._absent = Cause(f"peer {engine_id} is not known here", "PEER_REFUSED")
         self._due: list[Load] = []  # of the waiting, those that the next turns post
         self._active: list[Load] = []  # posted on the lane of now
-        self._undead: list[_Undead] = []
+        self._unclosed: list[_Unclosed] = []
         self._probing = Probing(engine_id, probed)
         self._doing = ""
         self._thread = threading.Thread(target=self._run, name=f"kvd-lane-{engine_id[:12]}", daemon=True)
@@ -140,7 +140,7 @@ class PeerLane:
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the backend may still touch memory."""
         self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._undead
+        return not self._thread.is_alive() and not self._unclosed
 
     # --- the watcher's thread ---
 
@@ -150,7 +150,10 @@ class PeerLane:
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
         with self._lock:
-            posted = [*self._active, *(load for undead in list(self._undead) for load, _ in undead.loads)]
+            posted = [
+                *self._active,
+                *(load for unclosed in list(self._unclosed) for load, _ in unclosed.loads),
+            ]
             stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
             late = [load for load in self._waiting.values() if stuck or now > load.deadline]
             for load in late:
@@ -202,7 +205,7 @@ class PeerLane:
         if self._due:
             return 0.0
         if not self._active and not self._probing.on:
-            return DESTROY_AGAIN if self._undead else None
+            return DESTROY_AGAIN if self._unclosed else None
         youngest = max([load.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
@@ -277,7 +280,7 @@ class PeerLane:
         else:
             try:
                 if load.plan is None:
-                    traits = traits_of(self._home, self._lane)
+                    traits = traits_of(self._backend, self._lane)
                     apply_plan(load, peer.plan, traits, piece_bytes=self._piece_bytes)
                 if load.fault is not None and load.fault.when == "layers":
                     remotes = engine_geometry(peer.card).workers
@@ -316,7 +319,7 @@ class PeerLane:
             lane = self._open_lane()
             with self._busy("posting"):
                 clear_leftover(load, self._peer.plan, self._local)
-                post(load, lane, self._peer.plan, traits_of(self._home, lane))
+                post(load, lane, self._peer.plan, traits_of(self._backend, lane))
         except HOPELESS as error:
             self._give_up(load, from_error(error))
         except BackendError as error:
@@ -375,7 +378,7 @@ class PeerLane:
             if lane is not None and error:
                 # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
                 held = [*ends, *((load, Cause(error, "TRANSFER_FAILED")) for load in rest)]
-                self._undead.append(_Undead(lane, held, time.monotonic() + DESTROY_AGAIN))
+                self._unclosed.append(_Unclosed(lane, held, time.monotonic() + DESTROY_AGAIN))
                 ends, rest = [], []
             self._active = []
             self._waiting.update((id(load), load) for load in rest)
@@ -389,12 +392,12 @@ class PeerLane:
 
     def _bury(self, now: float) -> None:
         """Try again to destroy what could not be destroyed, and end the loads that wait for it."""
-        for undead in [u for u in self._undead if now >= u.again]:
-            if self._destroy(undead.lane):
-                undead.again = time.monotonic() + DESTROY_AGAIN
+        for unclosed in [u for u in self._unclosed if now >= u.again]:
+            if self._destroy(unclosed.lane):
+                unclosed.again = time.monotonic() + DESTROY_AGAIN
                 continue
-            self._undead.remove(undead)
-            for load, cause in undead.loads:
+            self._unclosed.remove(unclosed)
+            for load, cause in unclosed.loads:
                 self._end(load, cause)
 
     def _end(self, load: Load, cause: Cause) -> None:
@@ -410,7 +413,7 @@ class PeerLane:
             if self._peer is None:
                 raise BackendError(self._absent)
             with self._busy("connecting"):
-                self._lane = connect(self._home, self._peer)
+                self._lane = connect(self._backend, self._peer)
         return self._lane
 
     @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.geometry.model import WorkerGeometry
 from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint, RankId
@@ -33,7 +33,7 @@ class Here:
 
     engine_id: str
     rank: RankId
-    home: Home
+    backend: Backend
     local: WorkerGeometry
     siblings: tuple[WorkerGeometry, ...]
     session: SessionProtocol
@@ -56,11 +56,11 @@ def push_key(engine_id: str, rank: RankId, transfer_id: str, prefill: RemotePref
 
 
 def announce(
-    session: SessionProtocol, arrival: Arrival, generation: str, landing: bytes, seconds: float
+    session: SessionProtocol, arrival: Arrival, generation: str, window: bytes, seconds: float
 ) -> Future[Message]:
     """Announce an arrival, for at most ``seconds`` in which it is not acknowledged.
 
-    ``generation`` is the decoder's own, ``landing`` what the landing exported.
+    ``generation`` is the decoder's own, ``window`` what the window exported.
     """
     order, key = arrival.load.order, arrival.key
 
@@ -71,7 +71,7 @@ def announce(
             tokens=order.tokens,
             computed=order.computed,
             blocks=tuple(BlockRun(group, first, ids) for group, (first, ids) in sorted(order.groups.items())),
-            landing=landing,
+            landing=window,
             digest=order.digest,
             seconds=max(0.001, arrival.load.deadline - time.monotonic()),
         )

@@ -1,6 +1,6 @@
 """Arrivals of one peer engine that are under way, and how each ends: reported when nothing of it can land any more.
 
-Nothing of an arrival can land once every source has said so, or its landing is closed, or it was never announced. Where
+Nothing of an arrival can land once every source has said so, or its window is closed, or it was never announced. Where
 this side reads by itself: once its reads have ended.
 """
 
@@ -16,7 +16,7 @@ from kvd.worker.pull.load import clear_leftover
 from kvd.worker.push.admission import Intake
 from kvd.worker.push.announce import Here, done, withdraw
 from kvd.worker.push.arrival import Arrival
-from kvd.worker.push.window import Landings
+from kvd.worker.push.window import Windows
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 class Underway:
     """Used by one thread; `held` by others too."""
 
-    def __init__(self, engine_id: str, here: Here, intake: Intake, landings: Landings) -> None:
+    def __init__(self, engine_id: str, here: Here, intake: Intake, windows: Windows) -> None:
         self._engine_id = engine_id
         self._here = here
         self._intake = intake
-        self._landings = landings
+        self._windows = windows
         self._lock = threading.Lock()
         self._active: dict[str, Arrival] = {}  # by transfer id
 
@@ -42,9 +42,9 @@ class Underway:
 
     @property
     def held(self) -> list[Arrival]:
-        """The same and what waits for a landing that could not be closed; on any thread."""
+        """The same and what waits for a window that could not be closed; on any thread."""
         with self._lock:
-            return [*self._active.values(), *self._landings.held]
+            return [*self._active.values(), *self._windows.held]
 
     def find(self, transfer_id: str) -> Arrival | None:
         """The arrival of that transfer."""
@@ -106,7 +106,7 @@ class Underway:
         """Whether nothing of it can land any more."""
         if not arrival.asked:
             return True
-        return not arrival.reading and (arrival.silent or not self._landings.possible)
+        return not arrival.reading and (arrival.silent or not self._windows.possible)
 
     def end(self, arrival: Arrival, cause: Cause) -> None:
         """Report it: done, or a miss with that cause.
@@ -119,7 +119,7 @@ class Underway:
             ours = self._intake.claim(arrival.load) if cause else self.claim(arrival)
             if not ours:
                 return
-        if not cause and not self._landings.possible and arrival.announced:
+        if not cause and not self._windows.possible and arrival.announced:
             done(self._here.session, arrival.key)
         arrival.load.cause = cause
         arrival.load.ended = time.monotonic()
@@ -141,14 +141,14 @@ class Underway:
                 arrival.cause, arrival.withdrawn = why, time.monotonic()
                 for load in arrival.reading:
                     load.dropped = why
-        self.drop_landing()
+        self.drop_window()
         self.end_settled()
 
-    def drop_landing(self) -> None:
-        """Close the landing and end what is given up; all else that was announced on it is announced anew."""
-        stands = self._landings.close()
+    def drop_window(self) -> None:
+        """Close the window and end what is given up; all else that was announced on it is announced anew."""
+        stands = self._windows.close()
         held = [arrival for arrival in self._active.values() if arrival.asked]
-        if not self._landings.possible:
+        if not self._windows.possible:
             return
         if stands is None:
             for arrival in held:
@@ -158,10 +158,10 @@ class Underway:
                     arrival.anew(time.monotonic())
             return
         # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
-        landing, error = stands
+        window, error = stands
         with self._lock:
-            self._landings.hold(
-                landing, [(arrival, arrival.cause or Cause(error, "TRANSFER_FAILED")) for arrival in held]
+            self._windows.hold(
+                window, [(arrival, arrival.cause or Cause(error, "TRANSFER_FAILED")) for arrival in held]
             )
             for arrival in held:
                 del self._active[arrival.key.transfer_id]
@@ -169,9 +169,9 @@ class Underway:
             if not arrival.cause:
                 self._withdraw(arrival)
 
-    def bury(self, now: float) -> None:
-        """Report what waited for a landing that could be closed at last."""
-        for arrival, cause in self._landings.bury(now):
+    def retry_close(self, now: float) -> None:
+        """Report what waited for a window that could be closed at last."""
+        for arrival, cause in self._windows.retry_close(now):
             self.end(arrival, cause)
 
     def _withdraw(self, arrival: Arrival) -> None:

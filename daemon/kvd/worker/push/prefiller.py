@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.geometry.model import WorkerGeometry
 from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
@@ -34,7 +34,7 @@ class Pushing:
     def __init__(
         self,
         engine_id: str,
-        home: Home,
+        backend: Backend,
         geometry: WorkerGeometry,
         siblings: tuple[WorkerGeometry, ...],
         session: Callable[[], SessionProtocol],
@@ -47,7 +47,7 @@ class Pushing:
         """
         self._stager = stager
         self._engine_id = engine_id
-        self._home = home
+        self._backend = backend
         self._geometry = geometry
         self._siblings = siblings
         self._session = session
@@ -162,7 +162,7 @@ class Pushing:
                 sender = self._senders[decoder] = Sender(
                     decoder,
                     self._engine_id,
-                    self._home,
+                    self._backend,
                     self._siblings,
                     self._geometry.rank,
                     self._outgoing,

@@ -1,8 +1,8 @@
 """What one peer engine pushes here: a thread that announces blocks, counts what arrives, and gives up what does not.
 
 The peer writes, and it alone knows what is under way. So a load that did not complete is reported only after every
-source has said that it writes no more, or after the landing was closed, which needs nobody's word. The other loads on a
-closed landing are announced anew on the next one, and all of them is written again. Where the backend has no landings
+source has said that it writes no more, or after the window was closed, which needs nobody's word. The other loads on a
+closed window are announced anew on the next one, and all of them is written again. Where the backend has no windows
 this side reads by itself (`kvd.worker.push.layer_reads`), and a load ends when its reads have.
 
 As in `kvd.worker.pull.reader` a call into the backend may hang: what was never announced is ended by the watcher,
@@ -39,14 +39,14 @@ from kvd.worker.push.announce import Here, announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, Part, expect
 from kvd.worker.push.arrivals import Underway
 from kvd.worker.push.layer_reads import Fetching
-from kvd.worker.push.window import Landings
+from kvd.worker.push.window import Windows
 
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
 """How long the sources may take to say that they write no more."""
 SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
-"""Seconds between two turns of serving the landing: quick while something arrives, slower while nothing does."""
+"""Seconds between two turns of serving the window: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
 
@@ -98,8 +98,8 @@ class PeerArrivals:
         self._peer: Peer | None = None
         self._fetching: Fetching | None = None
         self._absent = Cause(f"peer {engine_id} is not known here", "PEER_REFUSED")
-        self._landings = Landings(engine_id, here.home, self._busy)
-        self._underway = Underway(engine_id, here, self._intake, self._landings)
+        self._windows = Windows(engine_id, here.backend, self._busy)
+        self._underway = Underway(engine_id, here, self._intake, self._windows)
         self._next = math.inf
         self._lively = 0.0
         self._doing = ""
@@ -128,14 +128,14 @@ class PeerArrivals:
         self._inbox.put(_Gone(generation, reason))
 
     def stop(self) -> None:
-        """Give up whatever is on the way, close the landing, end the thread: begin all that."""
+        """Give up whatever is on the way, close the window, end the thread: begin all that."""
         self._intake.stop()
         self._inbox.put(None)
 
     def join(self, timeout: float) -> bool:
         """Wait for the end after `stop`. False where the peer may still write."""
         self._thread.join(max(0.0, timeout))
-        return not self._thread.is_alive() and not self._landings.due
+        return not self._thread.is_alive() and not self._windows.due
 
     # --- the watcher's thread ---
 
@@ -174,7 +174,7 @@ class PeerArrivals:
             if isinstance(word, _Read):
                 word.arrival.reading.discard(word.load)
                 self._underway.end_settled()
-        self._underway.bury(math.inf)
+        self._underway.retry_close(math.inf)
         for load in self._intake.claim_late(math.inf):
             self._here.refused(load, SHUTTING_DOWN)
 
@@ -194,16 +194,16 @@ class PeerArrivals:
             for arrival in self._underway.all:
                 if self._underway.has(arrival):
                     self._look(arrival, now)
-            self._underway.bury(now)
-            dues = [*self._landings.due, *(self._due(arrival) for arrival in self._underway.all)]
+            self._underway.retry_close(now)
+            dues = [*self._windows.due, *(self._due(arrival) for arrival in self._underway.all)]
             self._next = min(dues, default=math.inf)
         if self._underway:
-            self._landings.serve()
+            self._windows.progress()
         return True
 
     def _pause(self, now: float) -> float | None:
         pause = max(0.0, self._next - now)
-        if self._underway and self._landings.possible:
+        if self._underway and self._windows.possible:
             pause = min(pause, SERVE_FAST if now - self._lively < FAST_FOR else SERVE_SLOW)
         return pause if math.isfinite(pause) else None
 
@@ -211,7 +211,7 @@ class PeerArrivals:
         """When to look at it again if nothing is heard of it."""
         if not arrival.cause:
             return min(arrival.load.deadline, arrival.due)
-        return arrival.withdrawn + QUIET_SECONDS if self._landings.possible else math.inf
+        return arrival.withdrawn + QUIET_SECONDS if self._windows.possible else math.inf
 
     def _take(self, word: _Word) -> None:
         if isinstance(word, PushProgress):
@@ -243,7 +243,7 @@ class PeerArrivals:
         except (GeometryError, TopologyError) as error:
             self._absent = from_error(error, f"peer {self.engine_id} does not fit")
             return
-        if not self._landings.possible:
+        if not self._windows.possible:
             remotes = engine_geometry(card).workers
             self._fetching = Fetching(here.local, here.siblings, remotes, here.read, here.read_seconds)
 
@@ -297,8 +297,8 @@ class PeerArrivals:
         if arrival.cause:
             if self._underway.settled(arrival):
                 self._underway.end(arrival, arrival.cause)
-            elif self._landings.possible and now >= arrival.withdrawn + QUIET_SECONDS:
-                self._underway.drop_landing()
+            elif self._windows.possible and now >= arrival.withdrawn + QUIET_SECONDS:
+                self._underway.drop_window()
         elif (fault := arrival.load.fault) is not None and strikes(fault, arrival, self._here.local):
             self._underway.give_up(arrival, fault.cause)
         elif not arrival.left and not arrival.reading:
@@ -328,16 +328,16 @@ class PeerArrivals:
                 )
             return
         try:
-            self._landings.open()
+            self._windows.open()
         except BackendError as error:
             self._underway.give_up(arrival, from_error(error, f"peer {self.engine_id} cannot write here"))
             return
         if not arrival.announced and not self._underway.claim(arrival):
             return
-        arrival.sent(self._landings.number, now)
+        arrival.sent(self._windows.number, now)
         self._lively = now
         attempt = arrival.key.attempt
-        asked = announce(here.session, arrival, generation, self._landings.metadata, left)
+        asked = announce(here.session, arrival, generation, self._windows.metadata, left)
         asked.add_done_callback(lambda future: self._inbox.put(_Answered(arrival, attempt, future)))
 
     def _answered(self, word: _Answered) -> None:

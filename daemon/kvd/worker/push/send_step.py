@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 MAX_FAILURES = 3
 """Posts that could not be started before their target is given up."""
 QUIET_AFTER = 1.0
-"""Seconds for which a post of a target that is over may end by itself before it is left to the decoder's landing."""
+"""Seconds for which a post of a target that is over may end by itself before it is left to the decoder's window."""
 
 
 def advance(

@@ -5,7 +5,7 @@ posted, polls what is under way, and tells each decoding worker what is there. N
 the tokens themselves: what became ready meanwhile goes into the next post together.
 
 A post that failed or does not end may still land, whatever is done here (`kvd.worker.push.write_lanes`). Its target
-fails and is never said to be quiet, so the decoder closes its landing. Only what could not be started is posted again.
+fails and is never said to be quiet, so the decoder closes its window. Only what could not be started is posted again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvd.backends.contract import Home
+from kvd.backends.contract import Backend
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Rank, WorkerGeometry
@@ -83,7 +83,7 @@ class Sender:
         self,
         decoder: str,
         prefiller: str,
-        home: Home,
+        backend: Backend,
         siblings: tuple[WorkerGeometry, ...],
         rank: Rank,
         outgoing: Outgoing,
@@ -106,7 +106,7 @@ class Sender:
         self._tidied = 0.0
         self._peer: Decoder | None = None
         self._asked: str | None = None
-        self._lanes = WriteLanes(decoder, home)
+        self._lanes = WriteLanes(decoder, backend)
         self._behind = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
         self._thread.start()
@@ -249,7 +249,7 @@ class Sender:
                 self._again(before)
             return
         if before is not None and before.flying:
-            self._lanes.leave()  # they write into a landing that is no more
+            self._lanes.leave()  # they write into a window that is no more
         target = Target(announce, time.monotonic() + announce.seconds)
         self._put_in(target)
         generation = announce.generations[1]
@@ -264,7 +264,7 @@ class Sender:
         if target is None:
             other = self._targets.get((key.transfer_id, key.rank))
             if other is not None and other.key.attempt > key.attempt:
-                return  # the landing of that attempt is closed, or this one would not be here
+                return  # the window of that attempt is closed, or this one would not be here
             if other is not None and other.flying:
                 self._lanes.leave()
             target = Target(nothing(key), time.monotonic(), withdrawn=True)

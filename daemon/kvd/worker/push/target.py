@@ -47,7 +47,7 @@ class Target:
 
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
     told of). ``unheard`` are those of which the decoder has not confirmed to know. ``closing`` is since when nothing
-    more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its landing is open.
+    more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its window is open.
     ``source`` are the prefiller's blocks as they were posted last, by its groups.
     ``looked`` is what was computed when nothing of it was left to be posted.
     ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
@@ -93,7 +93,7 @@ class Target:
 
     @property
     def peer(self) -> str:
-        """The name of the landing on a lane: another landing of the same worker has another name."""
+        """The name of the window on a lane: another window of the same worker has another name."""
         mark = hashlib.blake2b(self.announce.landing, digest_size=8).hexdigest()
         return f"{rank_name(self.key.rank)}#{mark}"
 

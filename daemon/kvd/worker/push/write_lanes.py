@@ -1,8 +1,8 @@
 """The lanes by which one decoding engine is written to: one for new posts, former ones until their posts have ended.
 
-Ending a lane does not end what it writes: bytes that are on their way land as long as the decoder's landing is there.
+Ending a lane does not end what it writes: bytes that are on their way land as long as the decoder's window is there.
 So a lane is left rather than destroyed under posts of others, and a post that failed or does not end is never said to
-be over; only the decoder can end it, by closing its landing.
+be over; only the decoder can end it, by closing its window.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from kvd.backends.contract import Home, Lane, State
+from kvd.backends.contract import Backend, Lane, State
 from kvd.topology.descriptors import Descriptors
 from kvd.worker.push.target import Piece, Target
 
@@ -24,9 +24,9 @@ CLOSE_AGAIN = 1.0
 class WriteLanes:
     """Used by one thread. A lane is made with the first post that needs it."""
 
-    def __init__(self, decoder: str, home: Home) -> None:
+    def __init__(self, decoder: str, backend: Backend) -> None:
         self._decoder = decoder
-        self._home = home
+        self._backend = backend
         self._lane: Lane | None = None
         self._former: list[tuple[Lane, float]] = []
 
@@ -41,9 +41,9 @@ class WriteLanes:
         return [again for _, again in self._former if again]
 
     def post(self, target: Target, rows: Descriptors, layers: dict[str, int], epoch: int) -> Piece:
-        """Write to a target's landing. Raises `BackendError` where it could not be started; nothing moves then."""
+        """Write to a target's window. Raises `BackendError` where it could not be started; nothing moves then."""
         if self._lane is None:
-            self._lane = self._home.lane(self._decoder)
+            self._lane = self._backend.lane(self._decoder)
         self._lane.add(target.peer, target.announce.landing)
         return Piece(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
 

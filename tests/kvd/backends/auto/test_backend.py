@@ -26,10 +26,10 @@ from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.process import Process
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
-from kvd.backends.memory import Faults, MemoryHome
+from kvd.backends.memory import Faults, MemoryBackend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 from tests.support.direct_gpu import MadeUpCopier, MadeUpDriver
 
 SIZE = 1 << 20
@@ -45,11 +45,11 @@ def finish(lane: Lane, transfer: Transfer) -> State:
 @dataclass
 class Worker:
     memory: Any
-    home: auto.AutoHome
+    backend: auto.AutoBackend
 
     @property
     def metadata(self) -> bytes:
-        return self.home.metadata()
+        return self.backend.metadata()
 
     def elsewhere(self) -> bytes:
         """Its metadata, were it on another host."""
@@ -73,14 +73,14 @@ def worker() -> Iterator[Make]:
 
     def make(*, device: str = "cpu", **options: Any) -> Worker:
         memory = (np.arange(SIZE) % 251 + len(made)).astype(np.uint8)
-        home = auto.open_home("worker", options={**ENGINE, **options})
-        home.register([Region(memory.ctypes.data, SIZE, device)])
-        made.append(Worker(memory, home))
+        backend = auto.open_backend("worker", options={**ENGINE, **options})
+        backend.register([Region(memory.ctypes.data, SIZE, device)])
+        made.append(Worker(memory, backend))
         return made[-1]
 
     yield make
     for one in made:
-        one.home.close()
+        one.backend.close()
 
 
 def rows(here: Worker, there: Worker) -> Descriptors:
@@ -99,7 +99,7 @@ def read(lane: AutoLane, here: Worker, there: Worker, peer: str = "tp0") -> str:
 
 def test_on_one_host_it_reads_directly(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
     me, peer = worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     assert lane.uses == "direct"
     assert read(lane, me, peer) == "direct"
@@ -111,7 +111,7 @@ def test_to_another_host_it_takes_the_engine_and_says_why_once(
 ) -> None:
     me, peer = worker(), worker()
     for _ in range(2):
-        lane = me.home.lane("engine")
+        lane = me.backend.lane("engine")
         lane.add("tp0", peer.elsewhere())
         assert lane.uses == "memory"
         assert read(lane, me, peer) == "memory"
@@ -121,12 +121,12 @@ def test_to_another_host_it_takes_the_engine_and_says_why_once(
 
 def test_a_lane_has_the_traits_of_what_moves_its_bytes(worker: Make) -> None:
     me, near, far = worker(), worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", near.metadata)
-    assert traits_of(me.home, lane) == direct.HOST_TRAITS
+    assert traits_of(me.backend, lane) == direct.HOST_TRAITS
     lane.add("tp1", far.elsewhere())
-    assert traits_of(me.home, lane) == MemoryHome.traits
-    assert traits_of(me.home, None) == me.home.traits
+    assert traits_of(me.backend, lane) == MemoryBackend.traits
+    assert traits_of(me.backend, None) == me.backend.traits
 
 
 @dataclass
@@ -152,27 +152,27 @@ class MadeUpDevice:
 def test_on_gpus_it_is_the_kernel_on_one_host_and_the_engine_elsewhere(
     worker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    register = MemoryHome.register
+    register = MemoryBackend.register
 
-    def as_host_memory(home: MemoryHome, regions: Sequence[Region]) -> None:
-        register(home, [Region(region.address, region.length) for region in regions])
+    def as_host_memory(backend: MemoryBackend, regions: Sequence[Region]) -> None:
+        register(backend, [Region(region.address, region.length) for region in regions])
 
-    monkeypatch.setattr(MemoryHome, "register", as_host_memory)
+    monkeypatch.setattr(MemoryBackend, "register", as_host_memory)
     monkeypatch.setattr(direct, "open_device", MadeUpDevice.open)
     me, peer = worker(device="cuda:0"), worker(device="cuda:0")
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     assert read(lane, me, peer) == "direct"
-    assert traits_of(me.home, lane) == direct.CUDA_TRAITS
-    other = me.home.lane("another engine")
+    assert traits_of(me.backend, lane) == direct.CUDA_TRAITS
+    other = me.backend.lane("another engine")
     other.add("tp0", peer.elsewhere())
     assert other.uses == "memory"
-    assert traits_of(me.home, other) == MemoryHome.traits
+    assert traits_of(me.backend, other) == MemoryBackend.traits
 
 
 def test_one_worker_elsewhere_turns_the_whole_lane_to_the_engine(worker: Make) -> None:
     me, near, far = worker(), worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", near.metadata)
     assert lane.uses == "direct"
     lane.add("tp1", far.elsewhere())
@@ -183,7 +183,7 @@ def test_what_was_begun_directly_ends_so(worker: Make, monkeypatch: pytest.Monke
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
     monkeypatch.setattr(direct_rows, "CALL_BYTES", 4096)
     me, near, far = worker(), worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", near.metadata)
     me.memory[:] = 0
     transfer = lane.submit("tp0", rows(me, near))
@@ -198,7 +198,7 @@ def test_close_ends_transfers_of_both(worker: Make, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(direct_rows, "CALL_BYTES", 4096)
     faults = Faults(hold={0})
     me, near, far = worker(engine_options={"faults": faults}), worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", near.metadata)
     first = lane.submit("tp0", rows(me, near))
     lane.add("tp1", far.elsewhere())
@@ -214,7 +214,7 @@ def test_after_a_failed_direct_read_the_next_lane_takes_the_engine(
     worker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me, peer = worker(), worker()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     with monkeypatch.context() as broken:
         broken.setattr(direct_lane, "SLICE_S", 0.0)
@@ -223,7 +223,7 @@ def test_after_a_failed_direct_read_the_next_lane_takes_the_engine(
         broken.setattr(direct_rows, "read_rows", _refusing)
         assert finish(lane, transfer) is State.FAILED
     lane.close()
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     assert read(lane, me, peer) == "memory"
 
@@ -238,10 +238,10 @@ def test_picks_go_by_number_where_the_engine_takes_them(worker: Make) -> None:
     grid = Grid(one + me.memory.ctypes.data, one + peer.memory.ctypes.data, page, page, page, 256, 256)
     cells = np.arange(256, dtype=np.int32)
     for metadata, uses in ((peer.metadata, "direct"), (peer.elsewhere(), "memory")):
-        lane = me.home.lane("engine")
+        lane = me.backend.lane("engine")
         lane.add("tp0", metadata)
         me.memory[:] = 0
-        transfer = lane.submit_picks("tp0", Picks(grid, cells, cells[::-1].copy(), SIZE))
+        transfer = lane.submit_selection("tp0", Selection(grid, cells, cells[::-1].copy(), SIZE))
         assert finish(lane, transfer) is State.DONE
         assert transfer.backend == uses
         assert (me.memory.reshape(256, -1) == peer.memory.reshape(256, -1)[::-1]).all()
@@ -250,13 +250,13 @@ def test_picks_go_by_number_where_the_engine_takes_them(worker: Make) -> None:
 def test_without_its_engine_it_is_direct_only(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
     me, peer = worker(engine="no-such-engine"), worker(engine="no-such-engine")
     assert "no backend 'no-such-engine'" in caplog.text
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     assert read(lane, me, peer) == "direct"
     with pytest.raises(
         PeerUnreachable, match=r"boot id another.*no engine here: no backend 'no-such-engine'"
     ):
-        me.home.lane("engine").add("tp0", peer.elsewhere())
+        me.backend.lane("engine").add("tp0", peer.elsewhere())
 
 
 def test_where_nothing_can_be_read_directly_it_is_the_engine_alone(
@@ -265,7 +265,7 @@ def test_where_nothing_can_be_read_directly_it_is_the_engine_alone(
     monkeypatch.setattr(direct, "read_bytes", _refusing)
     me, peer = worker(), worker()
     assert "a process cannot read another's memory on this system" in caplog.text
-    lane = me.home.lane("engine")
+    lane = me.backend.lane("engine")
     lane.add("tp0", peer.metadata)
     assert read(lane, me, peer) == "memory"
 
@@ -273,18 +273,18 @@ def test_where_nothing_can_be_read_directly_it_is_the_engine_alone(
 def test_what_the_peer_lacks_is_told_in_its_words(worker: Make) -> None:
     me, peer = worker(), worker()
     with pytest.raises(PeerMetadataError, match=r"at the peer: no /proc.*NIXL is not installed"):
-        me.home.lane("x").add("tp0", peer.told(no_direct="no /proc", no_engine="NIXL is not installed"))
+        me.backend.lane("x").add("tp0", peer.told(no_direct="no /proc", no_engine="NIXL is not installed"))
     with pytest.raises(PeerMetadataError, match="its engine is mooncake and the one here memory"):
-        me.home.lane("x").add("tp0", peer.told(no_direct="no /proc", engine="mooncake"))
+        me.backend.lane("x").add("tp0", peer.told(no_direct="no /proc", engine="mooncake"))
 
 
 def test_neither_way_is_an_error_with_both_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*_: object) -> None:
         raise BackendUnavailable("no /proc")
 
-    monkeypatch.setattr(direct, "DirectHome", closed)
+    monkeypatch.setattr(direct, "DirectBackend", closed)
     with pytest.raises(BackendUnavailable, match=r"no /proc; no backend 'no-such-engine'"):
-        auto.open_home("x", options={"engine": "no-such-engine"})
+        auto.open_backend("x", options={"engine": "no-such-engine"})
 
 
 @pytest.mark.parametrize(

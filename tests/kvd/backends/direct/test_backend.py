@@ -19,7 +19,7 @@ import pytest
 
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import backend as direct
-from kvd.backends.direct.backend import DirectHome, Settings
+from kvd.backends.direct.backend import DirectBackend, Settings
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host import rows as direct_rows
 from kvd.backends.direct.host.lane import DirectLane
@@ -62,10 +62,10 @@ def start() -> Iterator[Start]:
 @dataclass
 class Reader:
     buffer: Any = field(default_factory=lambda: np.zeros(SIZE, np.uint8))
-    home: DirectHome = field(default_factory=lambda: DirectHome("reader", Settings(copy_threads=1)))
+    backend: DirectBackend = field(default_factory=lambda: DirectBackend("reader", Settings(copy_threads=1)))
 
     def lane(self, peer: Worker) -> DirectLane:
-        lane = self.home.lane("one")
+        lane = self.backend.lane("one")
         assert isinstance(lane, DirectLane)
         lane.add("p", peer.metadata)
         return lane
@@ -78,9 +78,9 @@ class Reader:
 @pytest.fixture
 def reader() -> Iterator[Reader]:
     made = Reader()
-    made.home.register([Region(made.buffer.ctypes.data, SIZE)])
+    made.backend.register([Region(made.buffer.ctypes.data, SIZE)])
     yield made
-    made.home.close()
+    made.backend.close()
 
 
 @pytest.fixture
@@ -172,8 +172,8 @@ def test_a_home_that_is_closed_turns_readers_away(start: Start, reader: Reader, 
     transfer = lane.submit("p", reader.rows(peer, (0, 0, SIZE)))
     peer.order("close")
     assert finish(lane, transfer) is State.FAILED
-    assert f"home in process {peer.process.pid}" in transfer.reason
-    with pytest.raises(PeerUnreachable, match="the home in process"):
+    assert f"backend in process {peer.process.pid}" in transfer.reason
+    with pytest.raises(PeerUnreachable, match="the backend in process"):
         reader.lane(peer)
 
 
@@ -238,7 +238,7 @@ def test_a_system_without_the_call_says_so_at_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(direct, "read_bytes", refusing)
     with pytest.raises(BackendUnavailable, match="Function not implemented") as refused:
-        direct.open_home("x", options={})
+        direct.open_backend("x", options={})
     assert "seccomp" in refused.value.hint
 
 
@@ -253,7 +253,7 @@ def test_another_process_under_the_same_number_is_not_read(start: Start, reader:
         (card_of(peer, pid_namespace=7), "pid namespace 7 and this worker in"),
     ):
         with pytest.raises(PeerUnreachable, match=says):
-            reader.home.lane("x").add("p", metadata)
+            reader.backend.lane("x").add("p", metadata)
     assert not reader.buffer.any()
 
 
@@ -261,10 +261,10 @@ def test_a_card_that_is_none_is_refused(start: Start, reader: Reader) -> None:
     peer = start(memfd=True)
     envelope = unpack(peer.metadata, backend="direct")
     with pytest.raises(PeerMetadataError, match="cannot be read"):
-        reader.home.lane("x").add("p", pack(replace(envelope, blob=b"{}")))
+        reader.backend.lane("x").add("p", pack(replace(envelope, blob=b"{}")))
     twice = card_of(peer, memory=(NO_MEMFD, NO_MEMFD))
     with pytest.raises(PeerMetadataError, match="2 memfds for 1 regions"):
-        reader.home.lane("x").add("p", twice)
+        reader.backend.lane("x").add("p", twice)
 
 
 @pytest.mark.parametrize(("options", "says"), [({"memfd": "yes"}, "'yes'"), ({"colour": True}, "colour")])

@@ -76,8 +76,8 @@ def test_a_home_admits_readers_where_yama_would_not_and_says_what_keeps_them_out
     monkeypatch.setattr(direct, "rules", lambda: Rules(scope, capable=False))
     monkeypatch.setattr(direct, "allow_tracers", ask)
     memory = np.zeros(4096, np.uint8)
-    home = direct.open_home("worker", options=options)
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
-    home.close()
+    backend = direct.open_backend("worker", options=options)
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
+    backend.close()
     assert bool(asked) is asks
     assert (warns in caplog.text) if warns else not caplog.text

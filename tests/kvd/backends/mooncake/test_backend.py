@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvctl.demo.halting import halt
-from kvd.backends.contract import LandingHome, State
+from kvd.backends.contract import State, WindowBackend
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import (
     BackendError,
@@ -26,7 +26,7 @@ from kvd.backends.errors import (
     RegistrationError,
     TransferRefused,
 )
-from kvd.backends.mooncake.backend import MooncakeHome, open_home
+from kvd.backends.mooncake.backend import MooncakeBackend, open_backend
 from kvd.backends.mooncake.engine import knock
 from kvd.backends.mooncake.host import advertised_host, check_host
 from kvd.backends.mooncake.library import Library, engine_environment, load, prepare_environment
@@ -73,15 +73,15 @@ def rows(*triples: tuple[int, int, int]) -> Descriptors:
 
 
 @pytest.fixture
-def homes() -> Iterator[Callable[..., MooncakeHome]]:
-    """Makes homes over memory that outlives them."""
+def backends() -> Iterator[Callable[..., MooncakeBackend]]:
+    """Makes backends over memory that outlives them."""
     with ExitStack() as stack:
 
-        def make(memory: Bytes, options: Mapping[str, Any] = LOCAL) -> MooncakeHome:
-            home = open_home("worker", options=options)
-            stack.callback(lambda _: home.close(), memory)
-            home.register([Region(memory.ctypes.data, memory.nbytes)])
-            return home
+        def make(memory: Bytes, options: Mapping[str, Any] = LOCAL) -> MooncakeBackend:
+            backend = open_backend("worker", options=options)
+            stack.callback(lambda _: backend.close(), memory)
+            backend.register([Region(memory.ctypes.data, memory.nbytes)])
+            return backend
 
         yield make
 
@@ -127,8 +127,8 @@ def test_everything_lands_without_close() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_lands_after_a_landing_was_closed_and_the_writer_survives() -> None:
-    found = run("backend_landing.py", "close", str(8 * BYTES))
+def test_nothing_lands_after_a_window_was_closed_and_the_writer_survives() -> None:
+    found = run("backend_window.py", "close", str(8 * BYTES))
     assert found["landed"] == 0
     assert found["state"] == "failed"
     assert found["again"] == "done"
@@ -137,16 +137,16 @@ def test_nothing_lands_after_a_landing_was_closed_and_the_writer_survives() -> N
 
 
 @pytest.mark.slow
-def test_the_rest_of_a_write_lands_where_the_landing_stays() -> None:
+def test_the_rest_of_a_write_lands_where_the_window_stays() -> None:
     """What the test above guards against does happen."""
-    found = run("backend_landing.py", "nothing", str(8 * BYTES))
+    found = run("backend_window.py", "nothing", str(8 * BYTES))
     assert found["landed"] > BYTES
     assert found["state"] == "done"
 
 
 @pytest.mark.slow
 def test_nothing_lands_of_a_writer_that_was_killed() -> None:
-    assert run("backend_landing.py", "kill", str(8 * BYTES))["landed"] == 0
+    assert run("backend_window.py", "kill", str(8 * BYTES))["landed"] == 0
 
 
 @contextmanager
@@ -169,8 +169,8 @@ def peer_process(size: int) -> Iterator[tuple[int, bytes, int]]:
 
 
 @pytest.mark.slow
-def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) -> None:
-    lane = homes(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
+def test_a_stopped_peer_is_not_waited_for(backends: Callable[..., MooncakeBackend]) -> None:
+    lane = backends(np.zeros(4096, np.uint8), LOCAL | {"connect_timeout_s": 0.3}).lane("p")
     with peer_process(4096) as (pid, metadata, _):
         halt(pid)
         before = time.monotonic()
@@ -186,12 +186,12 @@ def test_a_stopped_peer_is_not_waited_for(homes: Callable[..., MooncakeHome]) ->
 
 @pytest.mark.slow
 def test_mooncake_fails_what_makes_no_progress(
-    homes: Callable[..., MooncakeHome], monkeypatch: pytest.MonkeyPatch
+    backends: Callable[..., MooncakeBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MC_TCP_STATUS_TIMEOUT_SEC", "MC_TCP_PROGRESS_TIMEOUT_SEC"):
         monkeypatch.setenv(name, "")  # so that what the option sets is taken back
     memory: Bytes = np.zeros(4096, np.uint8)
-    lane = homes(memory, LOCAL | {"progress_timeout_s": 1}).lane("p")
+    lane = backends(memory, LOCAL | {"progress_timeout_s": 1}).lane("p")
     with peer_process(4096) as (pid, metadata, address):
         lane.add("p", metadata)
         halt(pid)
@@ -201,12 +201,12 @@ def test_mooncake_fails_what_makes_no_progress(
         assert "still takes connections: the peer refused the address, made no progress" in transfer.reason
 
 
-def test_many_pieces_of_many_transfers(homes: Callable[..., MooncakeHome]) -> None:
+def test_many_pieces_of_many_transfers(backends: Callable[..., MooncakeBackend]) -> None:
     source: Bytes = np.random.default_rng(5).integers(1, 256, 1 << 20).astype(np.uint8)
     target: Bytes = np.zeros(1 << 20, np.uint8)
-    home = homes(target, LOCAL | {"in_flight": 3, "piece_bytes": 4096})
-    lane = home.lane("p")
-    lane.add("p", homes(source).metadata())
+    backend = backends(target, LOCAL | {"in_flight": 3, "piece_bytes": 4096})
+    lane = backend.lane("p")
+    lane.add("p", backends(source).metadata())
     step = 1 << 16
     transfers = [
         lane.submit("p", rows(*((target.ctypes.data + at, source.ctypes.data + at, step - 1),)))
@@ -219,24 +219,24 @@ def test_many_pieces_of_many_transfers(homes: Callable[..., MooncakeHome]) -> No
     assert (target == image).all()
 
 
-def test_a_landing_takes_what_its_peer_writes_and_no_more_once_closed(
-    homes: Callable[..., MooncakeHome],
+def test_a_window_takes_what_its_peer_writes_and_no_more_once_closed(
+    backends: Callable[..., MooncakeBackend],
 ) -> None:
     mine: Bytes = np.zeros(4096, np.uint8)
     theirs: Bytes = np.full(4096, 9, np.uint8)
-    home, writer = homes(mine), homes(theirs)
-    assert isinstance(home, LandingHome)
-    assert home.traits.lands
-    landing, other = home.landing("a"), home.landing("b")
+    backend, writer = backends(mine), backends(theirs)
+    assert isinstance(backend, WindowBackend)
+    assert backend.traits.lands
+    window, other = backend.window("a"), backend.window("b")
     lane = writer.lane("p")
-    lane.add("a", landing.metadata())
+    lane.add("a", window.metadata())
     lane.add("b", other.metadata())
     into = rows((theirs.ctypes.data, mine.ctypes.data, 100))
     assert wait(lane, lane.submit("a", into, "write"), 20) is State.DONE
     assert mine.sum() == 900
-    landing.close()
-    landing.close()
-    for call in (landing.metadata, landing.serve):
+    window.close()
+    window.close()
+    for call in (window.metadata, window.progress):
         with pytest.raises(TransferRefused, match="closed"):
             call()
     failed = lane.submit("a", into, "write")
@@ -247,14 +247,14 @@ def test_a_landing_takes_what_its_peer_writes_and_no_more_once_closed(
     assert mine.sum() == 1800
 
 
-def test_metadata_of_a_process_that_is_no_more_is_refused(homes: Callable[..., MooncakeHome]) -> None:
+def test_metadata_of_a_process_that_is_no_more_is_refused(backends: Callable[..., MooncakeBackend]) -> None:
     """A later engine may have the same port: it has another mark."""
-    home, peer = homes(np.zeros(4096, np.uint8)), homes(np.zeros(4096, np.uint8))
+    backend, peer = backends(np.zeros(4096, np.uint8)), backends(np.zeros(4096, np.uint8))
     now = unpack(peer.metadata(), backend="mooncake")
     target = parse_target(now.blob, "tcp")
     older = Target(target.session, "tcp", bytes(16), target.mark_address)
     metadata = pack(Envelope(now.backend, now.version, now.agent, now.regions, pack_target(older)))
-    lane = home.lane("p")
+    lane = backend.lane("p")
     with pytest.raises(PeerMetadataError, match=f"{target.mark.hex()}, not {bytes(16).hex()}"):
         lane.add("p", metadata)
     peer.close()
@@ -262,19 +262,19 @@ def test_metadata_of_a_process_that_is_no_more_is_refused(homes: Callable[..., M
         lane.add("p", pack(Envelope(now.backend, now.version, now.agent, now.regions, now.blob)))
 
 
-def test_another_protocol_is_refused_with_both(homes: Callable[..., MooncakeHome]) -> None:
-    home = homes(np.zeros(4096, np.uint8))
+def test_another_protocol_is_refused_with_both(backends: Callable[..., MooncakeBackend]) -> None:
+    backend = backends(np.zeros(4096, np.uint8))
     blob = pack_target(Target("127.0.0.1:1", "rdma", bytes(16), 4096))
     with pytest.raises(PeerMetadataError, match="protocol is rdma at the peer and tcp here"):
-        home.lane("p").add("p", pack(Envelope("mooncake", load().version, "a", (), blob)))
+        backend.lane("p").add("p", pack(Envelope("mooncake", load().version, "a", (), blob)))
 
 
 def test_a_transfer_of_another_lane_and_one_whose_peer_was_replaced_have_failed(
-    homes: Callable[..., MooncakeHome],
+    backends: Callable[..., MooncakeBackend],
 ) -> None:
     mine, theirs = np.zeros(BYTES, np.uint8), np.ones(BYTES, np.uint8)
-    home, peer, successor = homes(mine), homes(theirs), homes(theirs)
-    lane, other = home.lane("a"), home.lane("b")
+    backend, peer, successor = backends(mine), backends(theirs), backends(theirs)
+    lane, other = backend.lane("a"), backend.lane("b")
     lane.add("p", peer.metadata())
     transfer = lane.submit("p", rows((mine.ctypes.data, theirs.ctypes.data, BYTES)))
     assert transfer.state is State.PENDING
@@ -285,10 +285,10 @@ def test_a_transfer_of_another_lane_and_one_whose_peer_was_replaced_have_failed(
     assert other.poll(again) is State.FAILED
 
 
-def test_close_says_so_when_the_engine_lives_on(homes: Callable[..., MooncakeHome]) -> None:
-    home = homes(np.zeros(4096, np.uint8))
-    lane = home.lane("held")
-    lane.add("p", home.metadata())
+def test_close_says_so_when_the_engine_lives_on(backends: Callable[..., MooncakeBackend]) -> None:
+    backend = backends(np.zeros(4096, np.uint8))
+    lane = backend.lane("held")
+    lane.add("p", backend.metadata())
     held = lane._peers["p"].engine._engine
     with pytest.raises(BackendError, match="still referred to"):
         lane.close()
@@ -298,17 +298,17 @@ def test_close_says_so_when_the_engine_lives_on(homes: Callable[..., MooncakeHom
     lane.close()
 
 
-def test_closing_leaves_no_thread_and_no_port(homes: Callable[..., MooncakeHome]) -> None:
+def test_closing_leaves_no_thread_and_no_port(backends: Callable[..., MooncakeBackend]) -> None:
     def count() -> tuple[int, int]:
         return tuple(len(list(Path("/proc/self", of).iterdir())) for of in ("task", "fd"))  # type: ignore[return-value]
 
     def cycle() -> None:
-        home = homes(np.zeros(4096, np.uint8))
-        lane = home.lane("p")
-        lane.add("p", home.metadata())
-        home.landing("l")
-        home.close()
-        home.close()
+        backend = backends(np.zeros(4096, np.uint8))
+        lane = backend.lane("p")
+        lane.add("p", backend.metadata())
+        backend.window("l")
+        backend.close()
+        backend.close()
 
     cycle()  # Mooncake keeps some threads of its own for the process's life
     before = count()
@@ -317,27 +317,27 @@ def test_closing_leaves_no_thread_and_no_port(homes: Callable[..., MooncakeHome]
     assert count() <= before
 
 
-def test_a_silent_connection_does_not_hold_up_destruction(homes: Callable[..., MooncakeHome]) -> None:
+def test_a_silent_connection_does_not_hold_up_destruction(backends: Callable[..., MooncakeBackend]) -> None:
     """Mooncake's listener waits a minute for it to speak, and its destructor for the listener, with the GIL held."""
-    home = homes(np.zeros(4096, np.uint8))
-    target = parse_target(unpack(home.metadata(), backend="mooncake").blob, "tcp")
+    backend = backends(np.zeros(4096, np.uint8))
+    target = parse_target(unpack(backend.metadata(), backend="mooncake").blob, "tcp")
     with ExitStack() as stack:
         for _ in range(3):
             port = int(target.session.rpartition(":")[2])
             stack.enter_context(socket.create_connection(("127.0.0.1", port), 5))
         before = time.monotonic()
-        home.close()
+        backend.close()
         assert time.monotonic() - before < 30
 
 
 def test_device_memory_needs_a_build_for_it() -> None:
-    home = open_home("gpu", options=LOCAL)
+    backend = open_backend("gpu", options=LOCAL)
     if not load().cuda:
         with pytest.raises(RegistrationError, match="has no CUDA"):
-            home.register([Region(1 << 20, 4096, "cuda:0")])
+            backend.register([Region(1 << 20, 4096, "cuda:0")])
     with pytest.raises(RegistrationError, match="kinds are cpu, cuda"):
-        home.register([Region(1 << 20, 4096, "tpu:0")])
-    home.close()
+        backend.register([Region(1 << 20, 4096, "tpu:0")])
+    backend.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from kvd.backends.contract import State
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendUnavailable, RegistrationError
-from kvd.backends.mooncake.backend import MooncakeHome
+from kvd.backends.mooncake.backend import MooncakeBackend
 from kvd.backends.mooncake.lane import COPIED_AT_ONCE
 from kvd.backends.mooncake.library import Library
 from kvd.backends.mooncake.settings import Settings
@@ -100,9 +100,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     assert not Engine.alive
 
 
-def home(protocol: str = "nvlink", *, nvlink: bool = True) -> MooncakeHome:
+def backend(protocol: str = "nvlink", *, nvlink: bool = True) -> MooncakeBackend:
     library = Library(Engine, "0.3.14", cuda=True, nvlink=nvlink)
-    return MooncakeHome("worker", Settings.of({"host": "127.0.0.1", "protocol": protocol}), library)
+    return MooncakeBackend("worker", Settings.of({"host": "127.0.0.1", "protocol": protocol}), library)
 
 
 def rows(count: int) -> Descriptors:
@@ -112,7 +112,7 @@ def rows(count: int) -> Descriptors:
 
 def test_whole_allocations_are_registered_and_the_marks_are_on_the_device(gpu: Gpu) -> None:
     """CUDA's handles stand for allocations, and NVLink moves no host memory."""
-    made = home()
+    made = backend()
     made.register([KV, Region(KV.address + KV.length, 4096, "cuda:1")])
     [engine] = Engine.alive
     assert engine.registered == [(ALLOCATION.address, ALLOCATION.length), (MARKS, 2 << 20)]
@@ -123,7 +123,7 @@ def test_whole_allocations_are_registered_and_the_marks_are_on_the_device(gpu: G
 
 
 def test_a_read_is_over_when_it_is_submitted(gpu: Gpu) -> None:
-    made, peer = home(), home()
+    made, peer = backend(), backend()
     for each in (made, peer):
         each.register([KV])
     lane = made.lane("p")
@@ -140,7 +140,7 @@ def test_a_read_is_over_when_it_is_submitted(gpu: Gpu) -> None:
 
 
 def test_a_read_that_fails_says_which_rows(gpu: Gpu) -> None:
-    made, peer = home(), home()
+    made, peer = backend(), backend()
     for each in (made, peer):
         each.register([KV])
     lane = made.lane("p")
@@ -156,17 +156,17 @@ def test_a_read_that_fails_says_which_rows(gpu: Gpu) -> None:
 
 @pytest.mark.usefixtures("gpu")
 def test_nobody_may_write_by_cuda_ipc() -> None:
-    """The writer's process would copy, and closing a landing here would not stop it."""
-    made = home()
+    """The writer's process would copy, and closing a window here would not stop it."""
+    made = backend()
     made.register([KV])
     assert not made.traits.lands
     with pytest.raises(BackendUnavailable, match="nothing done here would stop it"):
-        made.landing("p")
+        made.window("p")
     made.close()
 
 
 def test_host_memory_does_not_go_that_way() -> None:
-    made = home()
+    made = backend()
     with pytest.raises(RegistrationError, match="protocol is nvlink and memory is on the host"):
         made.register([Region(4096, 4096)])
     made.close()
@@ -175,7 +175,7 @@ def test_host_memory_does_not_go_that_way() -> None:
 @pytest.mark.usefixtures("gpu")
 def test_a_build_without_nvlink_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MC_INTRANODE_NVLINK", raising=False)
-    made = home(nvlink=False)
+    made = backend(nvlink=False)
     with pytest.raises(RegistrationError, match="protocol is nvlink and this build"):
         made.register([KV])
     made.close()

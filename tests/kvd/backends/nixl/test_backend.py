@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvd.backends.errors import RegistrationError
-from kvd.backends.nixl.backend import Settings, open_home
+from kvd.backends.nixl.backend import Settings, open_backend
 from kvd.backends.nixl.lane import NixlLane
 from kvd.backends.nixl.library import prefer_cuda_ipc, prepare_environment, software_only
 from kvd.geometry.model import Region
@@ -64,7 +64,7 @@ def test_two_processes(transports: str | None) -> None:
     assert "peer" in reason
     assert "NIXL_ERR" in reason
     assert found["close_s"] < 1
-    assert found["agents"] <= 2  # the home's and the second lane's
+    assert found["agents"] <= 2  # the backend's and the second lane's
 
 
 @pytest.mark.slow
@@ -101,9 +101,9 @@ def test_destroying_keeps_our_memory_safe(posted: str) -> None:
 
 def test_close_says_so_when_the_agent_lives_on() -> None:
     memory = np.zeros(4096, np.uint8)
-    home = open_home("holder", options={"copy_threads": 1})
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
-    lane = home.lane("held")
+    backend = open_backend("holder", options={"copy_threads": 1})
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
+    lane = backend.lane("held")
     assert isinstance(lane, NixlLane)
     assert lane._agent is not None
     held = lane._agent._nixl.agent
@@ -111,7 +111,7 @@ def test_close_says_so_when_the_agent_lives_on() -> None:
         lane.close()
     del held
     lane.close()
-    home.close()
+    backend.close()
 
 
 def test_an_idle_home_takes_no_processor() -> None:
@@ -121,13 +121,13 @@ def test_an_idle_home_takes_no_processor() -> None:
 
     others = used().keys()
     memory = np.zeros(4096, np.uint8)
-    home = open_home("idle", options={})
-    home.register([Region(int(memory.ctypes.data), memory.nbytes, "cpu")])
+    backend = open_backend("idle", options={})
+    backend.register([Region(int(memory.ctypes.data), memory.nbytes, "cpu")])
     began = used()
     assert began.keys() - others, "a thread of NIXL's answers peers"
     threading.Event().wait(1.0)
     shares = [(now - began[task]) / 1e9 for task, now in used().items() if task in began.keys() - others]
-    home.close()
+    backend.close()
     assert max(shares) < 0.05  # a thread that spins has what the machine can give
 
 
@@ -163,12 +163,12 @@ def test_reads_of_gpu_memory_go_by_cuda_ipc_unless_the_user_says_otherwise(tmp_p
 
 def test_lanes_over_device_memory_are_not_parked() -> None:
     """A device goes on copying by itself into the memory of a lane that nobody calls any more."""
-    home = open_home("worker", options={"abandon": "park"})
+    backend = open_backend("worker", options={"abandon": "park"})
     try:
         with pytest.raises(RegistrationError, match="abandon is park and memory is on cuda:1"):
-            home.register([Region(1 << 40, 4096, "cuda:1")])
+            backend.register([Region(1 << 40, 4096, "cuda:1")])
     finally:
-        home.close()
+        backend.close()
 
 
 def test_software_only(tmp_path: Path) -> None:

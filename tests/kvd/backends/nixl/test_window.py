@@ -1,4 +1,4 @@
-"""NIXL landings taken away from real writers: whatever these do, nothing lands afterwards, and everybody lives."""
+"""NIXL windows taken away from real writers: whatever these do, nothing lands afterwards, and everybody lives."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from kvd.backends.errors import BackendUnavailable
-from kvd.backends.nixl.backend import open_home
+from kvd.backends.nixl.backend import open_backend
 from kvd.backends.nixl.window import refusal
 from kvd.geometry.model import Region
 
 pytest.importorskip("nixl", exc_type=ImportError)
 
-SCRIPT = Path(__file__).parents[2] / "support" / "nixl_landings.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "nixl_windows.py"
 SIZE, PIECES = 64 << 20, 16384
 CASES = {
     "": ["close:address", "close:number", "keep:address", "unshielded:address", "crowd:address"],
@@ -87,7 +87,7 @@ def test_everything_lands_without_close(transports: str, case: str) -> None:
 
 @slow
 @cases("unshielded")
-def test_a_landing_that_cma_can_reach_is_written_after_its_end(transports: str, case: str) -> None:
+def test_a_window_that_cma_can_reach_is_written_after_its_end(transports: str, case: str) -> None:
     """What the shield of `kvd.backends.nixl.window` is for does happen."""
     found = ran(transports)[case]
     if not found["before"]:
@@ -121,7 +121,7 @@ def test_a_write_that_its_lane_gave_up_still_lands(transports: str, case: str) -
 
 @slow
 @cases("crowd")
-def test_a_landing_closed_in_the_middle_of_writes_harms_no_other(transports: str, case: str) -> None:
+def test_a_window_closed_in_the_middle_of_writes_harms_no_other(transports: str, case: str) -> None:
     found = ran(transports)[case]
     for turn in found["rounds"]:
         assert turn["late"] == 0
@@ -150,24 +150,24 @@ def test_refusals(tmp_path: Path) -> None:
     assert "UCX_SHM_DEVICES=memory" in refusal({"UCX_SHM_DEVICES": "memory"}, host, missing)
 
 
-def test_a_home_without_safe_landings_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_without_safe_windows_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_SHM_DEVICES", "memory")
     memory = np.zeros(4096, np.uint8)
-    home = open_home("owner", options={})
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
-    assert not home.traits.lands
+    backend = open_backend("owner", options={})
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
+    assert not backend.traits.lands
     with pytest.raises(BackendUnavailable, match=r"UCX_SHM_DEVICES=memory.*unset"):
-        home.landing("p")
-    home.close()
+        backend.window("p")
+    backend.close()
 
 
-def test_a_landing_leaves_the_home_its_transports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pulls keep CMA: a landing exports less than its home does, over the same memory."""
+def test_a_window_leaves_the_home_its_transports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pulls keep CMA: a window exports less than its backend does, over the same memory."""
     monkeypatch.delenv("UCX_TLS", raising=False)
     memory = np.zeros(4096, np.uint8)
-    home = open_home("owner", options={})
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
-    landing = home.landing("p")
-    assert len(landing.metadata()) < len(home.metadata())
-    landing.close()
-    home.close()
+    backend = open_backend("owner", options={})
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
+    window = backend.window("p")
+    assert len(window.metadata()) < len(backend.metadata())
+    window.close()
+    backend.close()

@@ -19,19 +19,19 @@ SIZE = 1 << 16
 
 
 class Worker:
-    """KV memory of two spans apart, and a staged home over it."""
+    """KV memory of two spans apart, and a staged backend over it."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.memory = np.random.default_rng(seed).integers(1, 255, 2 * SIZE + 4096, dtype=np.uint8)
         self.base = int(self.memory.ctypes.data)
         options = {"engine": "memory", "engine_options": {"faults": faults}}
-        self.home = staged.open_home("worker", options=options)
+        self.backend = staged.open_backend("worker", options=options)
         second = self.base + SIZE + 4096
-        self.home.register([Region(self.base, SIZE), Region(second, SIZE)])
+        self.backend.register([Region(self.base, SIZE), Region(second, SIZE)])
 
-    def put_out(self, *pieces: tuple[int, int]) -> None:
+    def stage(self, *pieces: tuple[int, int]) -> None:
         at, length = np.array(pieces, np.int64).T
-        self.home.put_out(Descriptors(at + self.base, at + self.base, length))
+        self.backend.stage(Descriptors(at + self.base, at + self.base, length))
 
 
 @pytest.fixture
@@ -43,20 +43,20 @@ def faults() -> Faults:
 def here(faults: Faults) -> Iterator[Worker]:
     worker = Worker(1, faults)
     yield worker
-    worker.home.close()
+    worker.backend.close()
 
 
 @pytest.fixture
 def peer() -> Iterator[Worker]:
     worker = Worker(2, Faults())
     yield worker
-    worker.home.close()
+    worker.backend.close()
 
 
 @pytest.fixture
 def lane(here: Worker, peer: Worker) -> Lane:
-    lane = here.home.lane("peer")
-    lane.add("p", peer.home.metadata())
+    lane = here.backend.lane("peer")
+    lane.add("p", peer.backend.metadata())
     return lane
 
 
@@ -73,7 +73,7 @@ def finish(lane: Lane, transfer: Transfer) -> State:
 
 def test_peers_read_what_was_put_out_and_not_what_came_later(here: Worker, peer: Worker, lane: Lane) -> None:
     there = peer.memory[100:300].copy()
-    peer.put_out((100, 200))
+    peer.stage((100, 200))
     peer.memory[100:300] = 0
 
     assert finish(lane, lane.submit("p", rows(here, peer, (40, 100, 200)))) is State.DONE
@@ -83,7 +83,7 @@ def test_peers_read_what_was_put_out_and_not_what_came_later(here: Worker, peer:
 
 def test_each_span_has_a_mirror_of_its_own(here: Worker, peer: Worker, lane: Lane) -> None:
     second = SIZE + 4096
-    peer.put_out((0, SIZE), (second, SIZE))
+    peer.stage((0, SIZE), (second, SIZE))
     before = here.memory.copy()
 
     read = rows(here, peer, (second + 5, 7, 1000), (3, second + 64000, 1536), (9000, 500, 1))
@@ -98,7 +98,7 @@ def test_each_span_has_a_mirror_of_its_own(here: Worker, peer: Worker, lane: Lan
 def test_kv_memory_is_not_touched_before_a_transfer_is_whole(
     here: Worker, peer: Worker, lane: Lane, faults: Faults
 ) -> None:
-    peer.put_out((0, SIZE))
+    peer.stage((0, SIZE))
     before = here.memory.copy()
     faults.fail_after[0] = 1
 
@@ -112,7 +112,7 @@ def test_kv_memory_is_not_touched_before_a_transfer_is_whole(
 def test_what_lands_late_lands_in_the_mirror_only(
     here: Worker, peer: Worker, lane: Lane, faults: Faults
 ) -> None:
-    peer.put_out((0, SIZE))
+    peer.stage((0, SIZE))
     before = here.memory.copy()
     faults.late.add(0)
 
@@ -125,7 +125,7 @@ def test_what_lands_late_lands_in_the_mirror_only(
 def test_a_lane_that_is_closed_takes_nothing_out_of_the_mirror(
     here: Worker, peer: Worker, lane: Lane, faults: Faults
 ) -> None:
-    peer.put_out((0, SIZE))
+    peer.stage((0, SIZE))
     before = here.memory.copy()
     faults.hold.add(0)
     transfer = lane.submit("p", rows(here, peer, (0, 0, SIZE)))
@@ -140,7 +140,7 @@ def test_a_lane_that_is_closed_takes_nothing_out_of_the_mirror(
 
 
 def test_what_is_here_goes_on_while_more_is_posted(here: Worker, peer: Worker, lane: Lane) -> None:
-    peer.put_out((0, SIZE))
+    peer.stage((0, SIZE))
     lane.submit("p", rows(here, peer, (0, 0, 100)))
     assert not (here.memory[:100] == peer.memory[:100]).all()
 
@@ -151,16 +151,16 @@ def test_what_is_here_goes_on_while_more_is_posted(here: Worker, peer: Worker, l
 
 def test_only_registered_memory_is_put_out(here: Worker) -> None:
     with pytest.raises(TransferRefused, match=r"local descriptor 1, 4097 bytes .* is not registered"):
-        here.put_out((0, 1), (SIZE - 1, 4097))
+        here.stage((0, 1), (SIZE - 1, 4097))
 
 
 def test_both_sides_need_the_same_engine(here: Worker, peer: Worker) -> None:
     pytest.importorskip("nixl", exc_type=ImportError)
-    other = staged.open_home("worker", options={"engine": "nixl"})
+    other = staged.open_backend("worker", options={"engine": "nixl"})
     try:
         other.register([Region(peer.base, SIZE)])
         with pytest.raises(PeerMetadataError, match="is nixl at the peer and memory here"):
-            here.home.lane("peer").add("p", other.metadata())
+            here.backend.lane("peer").add("p", other.metadata())
     finally:
         other.close()
 
@@ -178,19 +178,19 @@ def test_both_sides_need_the_same_engine(here: Worker, peer: Worker) -> None:
 )
 def test_options_are_checked(options: dict[str, Any], says: str) -> None:
     with pytest.raises(BackendError, match=says):
-        staged.open_home("w", options=options)
+        staged.open_backend("w", options=options)
 
 
 def test_memory_that_the_host_has_not_is_an_error_with_its_size() -> None:
-    home = staged.open_home("w", options={"engine": "memory"})
+    backend = staged.open_backend("w", options={"engine": "memory"})
     with pytest.raises(RegistrationError, match=f"mirror of {1 << 60} bytes") as raised:
-        home.register([Region(4096, 1 << 60)])
+        backend.register([Region(4096, 1 << 60)])
     assert "as much locked host memory" in raised.value.hint
-    home.close()
+    backend.close()
 
 
 def test_one_device_only() -> None:
-    home = staged.open_home("w", options={"engine": "memory"})
+    backend = staged.open_backend("w", options={"engine": "memory"})
     with pytest.raises(RegistrationError, match="memory of cpu and cuda:0: one device only"):
-        home.register([Region(4096, 4096), Region(1 << 20, 4096, "cuda:0")])
-    home.close()
+        backend.register([Region(4096, 4096), Region(1 << 20, 4096, "cuda:0")])
+    backend.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvd.backends.memory import open_home
+from kvd.backends.memory import open_backend
 from kvd.client.session import Session
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.handshake import GetPeer, PeerReady
@@ -41,7 +41,7 @@ def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, Session
         facts(name, len(groups)),
         worker_geometry(tensors, config, groups, place()),
         sibling_geometries(tensors, config, groups, place()),
-        open_home(name, options={}),
+        open_backend(name, options={}),
         open_session,
     )
     try:

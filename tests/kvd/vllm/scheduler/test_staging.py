@@ -33,15 +33,15 @@ from tests.support.rigs.send import Prefiller, SendRig, eventually, placed, send
 WINDOW = (GroupFacts("full", 4), GroupFacts("sliding_window", 4, window=4))
 
 
-class Recorded(memory.MemoryHome):
-    """A home that notes what is put out instead of copying it."""
+class Recorded(memory.MemoryBackend):
+    """A backend that notes what is put out instead of copying it."""
 
     def __init__(self) -> None:
         super().__init__("recorded", memory.Faults())
         self.rows: list[Descriptors] = []
         self.error = ""
 
-    def put_out(self, rows: Descriptors) -> None:
+    def stage(self, rows: Descriptors) -> None:
         if self.error:
             raise BackendError(self.error)
         assert (rows.local == rows.remote).all()
@@ -70,26 +70,26 @@ def test_every_byte_that_any_peer_reads_is_put_out(
     local, remote, rank, request = case
     plan = plan_worker(local.workers[rank], local.workers, remote.workers)
     for position, rows in compile_plan(plan, request.local, request.remote, tokens=request.tokens).items():
-        home, source = Recorded(), remote.workers[position]
-        Stager(home, source, no_event).stage([StageOrder("r", plain(request.remote), request.tokens)])
-        there, read = covered(source, home.rows), covered(source, [rows])
+        backend, source = Recorded(), remote.workers[position]
+        Stager(backend, source, no_event).stage([StageOrder("r", plain(request.remote), request.tokens)])
+        there, read = covered(source, backend.rows), covered(source, [rows])
         assert all((mask | ~needed).all() for mask, needed in zip(there, read, strict=True))
 
 
 def test_a_hand_over_by_way_of_mirrors_gives_the_bytes_of_a_pull() -> None:
     (p, theirs), (d, mine) = placed(dense("p")), placed(dense("d"))
-    homes = [staged.open_home(name, options={"engine": "memory"}) for name in "pd"]
-    for home, engine in zip(homes, (p, d), strict=True):
-        home.register(engine.workers[0].regions)
+    backends = [staged.open_backend(name, options={"engine": "memory"}) for name in "pd"]
+    for backend, engine in zip(backends, (p, d), strict=True):
+        backend.register(engine.workers[0].regions)
     oracle.fill(theirs[0], REQUEST.remote)
-    made = stager(homes[0], p.workers[0], no_event)
+    made = stager(backends[0], p.workers[0], no_event)
     assert made is not None
     made.stage([StageOrder("r", plain(REQUEST.remote), REQUEST.tokens)])
     for region in theirs[0].regions:
         region[:] = 0  # only the mirror has it now
 
-    lane = homes[1].lane("p")
-    lane.add("0", homes[0].metadata())
+    lane = backends[1].lane("p")
+    lane.add("0", backends[0].metadata())
     plan = plan_worker(d.workers[0], d.workers, p.workers)
     (rows,) = compile_plan(plan, REQUEST.local, REQUEST.remote, tokens=REQUEST.tokens).values()
     transfer = lane.submit("0", rows)
@@ -100,26 +100,28 @@ def test_a_hand_over_by_way_of_mirrors_gives_the_bytes_of_a_pull() -> None:
     oracle.fill(right, {0: BlockList(0, REQUEST.local[0].ids)})
     for found, wanted in zip(mine[0].regions, right.regions, strict=True):
         assert (found == wanted).all()
-    for home in homes:
-        home.close()
+    for backend in backends:
+        backend.close()
 
 
 def test_nothing_is_put_out_before_the_device_has_computed_it() -> None:
-    home = Recorded()
+    backend = Recorded()
     looks: list[int] = []
 
     def computed() -> bool:
-        assert not home.rows
+        assert not backend.rows
         looks.append(len(looks))
         return len(looks) > 3
 
-    Stager(home, dense("p").workers[0], lambda: computed).stage([StageOrder("r", plain(REQUEST.remote), 40)])
+    Stager(backend, dense("p").workers[0], lambda: computed).stage(
+        [StageOrder("r", plain(REQUEST.remote), 40)]
+    )
     assert len(looks) == 4
-    assert len(home.rows) == 1
+    assert len(backend.rows) == 1
 
 
 def test_homes_whose_memory_is_read_itself_need_no_stager() -> None:
-    assert stager(memory.open_home("m", options={}), dense("p").workers[0], no_event) is None
+    assert stager(memory.open_backend("m", options={}), dense("p").workers[0], no_event) is None
 
 
 # --- the prefiller's scheduler ---
@@ -232,34 +234,34 @@ def rig() -> Iterator[SendRig]:
 
 
 def recording(rig: SendRig) -> Recorded:
-    """Let the prefiller be staged, over a home that records."""
-    home, worker = Recorded(), rig.workers[0]
-    worker.half.pushing._stager = Stager(home, worker.half.geometry, no_event)
-    return home
+    """Let the prefiller be staged, over a backend that records."""
+    backend, worker = Recorded(), rig.workers[0]
+    worker.half.pushing._stager = Stager(backend, worker.half.geometry, no_event)
+    return backend
 
 
 def test_layers_are_put_out_chunk_by_chunk_before_the_decoder_hears_of_them(rig: SendRig) -> None:
-    home = recording(rig)
+    backend = recording(rig)
     told_before: list[int] = []
-    put_out = home.put_out
+    stage = backend.stage
 
     def noting(rows: Descriptors) -> None:
         told_before.append(len(rig.progress()))
-        put_out(rows)
+        stage(rows)
 
-    home.put_out = noting  # type: ignore[method-assign]
+    backend.stage = noting  # type: ignore[method-assign]
     announce(rig, landing=b"")
 
     rig.run(step(REQUEST.remote, 32, 40))
     eventually(lambda: rig.there() == {("a", 32), ("b", 32)})
     assert told_before[0] == 0
-    first = sum(rows.nbytes for rows in home.rows)
+    first = sum(rows.nbytes for rows in backend.rows)
     rig.end()
     rig.run(step(REQUEST.remote, 40, 40, held=32))
     eventually(lambda: rig.there() >= {("a", 40), ("b", 40)})
 
-    whole = covered(rig.p.workers[0], home.rows)
-    assert sum(rows.nbytes for rows in home.rows) == first * 3 // 2, "no block goes twice"
+    whole = covered(rig.p.workers[0], backend.rows)
+    assert sum(rows.nbytes for rows in backend.rows) == first * 3 // 2, "no block goes twice"
     alone = Recorded()
     Stager(alone, rig.p.workers[0], no_event).stage([StageOrder("r", plain(REQUEST.remote), 40)])
     right = covered(rig.p.workers[0], alone.rows)
@@ -276,10 +278,10 @@ def test_a_push_whose_blocks_cannot_be_copied_fails_with_the_cause(rig: SendRig)
 
 
 def test_a_request_preempted_while_its_blocks_are_copied_is_not_offered(rig: SendRig) -> None:
-    home = recording(rig)
+    backend = recording(rig)
     worker: Prefiller = rig.workers[0]
     again = StepOrders(pushes=[step({}, 0, 40, again=True)])
-    home.put_out = lambda _rows: worker.half.pushing.begin(again)  # type: ignore[assignment,method-assign]
+    backend.stage = lambda _rows: worker.half.pushing.begin(again)  # type: ignore[assignment,method-assign]
     announce(rig, landing=b"")
     rig.run(step(REQUEST.remote, 32, 40))
     worker.half.pushing.begin(StepOrders(pushes=[step(REQUEST.remote, 0, 40)]))

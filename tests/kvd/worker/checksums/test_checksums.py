@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kvctl.views.demo import Mode
-from kvd.backends.memory import open_home
+from kvd.backends.memory import open_backend
 from kvd.client.session import Session
 from kvd.topology.checksum import InMemory
 from kvd.vllm.memory.page_sums import summer_of
@@ -61,7 +61,7 @@ def worker(kvd: Daemon, name: str, mode: Mode) -> Iterator[Side]:
         facts(name, len(groups)),
         worker_geometry(tensors, config, groups, place()),
         sibling_geometries(tensors, config, groups, place()),
-        open_home(name, options={}),
+        open_backend(name, options={}),
         open_session,
     )
     try:

@@ -70,7 +70,7 @@ def test_blocks_that_came_before_the_miss_are_good(rig: Rig) -> None:
 
 
 def test_a_backend_that_is_too_quick_for_pieces_gets_the_load_whole(rig: Rig) -> None:
-    rig.home.traits = replace(rig.home.traits, least_piece=1 << 30)
+    rig.backend.traits = replace(rig.backend.traits, least_piece=1 << 30)
     rig.faults.hold = {1, 2, 3}
     rig.start(order(REMOTE, (1, 2, 3, 4)))
     assert rig.results().failed == set()

@@ -25,7 +25,7 @@ def nothing_yet(rig: PushRig) -> bool:
     return not rig.decoder.results().received
 
 
-def test_an_announcement_without_a_landing_says_that_we_read(rig: PushRig) -> None:
+def test_an_announcement_without_a_window_says_that_we_read(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     (told,) = rig.announced()
     assert told.landing == b""
@@ -60,7 +60,7 @@ def test_chunks_are_read_once_each_in_whichever_order_and_however_often_they_are
     rig.readable("l0", 12, 5, 6, 7)
     assert rig.results().failed == set()
     assert rig.same((2, 9, 4), (5, 6, 7))
-    submits = next(rig.home._inner.submits)
+    submits = next(rig.backend._inner.submits)
     assert submits == 4, "one for each chunk of l0, one for all of l1"
 
 
@@ -202,7 +202,7 @@ def test_closing_waits_for_the_reads(rig: PushRig) -> None:
     eventually(lambda: rig.decoder._lanes["p"]._active)
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
-    assert rig.home.closed
+    assert rig.backend.closed
     assert not rig.decoder._arrivals["p"]._thread.is_alive()
 
 

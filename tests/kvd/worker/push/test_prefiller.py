@@ -104,7 +104,7 @@ def test_chunks_are_sent_as_far_as_blocks_are_full(rig: SendRig) -> None:
     worker = rig.workers[0]
     worker.faults.hold |= {1}
     rig.run(step({0: ids(1, 2)}, 31, 40), ["a", "b"])
-    eventually(lambda: worker.half._home._inner.submits.__reduce__()[1][0] >= 1)  # type: ignore[attr-defined]
+    eventually(lambda: worker.half._backend._inner.submits.__reduce__()[1][0] >= 1)  # type: ignore[attr-defined]
     rig.run(step(REQUEST.remote, 40, 40, held=31), ["a", "b"])
     assert not any(tokens < 40 for _, tokens in rig.there())
     worker.faults.release(1)
@@ -265,12 +265,12 @@ def test_what_was_written_before_a_preemption_stays(rig: SendRig) -> None:
     right = rig.expected(REQUEST)
     eventually(lambda: bool((region != oracle.UNTOUCHED).any()))
     eventually(lambda: not rig.workers[0].half.pushing._senders["d"]._targets[("x", rig.key().rank)].flying)
-    count = next(rig.workers[0].half._home._inner.submits)  # type: ignore[attr-defined]
+    count = next(rig.workers[0].half._backend._inner.submits)  # type: ignore[attr-defined]
     rig.begin(step({}, 0, 40, again=True))
     rig.run(step(REQUEST.remote, 40, 40))
     rig.end()
     eventually(lambda: rig.all_sent("r"))
-    assert next(rig.workers[0].half._home._inner.submits) <= count + 3  # type: ignore[attr-defined]
+    assert next(rig.workers[0].half._backend._inner.submits) <= count + 3  # type: ignore[attr-defined]
     assert rig.as_pulled(REQUEST)
     assert right is not None
 
@@ -327,7 +327,7 @@ def test_a_withdrawn_target_is_quiet_when_its_write_has_ended(rig: SendRig) -> N
     assert not rig.there()
 
 
-def test_a_write_that_does_not_end_is_left_to_the_decoders_landing(
+def test_a_write_that_does_not_end_is_left_to_the_decoders_window(
     rig: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lane is closed, but that stops nothing that is on its way: so nobody is told that it is quiet."""

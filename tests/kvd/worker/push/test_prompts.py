@@ -15,7 +15,7 @@ from tests.support.rigs.bench import KEY, eventually, prompt
 from tests.support.rigs.send import SendRig, sending, step
 
 MINE, OTHER = "digest of the prefiller's", "digest of another"
-WAYS = pytest.mark.parametrize("landing", [None, b""], ids=["written", "read"])
+WAYS = pytest.mark.parametrize("window", [None, b""], ids=["written", "read"])
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def rig() -> Iterator[SendRig]:
         yield made
 
 
-def announce(rig: SendRig, landing: bytes | None, digest: str, tokens: int = REQUEST.tokens) -> None:
+def announce(rig: SendRig, window: bytes | None, digest: str, tokens: int = REQUEST.tokens) -> None:
     rig.digest = digest
-    rig.announce(REQUEST.local, tokens, landing=landing)
+    rig.announce(REQUEST.local, tokens, landing=window)
 
 
 @WAYS
-def test_nothing_of_another_prompt_is_written_or_told(rig: SendRig, landing: bytes | None) -> None:
-    announce(rig, landing, OTHER)
+def test_nothing_of_another_prompt_is_written_or_told(rig: SendRig, window: bytes | None) -> None:
+    announce(rig, window, OTHER)
     rig.run(step(REQUEST.remote, 32, 40, digest=MINE))
     (progress,) = eventually(lambda: [p for p in rig.progress() if p.failed])
     assert progress.code == "PROMPT_MISMATCH"
@@ -46,33 +46,33 @@ def test_nothing_of_another_prompt_is_written_or_told(rig: SendRig, landing: byt
 
 
 @WAYS
-def test_it_is_found_also_where_the_announcement_comes_late(rig: SendRig, landing: bytes | None) -> None:
+def test_it_is_found_also_where_the_announcement_comes_late(rig: SendRig, window: bytes | None) -> None:
     rig.run(step(REQUEST.remote, 40, 40, digest=MINE))
     rig.end()
-    announce(rig, landing, OTHER)
+    announce(rig, window, OTHER)
     eventually(rig.failures)
     assert rig.there() == set()
 
 
 @WAYS
-def test_a_decoder_that_has_no_digest_is_no_equal(rig: SendRig, landing: bytes | None) -> None:
-    announce(rig, landing, "")
+def test_a_decoder_that_has_no_digest_is_no_equal(rig: SendRig, window: bytes | None) -> None:
+    announce(rig, window, "")
     rig.run(step(REQUEST.remote, 40, 40, digest=MINE))
     (progress,) = eventually(lambda: [p for p in rig.progress() if p.failed])
     assert progress.code == "PROMPT_MISMATCH"
 
 
 @WAYS
-def test_another_length_is_another_prompt(rig: SendRig, landing: bytes | None) -> None:
-    announce(rig, landing, MINE, tokens=41)
+def test_another_length_is_another_prompt(rig: SendRig, window: bytes | None) -> None:
+    announce(rig, window, MINE, tokens=41)
     rig.run(step(REQUEST.remote, 40, 40, digest=MINE))
     (progress,) = eventually(lambda: [p for p in rig.progress() if p.failed])
     assert progress.code == "PROMPT_MISMATCH"
 
 
 @WAYS
-def test_the_same_prompt_is_sent(rig: SendRig, landing: bytes | None) -> None:
-    announce(rig, landing, MINE)
+def test_the_same_prompt_is_sent(rig: SendRig, window: bytes | None) -> None:
+    announce(rig, window, MINE)
     rig.run(step(REQUEST.remote, 40, 40, digest=MINE))
     rig.end()
     eventually(lambda: rig.there() == {("a", 40), ("b", 40)})

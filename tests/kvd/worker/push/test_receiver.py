@@ -1,4 +1,4 @@
-"""What a decoding worker makes of a push: a scripted prefiller, landings that can be taken away."""
+"""What a decoding worker makes of a push: a scripted prefiller, windows that can be taken away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvd.wire.reply import Ok, Refused
 from kvd.worker.orders import StepOrders
 from kvd.worker.pull import reader as lane
 from kvd.worker.push import receiver as arriving
-from kvd.worker.push import window as landing
+from kvd.worker.push import window
 from tests.support.rigs.bench import GENERATION, eventually
 from tests.support.rigs.push import BLOCKS, PushRig, pushed
 
@@ -55,9 +55,9 @@ def pending(rig: PushRig) -> bool:
     """Whether nothing has ended although every word said so far was heard."""
     arrivals = rig.decoder._arrivals["p"]
     eventually(arrivals._inbox.empty)
-    number = rig.home.landings[-1].served if rig.lands and rig.home.landings else 0
-    if rig.lands and rig.home.landings and rig.home.landings[-1].open and arrivals._underway:
-        eventually(lambda: not rig.home.landings[-1].open or rig.home.landings[-1].served > number + 1)
+    number = rig.backend.windows[-1].served if rig.lands and rig.backend.windows else 0
+    if rig.lands and rig.backend.windows and rig.backend.windows[-1].open and arrivals._underway:
+        eventually(lambda: not rig.backend.windows[-1].open or rig.backend.windows[-1].served > number + 1)
     return not rig.decoder.results().received
 
 
@@ -89,7 +89,7 @@ def test_a_load_is_done_when_every_layer_is_there(rig: PushRig) -> None:
     assert rig.same((2, 9), (5, 6))
     assert rig.untouched(*(b for b in range(BLOCKS) if b not in (2, 9)))
     assert rig.causes() == {"d-1": ""}
-    assert rig.home.landings[0].open, "and the landing serves the next one"
+    assert rig.backend.windows[0].open, "and the window serves the next one"
     assert rig.script.told(PushWithdraw) == []
 
 
@@ -214,7 +214,7 @@ def test_a_failure_at_one_source_waits_for_the_other(two: PushRig) -> None:
     two.say(tp=0, quiet=True)
     assert two.results().failed == {"d-1"}
     assert two.causes() == {"d-1": "prefiller p/tp1: the request was aborted"}
-    assert two.home.landings[0].open, "all are quiet, so nothing need be taken away"
+    assert two.backend.windows[0].open, "all are quiet, so nothing need be taken away"
     record = two.record()
     assert (record.state, record.mode) == ("miss", "push")
 
@@ -246,12 +246,12 @@ def test_one_quiet_source_of_two_is_not_enough(two: PushRig, quiet_seconds: Quie
     two.withdrawn()
     two.say(tp=0, quiet=True)
     assert two.results().failed == {"d-1"}
-    assert not two.home.landings[0].open, "the other one's writes were stopped by closing the landing"
+    assert not two.backend.windows[0].open, "the other one's writes were stopped by closing the window"
 
 
-def test_a_prefiller_that_never_answers_costs_the_landing(rig: PushRig, quiet_seconds: Quiet) -> None:
+def test_a_prefiller_that_never_answers_costs_the_window(rig: PushRig, quiet_seconds: Quiet) -> None:
     quiet_seconds(0.05)
-    go_on, reached = rig.gates.stop("landing.close")
+    go_on, reached = rig.gates.stop("window.close")
     rig.start(pushed((2, 9)))
     (told,) = rig.announced()
     rig.expire()
@@ -263,19 +263,19 @@ def test_a_prefiller_that_never_answers_costs_the_landing(rig: PushRig, quiet_se
     assert rig.untouched(2, 9)
 
 
-def test_without_the_closed_landing_late_bytes_would_land(rig: PushRig, quiet_seconds: Quiet) -> None:
+def test_without_the_closed_window_late_bytes_would_land(rig: PushRig, quiet_seconds: Quiet) -> None:
     """The check of the test above can fail: the same late write lands where the close does nothing."""
     quiet_seconds(0.05)
     rig.start(pushed((2, 9)))
     (told,) = rig.announced()
     rig.expire()
     assert rig.results().failed == {"d-1"}
-    rig.home.landings[0].open = True
+    rig.backend.windows[0].open = True
     rig.write("l0", told, (5, 6))
     assert not rig.untouched(2, 9)
 
 
-def test_the_others_on_a_closed_landing_are_announced_anew(rig: PushRig, quiet_seconds: Quiet) -> None:
+def test_the_others_on_a_closed_window_are_announced_anew(rig: PushRig, quiet_seconds: Quiet) -> None:
     quiet_seconds(0.05)
     rig.start(pushed((2,), tokens=4), pushed((9,), tokens=4, name="y", request_id="d-2"))
     first = next(a for a in rig.announced(2) if a.key.transfer_id == "y")
@@ -287,7 +287,7 @@ def test_the_others_on_a_closed_landing_are_announced_anew(rig: PushRig, quiet_s
     rig.say("l1", name="y", attempt=0)
     rig.say(name="y", attempt=0, failed="its lane was destroyed")
     rig.write("l1", again, (6,))
-    assert pending(rig), "what was written on the old landing is written again, so it does not count"
+    assert pending(rig), "what was written on the old window is written again, so it does not count"
     rig.write("l0", again, (6,))
     results = rig.results()
     assert (results.received, results.failed) == ({"d-2"}, set())
@@ -302,11 +302,11 @@ def test_the_others_on_a_closed_landing_are_announced_anew(rig: PushRig, quiet_s
     assert rig.record().attempts == 1
 
 
-def test_a_landing_that_cannot_be_closed_holds_back_all_that_was_announced_on_it(
+def test_a_window_that_cannot_be_closed_holds_back_all_that_was_announced_on_it(
     rig: PushRig, quiet_seconds: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet_seconds(0.05)
-    monkeypatch.setattr(landing, "DESTROY_AGAIN", 0.02)
+    monkeypatch.setattr(window, "DESTROY_AGAIN", 0.02)
     rig.gates.close_errors.append(BackendError("something holds the agent"))
     with caplog.at_level(logging.CRITICAL):
         rig.start(pushed((2,), tokens=4), pushed((9,), tokens=4, name="y", request_id="d-2"))
@@ -332,7 +332,7 @@ def test_a_peer_that_goes_is_not_asked_to_be_quiet(rig: PushRig) -> None:
     rig.gone()
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "peer p is gone: tp0 was killed"}
-    assert not rig.home.landings[0].open
+    assert not rig.backend.windows[0].open
 
 
 def test_a_peer_that_restarts_takes_its_pushes_with_it(rig: PushRig) -> None:
@@ -341,7 +341,7 @@ def test_a_peer_that_restarts_takes_its_pushes_with_it(rig: PushRig) -> None:
     rig.know("gen-2")
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "peer p restarted as generation gen-2"}
-    assert not rig.home.landings[0].open
+    assert not rig.backend.windows[0].open
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2", generation="gen-2"))
     told = rig.announced(2)[-1]
     assert (told.generations[0], told.landing) == ("gen-2", b"landing 1")
@@ -352,7 +352,7 @@ def test_another_generations_end_changes_nothing(rig: PushRig) -> None:
     rig.announced()
     rig.gone("gen-0")
     assert pending(rig)
-    assert rig.home.landings[0].open
+    assert rig.backend.windows[0].open
 
 
 def test_a_push_that_nobody_waits_for_is_given_up_at_once(rig: PushRig) -> None:
@@ -396,27 +396,27 @@ def test_a_second_request_under_the_same_id_does_not_decline_the_first(rig: Push
     assert rig.script.told(PushWithdraw) == []
 
 
-def test_a_source_that_cannot_say_what_may_still_land_costs_the_landing_at_once(rig: PushRig) -> None:
-    """Nobody falls quiet here in the time of a test: only the closed landing lets the miss be reported."""
+def test_a_source_that_cannot_say_what_may_still_land_costs_the_window_at_once(rig: PushRig) -> None:
+    """Nobody falls quiet here in the time of a test: only the closed window lets the miss be reported."""
     rig.start(pushed((2, 9)), pushed((3,), tokens=4, request_id="d-2", name="y"))
     rig.announced(2)
     rig.say(name="x", failed="the transfer failed")
     assert rig.results().failed == {"d-1"}
-    assert not rig.home.landings[0].open
+    assert not rig.backend.windows[0].open
     again = rig.announced(3)[-1]
     assert (again.key.transfer_id, again.key.attempt) == ("y", 1)
 
 
-def test_several_failures_at_once_cost_one_landing(rig: PushRig) -> None:
+def test_several_failures_at_once_cost_one_window(rig: PushRig) -> None:
     rig.start(pushed((2, 9)), pushed((3,), tokens=4, request_id="d-2", name="y"))
     rig.announced(2)
-    go_on, reached = rig.gates.stop("serve")
+    go_on, reached = rig.gates.stop("progress")
     assert reached.wait(30)
     for name in ("x", "y"):
         rig.say(name=name, failed="the transfer failed")
     go_on.set()
     assert rig.results(2).failed == {"d-1", "d-2"}
-    assert len(rig.home.landings) == 1
+    assert len(rig.backend.windows) == 1
 
 
 def test_what_is_not_wanted_is_declined(rig: PushRig) -> None:
@@ -507,8 +507,8 @@ def test_what_cannot_begin_is_a_miss_at_once(rig: PushRig, order: object, cause:
     assert rig.script.told(PushAnnounce) == []
 
 
-def test_a_landing_that_cannot_be_made_is_a_miss(rig: PushRig) -> None:
-    rig.home.refused = "no transport that could be stopped"
+def test_a_window_that_cannot_be_made_is_a_miss(rig: PushRig) -> None:
+    rig.backend.refused = "no transport that could be stopped"
     rig.start(pushed((2, 9)))
     assert rig.results().failed == {"d-1"}
     assert "cannot write here: no transport" in rig.causes()["d-1"]
@@ -517,14 +517,14 @@ def test_a_landing_that_cannot_be_made_is_a_miss(rig: PushRig) -> None:
 # --- the thread ---
 
 
-def test_the_landing_is_served_while_something_is_expected(rig: PushRig) -> None:
+def test_the_window_is_served_while_something_is_expected(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     rig.announced()
-    eventually(lambda: rig.home.landings[0].served > 3)
+    eventually(lambda: rig.backend.windows[0].served > 3)
 
 
 def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: PushRig) -> None:
-    go_on, reached = rig.gates.stop("landing")
+    go_on, reached = rig.gates.stop("window")
     rig.start(pushed((2, 9), seconds=0.05))
     assert reached.wait(10)
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2", seconds=0.05))
@@ -543,12 +543,12 @@ def test_what_was_announced_is_never_reported_before_a_stuck_call_returns(
     with caplog.at_level(logging.ERROR):
         rig.start(pushed((2, 9)))
         rig.announced()
-        go_on, reached = rig.gates.stop("serve")
+        go_on, reached = rig.gates.stop("progress")
         assert reached.wait(10)
         rig.expire()
         rig.decoder._watch.nudge()
         eventually(lambda: "load of d-1 from p" in caplog.text)
-    assert "while its thread is busy serving its landing" in caplog.text
+    assert "while its thread is busy serving its window" in caplog.text
     assert not rig.decoder.results().received
     go_on.set()
     assert rig.results().failed == {"d-1"}
@@ -560,9 +560,9 @@ def test_an_unexpected_error_ends_what_is_on_the_way_and_not_the_thread(
     rig.start(pushed((2, 9)))
     rig.announced()
     with caplog.at_level(logging.CRITICAL):
-        monkeypatch.setattr(rig.home.landings[0], "serve", lambda: 1 / 0)
+        monkeypatch.setattr(rig.backend.windows[0], "progress", lambda: 1 / 0)
         assert rig.results().failed == {"d-1"}
-    assert not rig.home.landings[0].open
+    assert not rig.backend.windows[0].open
     assert "ZeroDivisionError" in rig.causes()["d-1"]
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2"))
     rig.announced(2)
@@ -577,24 +577,24 @@ def test_closing_gives_up_what_is_on_the_way(rig: PushRig) -> None:
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "the engine is shutting down"}
-    assert not rig.home.landings[0].open
-    assert rig.home.closed
+    assert not rig.backend.windows[0].open
+    assert rig.backend.closed
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2"))
     assert rig.results().failed == {"d-2"}
 
 
-def test_memory_stays_registered_while_a_landing_stands(
+def test_memory_stays_registered_while_a_window_stands(
     rig: PushRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 0.05)
     monkeypatch.setattr(lane, "DESTROY_AGAIN", 0.02)
-    go_on, reached = rig.gates.stop("landing.close")
+    go_on, reached = rig.gates.stop("window.close")
     rig.start(pushed((2, 9)))
     rig.announced()
     with caplog.at_level(logging.ERROR):
         rig.decoder.close()
     assert reached.is_set()
     assert "shutting down with lanes at work (p)" in caplog.text
-    assert not rig.home.closed
+    assert not rig.backend.closed
     go_on.set()
     assert rig.results().failed == {"d-1"}

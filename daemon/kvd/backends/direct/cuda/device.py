@@ -1,4 +1,4 @@
-"""A direct home's side of one GPU: what it shares of the device, and its lanes. Needs torch and Triton, when used."""
+"""The direct backend on one GPU: what it shares of the device, and its lanes. Needs torch and Triton, when used."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kvd.backends.cuda.ipc import CudaError, Driver
 from kvd.backends.direct.cuda.copies import Copier, Flight, over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
-from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_picks, rows_of
+from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
 from kvd.backends.direct.host.rows import Spans, checked
 from kvd.backends.direct.host.source import read_card
 from kvd.backends.direct.process import NAME, Process
@@ -21,7 +21,7 @@ from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 CLOSE_S = 10.0
 """How long `close` waits for kernels, which end by themselves in milliseconds."""
@@ -94,7 +94,7 @@ class CudaLane:
 
         Raises:
             TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            PeerUnreachable: the peer's home is gone.
+            PeerUnreachable: the peer's backend is gone.
             BackendError: the device would not take it.
         """
         with self._lock:
@@ -102,8 +102,8 @@ class CudaLane:
             rows, job = job_of_descriptors(checked(descriptors, self._spans, known.source.spans))
             return self._begin(peer, known.source, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
-        """As `submit`; the rows of ``picks.grid`` stay on the device, so that numbers of cells are all that is sent.
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+        """As `submit`; the rows of ``selection.grid`` stay on the device, so only numbers of cells are sent.
 
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
@@ -111,12 +111,16 @@ class CudaLane:
         """
         with self._lock:
             known = self._known(peer, operation)
-            if picks.grid not in known.grids:
-                rows = rows_of(picks.grid, self._spans, known.source.spans)
-                known.grids[picks.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
-            kept = known.grids[picks.grid]
+            if selection.grid not in known.grids:
+                rows = rows_of(selection.grid, self._spans, known.source.spans)
+                known.grids[selection.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
+            kept = known.grids[selection.grid]
             return self._begin(
-                peer, known.source, kept, job_of_picks(kept[0], picks), (picks.nbytes, len(picks))
+                peer,
+                known.source,
+                kept,
+                job_of_selection(kept[0], selection),
+                (selection.nbytes, len(selection)),
             )
 
     def poll(self, transfer: Transfer) -> State:

@@ -38,7 +38,7 @@ class Shared(msgspec.Struct, frozen=True):
 
 
 class CudaCard(msgspec.Struct, frozen=True):
-    """What a home with device memory tells its readers. IPC handles mean nothing in another IPC namespace."""
+    """What a backend with device memory tells its readers. IPC handles mean nothing in another IPC namespace."""
 
     device: str
     ipc_namespace: int
@@ -113,7 +113,7 @@ class Mappings:
         return len(self._held)
 
     def take(self, owner: str, shared: Shared, fetch: Callable[[int], int]) -> int:
-        """Map a stretch of the home ``owner``; ``fetch`` gives a descriptor of the owner as one of this process.
+        """Map a stretch of the backend ``owner``; ``fetch`` gives a descriptor of the owner as one of this process.
 
         Raises:
             CudaError: the driver refuses.

@@ -38,7 +38,7 @@ class CudaSource:
         """Find the peer and map its memory.
 
         Raises:
-            PeerUnreachable: elsewhere, gone, another process or home by now, or memory that our device cannot reach;
+            PeerUnreachable: elsewhere, gone, another process or backend by now, or memory that our device cannot reach;
                 with reason and cure.
         """
         on_this_host(here, card.process)
@@ -66,13 +66,13 @@ class CudaSource:
         return ended(self._pidfd)
 
     def doubt(self) -> str:
-        """Why what was read until now may not be the peer's, or nothing: a home that closes wipes its cookie first."""
+        """Why what was read may not be the peer's, or nothing: a backend that closes wipes its cookie first."""
         window = self._cookie
         if (
             window is None
             or read_bytes(self._here.pid, window.address, len(self._card.secret)) != self._card.secret
         ):
-            return f"the home in process {self._card.process.pid} of the peer was closed"
+            return f"the backend in process {self._card.process.pid} of the peer was closed"
         return ""
 
     def close(self) -> None:
@@ -110,12 +110,12 @@ class CudaSource:
             ) from None
         except OSError as error:
             raise PeerUnreachable(
-                f"the home in process {there.pid} of the peer is gone: {error}", backend=NAME
+                f"the backend in process {there.pid} of the peer is gone: {error}", backend=NAME
             ) from None
         if read_bytes(self._here.pid, window.address, len(card.secret)) != card.secret:
             window.close()
             raise PeerUnreachable(
-                f"the home in process {there.pid} of the peer was closed, or another stands in its place",
+                f"the backend in process {there.pid} of the peer was closed, or another stands in its place",
                 backend=NAME,
             )
         return window

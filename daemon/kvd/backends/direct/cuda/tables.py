@@ -17,7 +17,7 @@ from kvd.backends.direct.host.rows import Spans
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import TransferRefused
 from kvd.topology.descriptors import Descriptors, Int64
-from kvd.topology.grid import Grid, Int32, Picks
+from kvd.topology.grid import Grid, Int32, Selection
 
 TILE = 16 << 10
 """Bytes of a tile: enough under way in 64 programs to fill NVLink, in few enough registers to leave room for others."""
@@ -129,24 +129,25 @@ def rows_of(grid: Grid, local: Spans, remote: Spans) -> Rows:
     return _rows(columns, grid.local_blocks, grid.remote_blocks)
 
 
-def job_of_picks(rows: Rows, picks: Picks) -> Job:
+def job_of_selection(rows: Rows, selection: Selection) -> Job:
     """The launch that copies the cells that are picked.
 
     Raises:
         TransferRefused: columns of unequal length, a cell that the grid does not have, more than a launch takes.
     """
-    if len(picks.local) != len(picks.remote):
+    if len(selection.local) != len(selection.remote):
         raise TransferRefused(
-            f"picks differ in length: {len(picks.local)} local, {len(picks.remote)} remote", backend=NAME
+            f"selections differ in length: {len(selection.local)} local, {len(selection.remote)} remote",
+            backend=NAME,
         )
-    for cells, blocks in ((picks.local, rows.blocks), (picks.remote, rows.remote_blocks)):
+    for cells, blocks in ((selection.local, rows.blocks), (selection.remote, rows.remote_blocks)):
         # As unsigned numbers negative ones are the largest of all: one pass finds both.
         if len(cells) and int(np.maximum.reduce(cells.view(np.uint32))) >= len(rows) * blocks:
             raise TransferRefused(
                 f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(rows) * blocks}",
                 backend=NAME,
             )
-    return _job(rows, picks.local, picks.remote)
+    return _job(rows, selection.local, selection.remote)
 
 
 def job_of_descriptors(descriptors: Descriptors) -> tuple[Rows, Job]:

@@ -15,7 +15,7 @@ from kvd.backends.envelope import joined
 from kvd.backends.errors import PeerUnreachable, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 SLICE_S = 0.05
 """How long a call of `submit` or `poll` copies: long beside an owner's pause between polls, short beside a deadline."""
@@ -74,7 +74,7 @@ class DirectLane:
 
         Raises:
             TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            PeerUnreachable: the peer's process or home is gone.
+            PeerUnreachable: the peer's process or backend is gone.
         """
         with self._lock:
             self._opened()
@@ -98,14 +98,14 @@ class DirectLane:
             self._copy(work, transfer)
             return transfer
 
-    def submit_picks(self, peer: str, picks: Picks, operation: Operation = "read") -> Transfer:
+    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`: nothing here is worth preparing.
 
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
             PeerUnreachable: as `submit`.
         """
-        return self.submit(peer, unpicked(picks), operation)
+        return self.submit(peer, unpicked(selection), operation)
 
     def poll(self, transfer: Transfer) -> State:
         """Copy for at most `SLICE_S` seconds, with the GIL released, and update ``transfer``."""

@@ -1,4 +1,4 @@
-"""Memory that others can map: the memfd behind a region, seen from its owner and from a reader; and a home's cookie."""
+"""Memory that others can map: the memfd behind a region, for its owner and for a reader; and a backend's cookie."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Window:
 
 
 class Cookie:
-    """Random bytes in a memfd of their own: whoever reads them back at the same place has found the same home."""
+    """Random bytes in a memfd of their own: whoever reads them back at the same place has found the same backend."""
 
     def __init__(self) -> None:
         self.secret = secrets.token_bytes(_COOKIE_BYTES)

@@ -12,7 +12,7 @@ from kvd.backends.direct.process import NAME
 from kvd.backends.errors import TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, Int64, coalesce
-from kvd.topology.grid import Picks
+from kvd.topology.grid import Selection
 
 CALL_BYTES = 32 << 20
 """Most bytes of one call: some milliseconds, during which a lane cannot be closed."""
@@ -62,24 +62,25 @@ def checked(descriptors: Descriptors, local: Spans, remote: Spans) -> Descriptor
     return Descriptors(here, remote.where(there), lengths)
 
 
-def unpicked(picks: Picks) -> Descriptors:
-    """The copies of ``picks`` by address, neighbours joined.
+def unpicked(selection: Selection) -> Descriptors:
+    """The copies of ``selection`` by address, neighbours joined.
 
     Raises:
         TransferRefused: columns of unequal length, or a cell that the grid does not have.
     """
-    if len(picks.local) != len(picks.remote):
+    if len(selection.local) != len(selection.remote):
         raise TransferRefused(
-            f"picks differ in length: {len(picks.local)} local, {len(picks.remote)} remote", backend=NAME
+            f"selections differ in length: {len(selection.local)} local, {len(selection.remote)} remote",
+            backend=NAME,
         )
-    grid = picks.grid
-    for cells, blocks in ((picks.local, grid.local_blocks), (picks.remote, grid.remote_blocks)):
+    grid = selection.grid
+    for cells, blocks in ((selection.local, grid.local_blocks), (selection.remote, grid.remote_blocks)):
         if len(cells) and not 0 <= int(cells.min()) <= int(cells.max()) < len(grid) * blocks:
             raise TransferRefused(
                 f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(grid) * blocks}",
                 backend=NAME,
             )
-    return coalesce(picks.descriptors())
+    return coalesce(selection.descriptors())
 
 
 class Copy:

@@ -19,13 +19,13 @@ from kvd.backends.errors import PeerMetadataError, PeerUnreachable
 from kvd.geometry.model import Region
 
 VERSION = "2"
-"""Of the card that homes hand out. 2: memory may be a device's."""
+"""Of the card that backends hand out. 2: memory may be a device's."""
 
 _log = logging.getLogger(__name__)
 
 
 class Card(msgspec.Struct, frozen=True):
-    """What a home tells its readers, beside its regions.
+    """What a backend tells its readers, beside its regions.
 
     ``secret`` stands at ``cookie`` in its memory and at the start of the memfd ``cookie_memory``. ``memory`` has the
     memfd of each joined region, or is empty where one has none. ``cuda`` is there where the memory is a device's.
@@ -72,7 +72,7 @@ class Source:
         """Find the peer and look whether it may be read.
 
         Raises:
-            PeerUnreachable: elsewhere, gone, another process or home by now, or closed to us; with reason and cure.
+            PeerUnreachable: elsewhere, gone, another process or backend by now, or closed to us; with reason and cure.
         """
         on_this_host(here, card.process)
         if card.cuda is not None:
@@ -104,7 +104,7 @@ class Source:
         """Why what was read until now may not be the peer's, or nothing.
 
         Ask after reading: a process that is there now was there before, under its number. Mapped memory stays as it was
-        when its owner ended, so there only the cookie counts, which a home wipes before its memory is used otherwise.
+        when its owner ended, so there only the cookie counts: a backend wipes it before its memory is used otherwise.
         """
         pid = self._card.process.pid
         try:
@@ -112,9 +112,9 @@ class Source:
         except OSError as error:
             if self.gone:
                 return f"process {pid} of the peer is gone"
-            return f"the home in process {pid} of the peer is gone: its cookie cannot be read ({error})"
+            return f"the backend in process {pid} of the peer is gone: its cookie cannot be read ({error})"
         if found != self._card.secret:
-            return f"the home in process {pid} of the peer was closed, or another stands in its place"
+            return f"the backend in process {pid} of the peer was closed, or another stands in its place"
         if not self.mapped and self.gone:
             return f"process {pid} of the peer is gone"
         return ""

@@ -13,7 +13,7 @@ import pytest
 
 from kvd.backends.contract import State
 from kvd.backends.cuda.ipc import Span
-from kvd.backends.direct.backend import DirectHome, Settings
+from kvd.backends.direct.backend import DirectBackend, Settings
 from kvd.backends.direct.cuda import lane as direct_cuda_lane
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import (
@@ -38,7 +38,7 @@ from kvd.backends.errors import (
 )
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 from tests.support.backend_peer import pattern
 from tests.support.direct_gpu import MadeUpCopier, MadeUpDriver, handle_of
 from tests.support.direct_started import Worker, started
@@ -100,7 +100,7 @@ class Reader:
         columns = (self.buffer.ctypes.data, peer.worker.address, SIZE)
         return Descriptors(*(np.array([value], np.int64) for value in columns))
 
-    def picks(self, peer: Peer) -> Picks:
+    def selection(self, peer: Peer) -> Selection:
         """Every second of 64 blocks, in another order there, by two rows."""
         blocks, stride = 64, SIZE // 64
         row, each = np.array([0, stride // 2], np.int64), np.full(2, stride // 2)
@@ -115,7 +115,7 @@ class Reader:
         )
         mine, theirs = np.arange(0, 64, 2), np.arange(0, 64, 2)[::-1]
         first = np.arange(2)[:, None] * blocks
-        return Picks(
+        return Selection(
             grid,
             (first + mine).ravel().astype(np.int32),
             (first + theirs).ravel().astype(np.int32),
@@ -140,8 +140,8 @@ def test_reads_by_address_and_by_number(peer: Peer, reader: Reader) -> None:
     assert (reader.buffer == pattern(SIZE)).all()
     assert transfer.detail == {"device_seconds": 0.25}
     reader.buffer[:] = 0
-    picks = reader.picks(peer)
-    assert lane.poll(lane.submit_picks("p", picks)) is State.DONE
+    selection = reader.selection(peer)
+    assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
     stride = SIZE // 64
     expected = np.zeros(SIZE, np.uint8).reshape(64, stride)
     expected[0:64:2] = pattern(SIZE).reshape(64, stride)[0:64:2][::-1]
@@ -149,9 +149,9 @@ def test_reads_by_address_and_by_number(peer: Peer, reader: Reader) -> None:
 
 
 def test_the_rows_of_a_plan_go_to_the_device_once(peer: Peer, reader: Reader) -> None:
-    lane, picks = reader.lane(peer.metadata()), reader.picks(peer)
+    lane, selection = reader.lane(peer.metadata()), reader.selection(peer)
     for _ in range(3):
-        lane.submit_picks("p", picks)
+        lane.submit_selection("p", selection)
     assert len(reader.copier.kept) == 1
     assert len(reader.copier.flights) == 3
 
@@ -219,9 +219,9 @@ def test_a_home_that_is_closed_fails_what_is_read_from_it(peer: Peer, reader: Re
     peer.worker.order("close")
     reader.copier.let_go()
     assert lane.poll(transfer) is State.FAILED
-    assert f"the home in process {peer.worker.process.pid} of the peer was closed" in transfer.reason
+    assert f"the backend in process {peer.worker.process.pid} of the peer was closed" in transfer.reason
     with pytest.raises(PeerUnreachable, match="was closed"):
-        lane.submit_picks("p", reader.picks(peer))
+        lane.submit_selection("p", reader.selection(peer))
 
 
 def test_a_device_that_fails_fails_the_transfer_and_lets_the_lane_close(peer: Peer, reader: Reader) -> None:
@@ -293,15 +293,15 @@ def test_a_gpu_without_access_to_the_peers_is_refused_and_one_that_is_not_visibl
 def test_host_memory_and_device_memory_do_not_meet(peer: Peer, reader: Reader) -> None:
     with pytest.raises(PeerUnreachable, match="the peer's memory is on its CPU and this worker's on a GPU"):
         reader.lane(peer.worker.metadata)
-    home, buffer = DirectHome("host", Settings()), np.zeros(4096, np.uint8)
-    home.register([Region(buffer.ctypes.data, 4096)])
+    backend, buffer = DirectBackend("host", Settings()), np.zeros(4096, np.uint8)
+    backend.register([Region(buffer.ctypes.data, 4096)])
     try:
         with pytest.raises(
             PeerUnreachable, match="the peer's memory is on a GPU and this worker's on its CPU"
         ):
-            home.lane("one").add("p", peer.metadata())
+            backend.lane("one").add("p", peer.metadata())
     finally:
-        home.close()
+        backend.close()
 
 
 def test_metadata_of_another_release_is_refused(peer: Peer, reader: Reader) -> None:
@@ -311,18 +311,18 @@ def test_metadata_of_another_release_is_refused(peer: Peer, reader: Reader) -> N
 
 
 def test_a_home_on_a_system_without_cuda_says_what_is_missing() -> None:
-    home = DirectHome("gpu", Settings())
+    backend = DirectBackend("gpu", Settings())
     try:
         with pytest.raises(RegistrationError, match=r"memory of cuda:9 cannot be registered: "):
-            home.register([Region(1 << 40, 4096, "cuda:9")])
+            backend.register([Region(1 << 40, 4096, "cuda:9")])
         with pytest.raises(RegistrationError, match="memory of cpu and cuda:0: one device only"):
-            home.register([Region(1 << 40, 4096, "cuda:0"), Region(1 << 41, 4096)])
+            backend.register([Region(1 << 40, 4096, "cuda:0"), Region(1 << 41, 4096)])
         with pytest.raises(
             RegistrationError, match="memory of xpu:0 cannot be registered: cpu and cuda only"
         ):
-            home.register([Region(1 << 40, 4096, "xpu:0")])
+            backend.register([Region(1 << 40, 4096, "xpu:0")])
     finally:
-        home.close()
+        backend.close()
 
 
 @pytest.mark.parametrize("value", [0, True, "many", 5000])

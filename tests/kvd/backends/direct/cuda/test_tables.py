@@ -23,14 +23,14 @@ from kvd.backends.direct.cuda.tables import (
     Job,
     Rows,
     job_of_descriptors,
-    job_of_picks,
+    job_of_selection,
     rows_of,
 )
 from kvd.backends.direct.host.rows import Spans, checked
 from kvd.backends.errors import TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 from tests.support.direct_gpu import run_job
 
 GAP = 48
@@ -51,9 +51,9 @@ class Pair:
     def rows(self) -> Rows:
         return rows_of(self.grid, *self.spans)
 
-    def picks(self, mine: Any, theirs: Any) -> Picks:
+    def selection(self, mine: Any, theirs: Any) -> Selection:
         row = np.arange(len(self.grid))[:, None]
-        return Picks(
+        return Selection(
             self.grid,
             (row * self.grid.local_blocks + mine).ravel().astype(np.int32),
             (row * self.grid.remote_blocks + theirs).ravel().astype(np.int32),
@@ -105,9 +105,9 @@ def copied(two: Pair, rows: Rows, job: Job, expected: Any) -> None:
 def test_picks_of_rows_of_any_length(lengths: list[int], shift: int, item: int, width: int) -> None:
     two = pair(lengths, shift=shift)
     dice = np.random.default_rng(3)
-    picks = two.picks(dice.permutation(7)[:5], dice.permutation(9)[:5])
-    rows, expected = two.rows(), two.expected(picks.descriptors())
-    job = job_of_picks(rows, picks)
+    selection = two.selection(dice.permutation(7)[:5], dice.permutation(9)[:5])
+    rows, expected = two.rows(), two.expected(selection.descriptors())
+    job = job_of_selection(rows, selection)
     assert (job.shape.item, job.shape.width) == (item, width)
     assert job.shape in SHAPES
     copied(two, rows, job, expected)
@@ -122,19 +122,19 @@ def test_any_cells_of_any_grid(data: st.DataObject) -> None:
     dice = np.random.default_rng(data.draw(st.integers(0, 99)))
     cells = dice.permutation(7 * len(lengths))[:count]  # each is written once, in any order
     row, block = cells // 7, cells % 7
-    picks = Picks(
+    selection = Selection(
         two.grid,
         (row * 7 + block).astype(np.int32),
         (row * 9 + dice.integers(0, 9, len(row))).astype(np.int32),
         int(np.array(lengths)[row].sum()),
     )
-    rows, expected = two.rows(), two.expected(picks.descriptors())
-    copied(two, rows, job_of_picks(rows, picks), expected)
+    rows, expected = two.rows(), two.expected(selection.descriptors())
+    copied(two, rows, job_of_selection(rows, selection), expected)
 
 
 def test_descriptors_are_rows_of_one_block() -> None:
     two = pair([65536, 300, 2048, 12])
-    rows = two.picks(np.array([1, 5]), np.array([8, 0])).descriptors()
+    rows = two.selection(np.array([1, 5]), np.array([8, 0])).descriptors()
     expected = two.expected(rows)
     copied(two, *job_of_descriptors(checked(rows, *two.spans)), expected)
 
@@ -142,24 +142,24 @@ def test_descriptors_are_rows_of_one_block() -> None:
 def test_what_alternates_is_put_in_few_segments() -> None:
     two = pair([300, 40000] * 8)
     blocks = np.arange(7)
-    picks = two.picks(blocks, blocks)
-    order = np.argsort(picks.local % 7, kind="stable")  # block by block, so that lengths alternate
-    picks = Picks(two.grid, picks.local[order], picks.remote[order], picks.nbytes)
-    job = job_of_picks(two.rows(), picks)
+    selection = two.selection(blocks, blocks)
+    order = np.argsort(selection.local % 7, kind="stable")  # block by block, so that lengths alternate
+    selection = Selection(two.grid, selection.local[order], selection.remote[order], selection.nbytes)
+    job = job_of_selection(two.rows(), selection)
     assert job.segments == 2
-    copied(two, two.rows(), job, two.expected(picks.descriptors()))
+    copied(two, two.rows(), job, two.expected(selection.descriptors()))
 
 
 def test_nothing_to_copy_is_no_tile() -> None:
     two = pair([300])
-    job = job_of_picks(two.rows(), two.picks(np.arange(0), np.arange(0)))
+    job = job_of_selection(two.rows(), two.selection(np.arange(0), np.arange(0)))
     assert (job.tiles, job.segments, len(job.words)) == (0, 0, 0)
 
 
 def test_a_request_sends_numbers_and_nothing_else() -> None:
     """64 layers of K and V in one call of the kernel: eight bytes a cell, and one segment."""
     two = pair([2048] * 128, blocks=80, remote_blocks=80)
-    job = job_of_picks(two.rows(), two.picks(np.arange(80), np.arange(80)))
+    job = job_of_selection(two.rows(), two.selection(np.arange(80), np.arange(80)))
     assert job.words.nbytes == 8 * 128 * 80 + 4 * SEGMENT_WORDS
     assert job.tiles == 128 * 80 * 2048 // TILE
 
@@ -174,11 +174,15 @@ def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
         rows_of(two.grid, there, there)
     rows = two.rows()
     with pytest.raises(TransferRefused, match=r"cells 0..14 picked of a grid of 14"):
-        job_of_picks(rows, Picks(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0))
+        job_of_selection(
+            rows, Selection(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0)
+        )
     with pytest.raises(TransferRefused, match=r"cells -1..3 picked of a grid of"):
-        job_of_picks(rows, Picks(two.grid, np.array([0, 3], np.int32), np.array([3, -1], np.int32), 0))
-    with pytest.raises(TransferRefused, match="picks differ in length: 1 local, 2 remote"):
-        job_of_picks(rows, Picks(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
+        job_of_selection(
+            rows, Selection(two.grid, np.array([0, 3], np.int32), np.array([3, -1], np.int32), 0)
+        )
+    with pytest.raises(TransferRefused, match="selections differ in length: 1 local, 2 remote"):
+        job_of_selection(rows, Selection(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
 
 
 def test_remote_addresses_are_those_of_the_mapping() -> None:
@@ -193,15 +197,15 @@ INTERPRETED = """
 import json, sys
 import numpy as np, torch
 from kvd.backends.direct.cuda.copies import launch
-from kvd.backends.direct.cuda.tables import job_of_picks
+from kvd.backends.direct.cuda.tables import job_of_selection
 from tests.kvd.backends.direct.cuda.test_tables import pair
 wrong = []
 for lengths, shift, programs in json.loads(sys.argv[1]):
     two = pair(lengths, shift=shift)
     dice = np.random.default_rng(3)
-    picks = two.picks(dice.permutation(7)[:5], dice.permutation(9)[:5])
-    rows, expected = two.rows(), two.expected(picks.descriptors())
-    job = job_of_picks(rows, picks)
+    selection = two.selection(dice.permutation(7)[:5], dice.permutation(9)[:5])
+    rows, expected = two.rows(), two.expected(selection.descriptors())
+    job = job_of_selection(rows, selection)
     launch(torch.from_numpy(rows.table), torch.from_numpy(job.words), rows, job, programs)
     wrong.append(int((two.local != expected).sum()))
 print(json.dumps(wrong))

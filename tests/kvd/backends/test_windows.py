@@ -1,16 +1,16 @@
-"""What every landing must do, asked in one process of each backend that has landings."""
+"""What every window must do, asked in one process of each backend that has windows."""
 
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from kvd.backends.contract import Landing, LandingHome, Lane, PickingLane, State, Transfer
+from kvd.backends.contract import Lane, SelectingLane, State, Transfer, Window, WindowBackend
 from kvd.backends.errors import PeerUnreachable, RegistrationError, TransferRefused
-from kvd.backends.registry import open_home
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Picks
+from kvd.topology.grid import Grid, Selection
 
 SIZE = 1 << 20
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -22,30 +22,30 @@ class Sides:
     def __init__(self, kind: str) -> None:
         self.source: Bytes = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
         self.target: Bytes = np.zeros(SIZE, np.uint8)
-        self.owner, self.writer = self.home(kind, self.target), self.home(kind, self.source)
+        self.owner, self.writer = self.backend(kind, self.target), self.backend(kind, self.source)
         self.lane: Lane = self.writer.lane("owner")
 
     @staticmethod
-    def home(kind: str, memory: Bytes) -> LandingHome:
-        home = open_home(kind, "worker", {})
-        assert isinstance(home, LandingHome)
-        home.register([Region(memory.ctypes.data, SIZE)])
-        assert home.traits.lands
-        return home
+    def backend(kind: str, memory: Bytes) -> WindowBackend:
+        backend = open_backend(kind, "worker", {})
+        assert isinstance(backend, WindowBackend)
+        backend.register([Region(memory.ctypes.data, SIZE)])
+        assert backend.traits.lands
+        return backend
 
-    def landing(self, peer: str) -> Landing:
-        landing = self.owner.landing(peer)
-        self.lane.add(peer, landing.metadata())
-        return landing
+    def window(self, peer: str) -> Window:
+        window = self.owner.window(peer)
+        self.lane.add(peer, window.metadata())
+        return window
 
     def rows(self, *triples: tuple[int, int, int]) -> Descriptors:
         local, remote, length = np.array(triples, np.int64).reshape(-1, 3).T
         return Descriptors(local + self.source.ctypes.data, remote + self.target.ctypes.data, length)
 
-    def finish(self, transfer: Transfer, *served: Landing) -> State:
+    def finish(self, transfer: Transfer, *served: Window) -> State:
         for _ in range(1_000_000):
-            for landing in served:
-                landing.serve()
+            for window in served:
+                window.progress()
             if self.lane.poll(transfer) is not State.PENDING:
                 break
         return transfer.state
@@ -62,9 +62,9 @@ def sides(request: pytest.FixtureRequest) -> Iterator[Sides]:
 
 
 def test_writes_exactly_the_named_bytes(sides: Sides) -> None:
-    landing = sides.landing("p")
+    window = sides.window("p")
     transfer = sides.lane.submit("p", sides.rows((7, 4001, 1), (100, 50, 333), (8, 70000, 65537)), "write")
-    assert sides.finish(transfer, landing) is State.DONE
+    assert sides.finish(transfer, window) is State.DONE
     image = np.zeros(SIZE, np.uint8)
     for local, remote, length in ((7, 4001, 1), (100, 50, 333), (8, 70000, 65537)):
         image[remote : remote + length] = sides.source[local : local + length]
@@ -72,22 +72,22 @@ def test_writes_exactly_the_named_bytes(sides: Sides) -> None:
 
 
 def test_picks_write_the_cells_of_a_grid(sides: Sides) -> None:
-    landing, lane = sides.landing("p"), sides.lane
-    assert isinstance(lane, PickingLane)
+    window, lane = sides.window("p"), sides.lane
+    assert isinstance(lane, SelectingLane)
     start, end, length, here, there = (
         np.array([n], np.int64) for n in (sides.source.ctypes.data, sides.target.ctypes.data, 600, 1000, 3000)
     )
     grid = Grid(start, end, length, here, there, 40, 25)
     cells, others = np.array([39, 4], np.int32), np.array([0, 24], np.int32)
-    transfer = lane.submit_picks("p", Picks(grid, cells, others, 1200), "write")
-    assert sides.finish(transfer, landing) is State.DONE
+    transfer = lane.submit_selection("p", Selection(grid, cells, others, 1200), "write")
+    assert sides.finish(transfer, window) is State.DONE
     image = np.zeros(SIZE, np.uint8)
     image[:600], image[72000:72600] = sides.source[39000:39600], sides.source[4000:4600]
     assert (sides.target == image).all()
 
 
-def test_several_landings_of_one_worker_are_peers_of_one_lane(sides: Sides) -> None:
-    both = sides.landing("0#1"), sides.landing("0#2")
+def test_several_windows_of_one_worker_are_peers_of_one_lane(sides: Sides) -> None:
+    both = sides.window("0#1"), sides.window("0#2")
     posted = [
         sides.lane.submit(peer, sides.rows((0, at, 100)), "write")
         for peer, at in (("0#1", 0), ("0#2", 500), ("0#1", 900))
@@ -96,15 +96,15 @@ def test_several_landings_of_one_worker_are_peers_of_one_lane(sides: Sides) -> N
     assert np.count_nonzero(sides.target) == 300
 
 
-def test_a_new_landing_takes_the_place_of_a_closed_one(sides: Sides) -> None:
-    sides.landing("p").close()
-    landing = sides.landing("p")
-    assert sides.finish(sides.lane.submit("p", sides.rows((0, 0, 100)), "write"), landing) is State.DONE
+def test_a_new_window_takes_the_place_of_a_closed_one(sides: Sides) -> None:
+    sides.window("p").close()
+    window = sides.window("p")
+    assert sides.finish(sides.lane.submit("p", sides.rows((0, 0, 100)), "write"), window) is State.DONE
     assert (sides.target[:100] == sides.source[:100]).all()
 
 
-def test_nothing_lands_through_a_closed_landing_and_the_others_stay(sides: Sides) -> None:
-    doomed, spared = sides.landing("doomed"), sides.landing("spared")
+def test_nothing_lands_through_a_closed_window_and_the_others_stay(sides: Sides) -> None:
+    doomed, spared = sides.window("doomed"), sides.window("spared")
     under_way = sides.lane.submit("doomed", sides.rows((0, 0, SIZE // 2)), "write")
     doomed.close()
     doomed.close()
@@ -122,21 +122,21 @@ def test_nothing_lands_through_a_closed_landing_and_the_others_stay(sides: Sides
     assert np.count_nonzero(sides.target) == 100
 
 
-def test_a_closed_landing_says_so(sides: Sides) -> None:
-    landing = sides.owner.landing("p")
-    landing.close()
-    for call in (landing.metadata, landing.serve):
+def test_a_closed_window_says_so(sides: Sides) -> None:
+    window = sides.owner.window("p")
+    window.close()
+    for call in (window.metadata, window.progress):
         with pytest.raises(TransferRefused, match="closed"):
             call()
 
 
-def test_a_home_wants_memory_first_and_takes_its_landings_along(sides: Sides) -> None:
-    bare = open_home("memory" if "Memory" in type(sides.owner).__name__ else "nixl", "bare", {})
-    assert isinstance(bare, LandingHome)
+def test_a_home_wants_memory_first_and_takes_its_windows_along(sides: Sides) -> None:
+    bare = open_backend("memory" if "Memory" in type(sides.owner).__name__ else "nixl", "bare", {})
+    assert isinstance(bare, WindowBackend)
     with pytest.raises(RegistrationError):
-        bare.landing("p")
+        bare.window("p")
     bare.close()
-    landing = sides.owner.landing("p")
+    window = sides.owner.window("p")
     sides.owner.close()
     with pytest.raises(TransferRefused, match="closed"):
-        landing.metadata()
+        window.metadata()

@@ -1,7 +1,7 @@
-"""Takes a landing away from a writer in the middle of a write; prints one JSON line: what landed afterwards.
+"""Takes a window away from a writer in the middle of a write; prints one JSON line: what landed afterwards.
 
-Arguments: the backend; what happens (``close``: the writer is stopped, the landing closed, the writer goes on;
-``nothing``: the same without closing; ``kill``: the writer is killed, then the landing closed); the size of the write.
+Arguments: the backend; what happens (``close``: the writer is stopped, the window closed, the writer goes on;
+``nothing``: the same without closing; ``kill``: the writer is killed, then the window closed); the size of the write.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from kvctl.demo.halting import go_on, halt
-from kvd.backends.contract import Landing, LandingHome
-from kvd.backends.registry import open_home
+from kvd.backends.contract import Window, WindowBackend
+from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 
 WRITER = Path(__file__).with_name("backend_writer.py")
@@ -33,10 +33,10 @@ class Writer:
             text=True,
         )
 
-    def write(self, landing: Landing, size: int) -> None:
+    def write(self, window: Window, size: int) -> None:
         """Order a write; returns once it is posted."""
         assert self.process.stdin is not None
-        order = {"metadata": landing.metadata().hex(), "address": self.buffer.ctypes.data, "size": size}
+        order = {"metadata": window.metadata().hex(), "address": self.buffer.ctypes.data, "size": size}
         self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
         assert self.answer() == {"posted": True}
@@ -47,18 +47,18 @@ class Writer:
         return found
 
 
-def midway(writer: Writer, landing: Landing, size: int) -> None:
+def midway(writer: Writer, window: Window, size: int) -> None:
     """Stop the writer in the middle of a write: something has landed, and at least a quarter has not."""
     samples = writer.buffer[:: 64 << 10]
     for _ in range(TRIES):
         writer.buffer[:] = 0
-        writer.write(landing, size)
+        writer.write(window, size)
         while not samples.any():
-            landing.serve()
+            window.progress()
         halt(writer.process.pid)
         still, before = int(np.count_nonzero(samples)), -1
         while still != before:  # what the kernel had already sent
-            landing.serve()
+            window.progress()
             time.sleep(0.05)
             still, before = int(np.count_nonzero(samples)), still
         if still < 0.75 * len(samples):
@@ -71,21 +71,21 @@ def midway(writer: Writer, landing: Landing, size: int) -> None:
 def main() -> None:
     kind, how, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     buffer: Bytes = np.zeros(size, np.uint8)
-    home = open_home(kind, "landed", {})
-    assert isinstance(home, LandingHome)
-    home.register([Region(buffer.ctypes.data, size)])
-    landing = home.landing("writer")
+    backend = open_backend(kind, "landed", {})
+    assert isinstance(backend, WindowBackend)
+    backend.register([Region(buffer.ctypes.data, size)])
+    window = backend.window("writer")
     writer = Writer(kind, size, buffer)
     result: dict[str, object] = {}
     try:
-        midway(writer, landing, size)
+        midway(writer, window, size)
         if how == "kill":
             writer.process.kill()
             writer.process.wait()
         started = time.monotonic()
         if how != "nothing":
-            landing.close()
-            landing.close()
+            window.close()
+            window.close()
         result["close_s"] = time.monotonic() - started
         buffer[:] = 0
         if how != "kill":
@@ -93,7 +93,7 @@ def main() -> None:
             result |= writer.answer()
             result["landed"] = int(np.count_nonzero(buffer))
             buffer[:] = 0
-            again = home.landing("again")
+            again = backend.window("again")
             writer.write(again, 4096)
             result["again"] = writer.answer()["state"]
             result["again_landed"] = int(np.count_nonzero(buffer))
@@ -106,8 +106,8 @@ def main() -> None:
     finally:
         writer.process.kill()
         writer.process.wait()
-    home.close()
-    home.close()
+    backend.close()
+    backend.close()
     json.dump(result, sys.stdout)
     sys.stdout.write("\n")
 

@@ -1,13 +1,13 @@
-"""Takes NIXL landings away from real writers; prints one JSON line: for each case what landed, and who survived.
+"""Takes NIXL windows away from real writers; prints one JSON line: for each case what landed, and who survived.
 
 Arguments: the size of the memory, the pieces that a write has, and cases, which are run in order with two writers that
-live on from case to case. A case that ends in ``:number`` posts picks of a grid. Cases:
+live on from case to case. A case that ends in ``:number`` posts a selection of a grid. Cases:
 
-``close``, ``keep``: a writer is stopped in the middle of a write, the landing closed or kept, the memory zeroed, the
-writer continued. ``unshielded``: as ``close``, with a landing whose agent has all of UCX's transports.
+``close``, ``keep``: a writer is stopped in the middle of a write, the window closed or kept, the memory zeroed, the
+writer continued. ``unshielded``: as ``close``, with a window whose agent has all of UCX's transports.
 ``kill``, ``kill-keep``: the same with a writer that is killed.
-``abandon``: the writer closes its lane in the middle of a write, and then the landing is served.
-``crowd``: one of three landings is closed again and again while it is written, by a writer that nobody stops.
+``abandon``: the writer closes its lane in the middle of a write, and then the window is served.
+``crowd``: one of three windows is closed again and again while it is written, by a writer that nobody stops.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import numpy as np
 
 from kvctl.demo.halting import halt
 from kvd.backends.nixl import backend as nixl
-from kvd.backends.nixl.window import SHIELD, NixlLanding
+from kvd.backends.nixl.window import SHIELD, NixlWindow
 from kvd.geometry.model import Region
 
 WRITER = Path(__file__).with_name("nixl_writer.py")
@@ -58,20 +58,20 @@ class Writer:
             return json.loads(line)
         return None if self.process.poll() is None else {"state": "died", "status": self.process.returncode}
 
-    def answer(self, *served: NixlLanding, seconds: float = 40) -> Any:
-        """What it says next, with landings being served meanwhile."""
+    def answer(self, *served: NixlWindow, seconds: float = 40) -> Any:
+        """What it says next, with windows being served meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            for landing in served:
-                landing.serve()
+            for window in served:
+                window.progress()
             if (said := self.heard()) is not None:
                 return said
             time.sleep(1e-4)
         return {"state": "silent"}
 
-    def add(self, peer: str, landing: NixlLanding) -> None:
-        self.tell(do="add", peer=peer, metadata=landing.metadata().hex())
-        assert self.answer(landing) == "added"
+    def add(self, peer: str, window: NixlWindow) -> None:
+        self.tell(do="add", peer=peer, metadata=window.metadata().hex())
+        assert self.answer(window) == "added"
 
     def end(self) -> None:
         self.process.kill()
@@ -104,19 +104,21 @@ def caught(writer: Writer, memory: Bytes, pieces: int) -> dict[str, int]:
     return {"before": landed, "missing": len(memory) - pieces - landed, "waiting": waiting()}
 
 
-def made(home: nixl.NixlHome, name: str, *, shielded: bool) -> NixlLanding:
+def made(backend: nixl.NixlBackend, name: str, *, shielded: bool) -> NixlWindow:
     nixl.SHIELD = SHIELD if shielded else {}  # type: ignore[attr-defined]
-    return home.landing(name)
+    return backend.window(name)
 
 
-def given_up(case: str, home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+def given_up(
+    case: str, backend: nixl.NixlBackend, writer: Writer, memory: Bytes, whole: dict[str, Any]
+) -> Found:
     """A writer caught in the middle of a write."""
-    landing = made(home, "writer", shielded=case != "unshielded")
-    other = made(home, "other", shielded=True)
-    writer.add("w", landing)
+    window = made(backend, "writer", shielded=case != "unshielded")
+    other = made(backend, "other", shielded=True)
+    writer.add("w", window)
     writer.tell(**whole)
     assert writer.answer() == "go"
-    found: Found = {"first": writer.answer(landing)}
+    found: Found = {"first": writer.answer(window)}
     for _ in range(10):
         memory[:] = 0
         writer.tell(**whole)
@@ -124,19 +126,19 @@ def given_up(case: str, home: nixl.NixlHome, writer: Writer, memory: Bytes, whol
         if found["missing"]:
             break
         os.kill(writer.process.pid, signal.SIGCONT)
-        assert writer.answer(landing)
-    kept = [landing, other] if case.endswith("keep") else [other]
+        assert writer.answer(window)
+    kept = [window, other] if case.endswith("keep") else [other]
     if case.startswith("kill"):
         writer.end()
     started = time.monotonic()
-    if landing not in kept:
-        landing.close()
+    if window not in kept:
+        window.close()
     found["close_s"] = time.monotonic() - started
     memory[:] = 0
     if case.startswith("kill"):
         for _ in range(200):
             for one in kept:
-                one.serve()
+                one.progress()
             time.sleep(1e-3)
     else:
         os.kill(writer.process.pid, signal.SIGCONT)
@@ -144,30 +146,30 @@ def given_up(case: str, home: nixl.NixlHome, writer: Writer, memory: Bytes, whol
     found["landed"] = int(np.count_nonzero(memory))
     for one in kept:
         one.close()
-    return found if case.startswith("kill") else found | renewed(home, writer, memory, whole)
+    return found if case.startswith("kill") else found | renewed(backend, writer, memory, whole)
 
 
-def renewed(home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
-    """The writer lives, and its next lane reaches a new landing over the same memory."""
+def renewed(backend: nixl.NixlBackend, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+    """The writer lives, and its next lane reaches a new window over the same memory."""
     memory[:] = 0
     writer.tell(do="renew")
     assert writer.answer() == "renewed"
-    landing = home.landing("again")
-    writer.add(whole["peer"], landing)
+    window = backend.window("again")
+    writer.add(whole["peer"], window)
     writer.tell(**whole)
     assert writer.answer() == "go"
-    state = writer.answer(landing)["state"]
-    landing.close()
+    state = writer.answer(window)["state"]
+    window.close()
     return {"again": state, "complete": int(np.count_nonzero(memory)) == len(memory) - whole["pieces"]}
 
 
-def abandoned(home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
-    """The writer gives up its write, the landing stays."""
-    landing = home.landing("writer")
-    writer.add("w", landing)
+def abandoned(backend: nixl.NixlBackend, writer: Writer, memory: Bytes, whole: dict[str, Any]) -> Found:
+    """The writer gives up its write, the window stays."""
+    window = backend.window("writer")
+    writer.add("w", window)
     writer.tell(**whole)
     assert writer.answer() == "go"
-    found: Found = {"first": writer.answer(landing)}
+    found: Found = {"first": writer.answer(window)}
     writer.tell(**whole, seconds=0.05)
     assert writer.answer() == "go"
     found["write"] = writer.answer()
@@ -175,23 +177,23 @@ def abandoned(home: nixl.NixlHome, writer: Writer, memory: Bytes, whole: dict[st
     assert writer.answer() == "renewed"
     memory[:] = 0
     for _ in range(200):
-        landing.serve()
+        window.progress()
     found["landed"] = int(np.count_nonzero(memory))
-    landing.close()
+    window.close()
     return found
 
 
-def crowd(home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int, by: str) -> Found:
-    """Round after round, one of three landings is closed at another moment of a write."""
+def crowd(backend: nixl.NixlBackend, writers: list[Writer], memory: Bytes, pieces: int, by: str) -> Found:
+    """Round after round, one of three windows is closed at another moment of a write."""
     half = len(memory) // 2
     mine, theirs = memory[:half], memory[half:]
     expected = half - pieces
     first, second = writers
     rounds: list[Found] = []
-    untouched = home.landing("second")
+    untouched = backend.window("second")
     second.add("w", untouched)
     for turn in range(4):
-        doomed, spared = home.landing(f"doomed-{turn}"), home.landing(f"spared-{turn}")
+        doomed, spared = backend.window(f"doomed-{turn}"), backend.window(f"spared-{turn}")
         first.add("doomed", doomed)  # in the place of its predecessor, from the second round on
         first.add("spared", spared)
         memory[:] = 0
@@ -200,8 +202,8 @@ def crowd(home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int
         first.tell(**order(mine, pieces, by, "doomed"))
         assert first.answer(untouched) == "go"
         for _ in range(turn * turn * 20):
-            doomed.serve()
-            untouched.serve()
+            doomed.progress()
+            untouched.progress()
         doomed.close()
         mine[:] = 0
         found: Found = {"doomed": first.answer(untouched)["state"], "late": int(np.count_nonzero(mine))}
@@ -217,31 +219,31 @@ def crowd(home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int
     return {"rounds": rounds}
 
 
-def run(case: str, home: nixl.NixlHome, writers: list[Writer], memory: Bytes, pieces: int) -> Found:
+def run(case: str, backend: nixl.NixlBackend, writers: list[Writer], memory: Bytes, pieces: int) -> Found:
     case, _, by = case.partition(":")
     if case == "crowd":
-        return crowd(home, writers, memory, pieces, by)
+        return crowd(backend, writers, memory, pieces, by)
     half = memory[: len(memory) // 2]
     whole = order(half, pieces, by)
     if case == "abandon":
-        return abandoned(home, writers[0], half, whole)
-    return given_up(case, home, writers.pop() if case.startswith("kill") else writers[0], half, whole)
+        return abandoned(backend, writers[0], half, whole)
+    return given_up(case, backend, writers.pop() if case.startswith("kill") else writers[0], half, whole)
 
 
 def main() -> None:
     size, pieces, cases = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    home = nixl.open_home("owner", options={})
+    backend = nixl.open_backend("owner", options={})
     memory = np.zeros(2 * size, np.uint8)
-    home.register([Region(memory.ctypes.data, memory.nbytes)])
+    backend.register([Region(memory.ctypes.data, memory.nbytes)])
     writers = [Writer(size), Writer(size)]
     everyone = list(writers)
     try:
-        found = {case: run(case, home, writers, memory, pieces) for case in cases}
+        found = {case: run(case, backend, writers, memory, pieces) for case in cases}
         found["alive"] = {"writers": [writer.process.poll() is None for writer in writers]}
     finally:
         for writer in everyone:
             writer.end()
-    home.close()
+    backend.close()
     json.dump(found, sys.stdout)
     sys.stdout.write("\n")
 
