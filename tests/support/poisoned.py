@@ -20,6 +20,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
+from kvd.worker.cause import text_of
 from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.pull.load import Load
 from kvd.worker.worker import WorkerHalf
@@ -66,7 +67,7 @@ def _ends(half: WorkerHalf, wait: float) -> Iterator[Load]:
         }
         line = {
             "request": order.request_id,
-            "cause": load.cause,
+            "cause": text_of(load.cause),
             "poisoned": _poisoned.pop(order.request_id, 0),
             **leftover(half.geometry, order.groups, spans),
         }

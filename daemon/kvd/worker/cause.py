@@ -1,37 +1,31 @@
-"""Why a load is a miss: text for people that carries a code for machines."""
+"""Why a load is a miss: text for people, a code for machines."""
 
 from __future__ import annotations
 
-from typing import Self
+from dataclasses import dataclass
 
 from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
-from kvd.wire.miss import MissCode, known_code
+from kvd.wire.miss import MissCode
 
 UNREACHABLE = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
 
 
-class Cause(str):
-    """A cause, which reads as its text; ``code`` is one of `kvd.wire.miss`. Empty where there is none."""
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why something is a miss; None where nothing is. Messages carry its `text_of` and `code_of`."""
 
-    __slots__ = ("code",)
+    text: str
     code: MissCode
 
-    def __new__(cls, text: str, code: MissCode) -> Self:
-        """A cause of that text and code."""
-        cause = super().__new__(cls, text)
-        cause.code = code
-        return cause
-
-    def __getnewargs__(self) -> tuple[str, MissCode]:  # type: ignore[override]
-        """What pickle makes it of again."""
-        return str(self), self.code
+    def __str__(self) -> str:
+        """As logs show it."""
+        return self.text
 
 
-NO_CAUSE = Cause("", "UNKNOWN")
 ABORTED = Cause("the prefiller's request was aborted", "PREFILL_ENDED")
 SHUTTING_DOWN = Cause("the engine is shutting down", "SHUTDOWN")
 REQUEST_OVER = Cause("the request is over", "REQUEST_OVER")
@@ -60,11 +54,11 @@ def refusal_code(error: BaseException) -> MissCode:
     return "PEER_AWAY" if was_away(error) else "PEER_REFUSED"
 
 
-def as_cause(cause: str, code: str = "") -> Cause:
-    """A cause from what may be one already, and is else text with a code that came beside it."""
-    return cause if isinstance(cause, Cause) else Cause(cause, known_code(code))
+def text_of(cause: Cause | None) -> str:
+    """The text of a cause, "" where there is none."""
+    return cause.text if cause else ""
 
 
-def code_of(cause: Cause) -> str:
+def code_of(cause: Cause | None) -> str:
     """The code of a cause, "" where there is none."""
     return cause.code if cause else ""

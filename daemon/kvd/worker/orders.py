@@ -10,7 +10,7 @@ import numpy as np
 
 from kvd.topology.blocks import BlockList
 from kvd.wire.identity import RankId
-from kvd.worker.cause import NO_CAUSE, Cause
+from kvd.worker.cause import Cause
 from kvd.worker.remote import RemotePrefill
 
 Blocks = tuple[int, tuple[int, ...]]
@@ -63,7 +63,7 @@ class LoadOrder:
     seconds: float
     claimed: float
     handshake_seconds: float = 0.0
-    refused: Cause = NO_CAUSE
+    refused: Cause | None = None
     transfer_id: str = ""
     digest: str = ""
     computed: int = 0
@@ -117,7 +117,7 @@ class PushEnd:
     transfer_id: str
     request_id: str
     seconds: float
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +184,11 @@ class StepOrders:
 class StepOutcomes:
     """What happened to loads since the last step, by request.
 
-    ``loads``: an empty cause for done, else the cause of the miss. ``quiesced``: the time.monotonic() at which
+    ``loads``: None for done, else the cause of the miss. ``quiesced``: the time.monotonic() at which
     nothing of it could land any more. ``prefixes``: after a miss, the tokens that may be claimed again.
     """
 
-    loads: dict[str, Cause] = field(default_factory=dict)
+    loads: dict[str, Cause | None] = field(default_factory=dict)
     quiesced: dict[str, float] = field(default_factory=dict)
     prefixes: dict[str, int] = field(default_factory=dict)
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvd.worker.cause import NO_CAUSE, SHUTTING_DOWN, Cause, from_error
+from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.pull.load import Load
 from kvd.worker.stream_event import StreamEvent
 
@@ -63,7 +63,7 @@ class Gate:
             else:
                 self._passed(load)
 
-    def _await(self, load: Load, ready: StreamEvent) -> Cause:
+    def _await(self, load: Load, ready: StreamEvent) -> Cause | None:
         """Why it must not begin, or nothing once the mark is reached."""
         while not ready():
             if self._closing.wait(LOOK):
@@ -72,4 +72,4 @@ class Gate:
                 return load.dropped
             if time.monotonic() > load.deadline:
                 return Cause(f"the device was busy for its {load.deadline - load.received:.1f} s", "TOO_LATE")
-        return NO_CAUSE
+        return None

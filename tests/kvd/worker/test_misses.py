@@ -57,7 +57,7 @@ def missed(rig: Rig) -> None:
     assert (results.received, results.failed, results.bad_blocks) == ({"d-1"}, {"d-1"}, {2, 9})
     outcomes = rig.decoder.outcomes()
     assert outcomes is not None
-    assert outcomes.loads == {"d-1": CAUSE}
+    assert outcomes.loads == {"d-1": why(CAUSE)}
     assert outcomes.quiesced["d-1"] > 0
     (record,) = eventually(rig.records)
     assert (record.state, record.cause) == ("miss", CAUSE)

@@ -21,8 +21,8 @@ def test_an_order_knows_its_blocks_by_group_and_all_together() -> None:
 
 def test_a_miss_on_any_worker_is_a_miss() -> None:
     first, second = (
-        StepOutcomes({"a": why(""), "b": why("lost")}),
-        StepOutcomes({"a": why("gone"), "b": why("late"), "c": why("")}),
+        StepOutcomes({"a": None, "b": why("lost")}),
+        StepOutcomes({"a": why("gone"), "b": why("late"), "c": None}),
     )
-    assert first.merge(second).loads == {"a": "gone", "b": "lost", "c": ""}
-    assert second.merge(first).loads == {"a": "gone", "b": "late", "c": ""}
+    assert first.merge(second).loads == {"a": why("gone"), "b": why("lost"), "c": None}
+    assert second.merge(first).loads == {"a": why("gone"), "b": why("late"), "c": None}

@@ -22,7 +22,7 @@ from kvd.vllm.prompt.seal import sealed
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
-from kvd.worker.cause import NO_CAUSE, Cause
+from kvd.worker.cause import Cause
 from kvd.worker.orders import LoadOrder
 from kvd.worker.remote import RemotePrefill
 
@@ -223,8 +223,8 @@ def prefill(
 
 
 def why(text: str) -> Cause:
-    """A cause of some code, none without a text."""
-    return Cause(text, "TRANSFER_FAILED") if text else NO_CAUSE
+    """A cause of some code."""
+    return Cause(text, "TRANSFER_FAILED")
 
 
 def order(
@@ -241,7 +241,7 @@ def order(
         tokens=remote.tokens,
         seconds=seconds,
         claimed=time.monotonic(),
-        refused=why(refused),
+        refused=why(refused) if refused else None,
     )
 
 

@@ -15,7 +15,7 @@ from kvd.backends.memory import Faults, MemoryBackend, MemoryLane, open_backend
 from kvd.topology.descriptors import Descriptors
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.transfer import ReportTransfers, TransferRecord
-from kvd.worker.cause import Cause
+from kvd.worker.cause import text_of
 from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import Results, WorkerHalf
@@ -176,10 +176,10 @@ class Rig:
         """The results of ``count`` loads, as vLLM's steps would gather them."""
         return gather(self.decoder, count)
 
-    def causes(self) -> dict[str, Cause]:
+    def causes(self) -> dict[str, str]:
         """Causes by request of what `results` gave last."""
         outcomes = self.decoder.outcomes()
-        return outcomes.loads if outcomes else {}
+        return {name: text_of(cause) for name, cause in outcomes.loads.items()} if outcomes else {}
 
     def records(self) -> list[TransferRecord]:
         return [r for told in self.script.told(ReportTransfers) for r in told.records]

@@ -28,7 +28,7 @@ from kvd.wire.identity import EngineCard, EngineFacts, RankId
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
-from kvd.worker.cause import Cause
+from kvd.worker.cause import text_of
 from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import Results, WorkerHalf
@@ -263,9 +263,9 @@ class PushRig:
     def results(self, count: int = 1) -> Results:
         return gather(self.decoder, count)
 
-    def causes(self) -> dict[str, Cause]:
+    def causes(self) -> dict[str, str]:
         outcomes = self.decoder.outcomes()
-        return outcomes.loads if outcomes else {}
+        return {name: text_of(cause) for name, cause in outcomes.loads.items()} if outcomes else {}
 
     def record(self) -> TransferRecord:
         """The newest one."""

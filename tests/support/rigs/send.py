@@ -208,7 +208,8 @@ class SendRig:
 
     def end(self, name: str = "x", request_id: str = "r", *, seconds: float = 60.0, cause: str = "") -> None:
         for worker in self.workers:
-            worker.half.pushing.begin(StepOrders(push_ends=[PushEnd(name, request_id, seconds, why(cause))]))
+            end = PushEnd(name, request_id, seconds, why(cause) if cause else None)
+            worker.half.pushing.begin(StepOrders(push_ends=[end]))
 
     def fill(self, blocks: Mapping[int, BlockList]) -> None:
         """The KV of the prompt, in these blocks of the prefiller."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvd.vllm.errors import BadParams
 from kvd.vllm.prompt.parts import Prompt
 from kvd.wire.frame import Message
-from kvd.worker.cause import NO_CAUSE, Cause
+from kvd.worker.cause import Cause
 from kvd.worker.remote import RemotePrefill
 
 NOBODY = RemotePrefill(
@@ -60,7 +60,7 @@ class Claim:
     ended: bool = False
     over: bool = False
     computed: int = 0
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
     transfer_id: str = ""
     prefix: int = 0
     again: int = 0

@@ -31,7 +31,7 @@ from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.wire.registration import OpenReader
-from kvd.worker.cause import NO_CAUSE, Cause, refusal_code, was_away
+from kvd.worker.cause import Cause, refusal_code, was_away
 from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
@@ -218,7 +218,7 @@ class Claims:
         less = 0 < claim.prefix < claim.tokens
         if claim.over or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
             return False
-        claim.tokens, claim.cause, claim.used = claim.prefix, NO_CAUSE, False
+        claim.tokens, claim.cause, claim.used = claim.prefix, None, False
         claim.again += 1
         return True
 

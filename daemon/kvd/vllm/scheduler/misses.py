@@ -215,7 +215,7 @@ class Forced:
             self._standing = [order for order in self._standing if order.open]
         return faults
 
-    def load_ended(self, request_id: str, cause: str, quiet: float) -> None:
+    def load_ended(self, request_id: str, cause: Cause | None, quiet: float) -> None:
         """A load ended on all workers; ``quiet`` is the time.monotonic() at which nothing of it could land any more."""
         if request_id not in self._followed:
             return
@@ -229,7 +229,7 @@ class Forced:
             now = time.monotonic() - followed.order.began
             quiesced = min(now, max(followed.miss.steps["forced"], quiet - followed.order.began))
             steps = {**followed.miss.steps, "quiesced": quiesced, "reported": now}
-            self._change(followed, state="reported", steps=steps, cause=str(cause))
+            self._change(followed, state="reported", steps=steps, cause=cause.text)
 
     def spared(self, request_id: str, why: str) -> None:
         """No load will be ordered for this request."""
@@ -304,7 +304,7 @@ class Forced:
         self._change(followed, state=state, steps=steps)
 
     def _end(self, followed: _Followed, state: MissState, cause: str) -> None:
-        self._change(followed, state=state, cause=str(cause))
+        self._change(followed, state=state, cause=cause)
 
     def _change(self, followed: _Followed, **changes: Any) -> None:
         followed.miss = msgspec.structs.replace(followed.miss, **changes)

@@ -6,7 +6,7 @@ import time
 
 from kvd.vllm.scheduler.claim import Claim
 from kvd.wire.transfer import SCHEDULER_RANK, ReportTransfers, TransferRecord, bounded
-from kvd.worker.cause import code_of
+from kvd.worker.cause import code_of, text_of
 from kvd.worker.session import SessionProtocol
 
 KEPT_SECONDS = 600.0
@@ -27,7 +27,7 @@ def record_unloaded(claim: Claim, *, engine_id: str, backend: str) -> TransferRe
         backend=backend,
         mode="push" if claim.transfer_id else "pull",
         state="miss",
-        cause=str(claim.cause),
+        cause=text_of(claim.cause),
         code=code_of(claim.cause),
         started=time.time() - waited,
         tokens=max(0, claim.tokens - claim.computed),

@@ -18,7 +18,7 @@ from kvd.topology.leftover import leftover
 from kvd.topology.pieces import cut, largest_prefix, piece
 from kvd.topology.plan import Plan
 from kvd.wire.transfer import Checksum, GroupShare, TransferRecord, bounded
-from kvd.worker.cause import NO_CAUSE, Cause, code_of
+from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.orders import Fault, LoadOrder
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ class Load:
     failures: int = 0
     complain_at: float = 0.0
     plan: Plan | None = None
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
     lost: bool = False
-    dropped: Cause = NO_CAUSE
+    dropped: Cause | None = None
     fault: Fault | None = None
     then: Callable[[Load], None] | None = None
     sums: bool = False
@@ -208,10 +208,10 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     return (State.PENDING if waiting else State.DONE), ""
 
 
-def overdue(load: Load, what: str) -> Cause:
+def overdue(load: Load, what: str) -> Cause | None:
     """Why a load whose time is up is a miss, nothing before; ``what`` names what it was to be by now."""
     if time.monotonic() <= load.deadline:
-        return NO_CAUSE
+        return None
     return Cause(f"not {what} within its {load.deadline - load.received:.1f} s", "TOO_LATE")
 
 
@@ -253,7 +253,7 @@ def record(
         backend=next((t.backend for t in load.transfers if t.backend), backend),
         mode="push" if order.transfer_id else "pull",
         state="miss" if load.cause else "done",
-        cause=str(load.cause),
+        cause=text_of(load.cause),
         code=code_of(load.cause),
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens,

@@ -29,7 +29,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.wire.identity import EngineCard
-from kvd.worker.cause import NO_CAUSE, SHUTTING_DOWN, Cause, from_error
+from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error
 from kvd.worker.misses import hold_back
 from kvd.worker.peers import Peer, connect, destroy, meet
 from kvd.worker.probe import Probing, Told
@@ -64,7 +64,7 @@ class _Unclosed:
     """A lane that could not be destroyed, and what was posted on it: none of that may be reported yet."""
 
     lane: Lane
-    loads: list[tuple[Load, Cause]]
+    loads: list[tuple[Load, Cause | None]]
     again: float
 
 
@@ -214,9 +214,9 @@ class PeerLane:
             self._learn(message)
         elif isinstance(message, _GiveUp):
             if message.load in self._active:
-                self._give_up(message.load, message.load.dropped)
+                self._give_up(message.load, message.load.dropped or REQUEST_OVER)
             else:
-                self._refuse(message.load, message.load.dropped)
+                self._refuse(message.load, message.load.dropped or REQUEST_OVER)
         elif isinstance(message, _Gone):
             if self._peer is not None and self._peer.card.generation == message.generation:
                 self._part(Cause(f"peer {self.engine_id} is gone: {message.reason}", "PEER_GONE"))
@@ -367,12 +367,12 @@ class PeerLane:
             self._active.remove(load)
             self._end(load, cause)
 
-    def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause = NO_CAUSE) -> None:
+    def _drop_lane(self, ending: Sequence[Load] = (), cause: Cause | None = None) -> None:
         """Destroy the lane, then end ``ending``; all others that were on it start over on a new one."""
         lane, self._lane = self._lane, None
         self._probing.stop()
         rest = [load for load in self._active if load not in ending]
-        ends = [(load, cause) for load in ending]
+        ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
         error = self._destroy(lane) if lane is not None else ""
         with self._lock:
             if lane is not None and error:
@@ -400,7 +400,7 @@ class PeerLane:
             for load, cause in unclosed.loads:
                 self._end(load, cause)
 
-    def _end(self, load: Load, cause: Cause) -> None:
+    def _end(self, load: Load, cause: Cause | None) -> None:
         load.cause = cause
         load.ended = time.monotonic()
         try:
@@ -411,7 +411,7 @@ class PeerLane:
     def _open_lane(self) -> Lane:
         if self._lane is None:
             if self._peer is None:
-                raise BackendError(self._absent)
+                raise BackendError(self._absent.text)
             with self._busy("connecting"):
                 self._lane = connect(self._backend, self._peer)
         return self._lane

@@ -22,7 +22,7 @@ from kvd.topology.plan import Plan, Read
 from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
-from kvd.worker.cause import NO_CAUSE, Cause, code_of
+from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.pull.load import Load, group_shares
 
 Part = tuple[RankId, str]
@@ -62,7 +62,7 @@ class Arrival:
     key: PushKey
     left: set[Part] = field(default_factory=set)
     quiet: set[RankId] = field(default_factory=set)
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
     announced: float = 0.0
     asked: float = 0.0
     taken: float = 0.0
@@ -149,7 +149,7 @@ def record_arrival(
         backend=arrival.backend or backend,
         mode="push",
         state="miss" if load.cause else "done",
-        cause=str(load.cause),
+        cause=text_of(load.cause),
         code=code_of(load.cause),
         started=time.time() - (time.monotonic() - load.received),
         tokens=order.tokens - order.computed,

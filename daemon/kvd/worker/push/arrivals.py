@@ -108,7 +108,7 @@ class Underway:
             return True
         return not arrival.reading and (arrival.silent or not self._windows.possible)
 
-    def end(self, arrival: Arrival, cause: Cause) -> None:
+    def end(self, arrival: Arrival, cause: Cause | None) -> None:
         """Report it: done, or a miss with that cause.
 
         What was never announced is done where nothing of it was to come to this worker, as to a context-parallel rank

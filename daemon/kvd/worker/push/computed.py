@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from kvd.topology.blocks import BlockList
 from kvd.wire.identity import RankId
-from kvd.worker.cause import ABORTED, NO_CAUSE, Cause
+from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.stream_event import StreamEvent
 
@@ -54,7 +54,7 @@ class Computed:
     total: int = 0
     epoch: int = 0
     kept: bool = False
-    over: Cause = NO_CAUSE
+    over: Cause | None = None
     layers: dict[str, int] = field(default_factory=dict)
     behind: bool = False
     sums: bool = False
@@ -78,7 +78,7 @@ class _Transfer:
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
     marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
     until: float = math.inf
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
     known: Computed | None = None
     changes: int = 0
 

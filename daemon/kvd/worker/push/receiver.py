@@ -27,9 +27,10 @@ from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineCard
+from kvd.wire.miss import known_code
 from kvd.wire.names import rank_name
 from kvd.wire.push import PushProgress
-from kvd.worker.cause import NO_CAUSE, SHUTTING_DOWN, Cause, as_cause, from_error, refusal_code
+from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.misses import strikes
 from kvd.worker.peers import Peer, meet
 from kvd.worker.pull.load import Load, complain
@@ -302,7 +303,7 @@ class PeerArrivals:
         elif (fault := arrival.load.fault) is not None and strikes(fault, arrival, self._here.local):
             self._underway.give_up(arrival, fault.cause)
         elif not arrival.left and not arrival.reading:
-            self._underway.end(arrival, NO_CAUSE)
+            self._underway.end(arrival, None)
         elif now > arrival.load.deadline:
             self._underway.give_up(
                 arrival,
@@ -374,7 +375,7 @@ class PeerArrivals:
             arrival.quiet.add(source)
         name = f"prefiller {self.engine_id}/{rank_name(source)}"
         if progress.failed:
-            self._underway.give_up(arrival, as_cause(f"{name}: {progress.failed}", progress.code))
+            self._underway.give_up(arrival, Cause(f"{name}: {progress.failed}", known_code(progress.code)))
             if not progress.quiet:
                 arrival.withdrawn = -math.inf  # the source cannot tell what may still land, and never will
         elif progress.quiet and any(rank == source for rank, _ in arrival.left):
@@ -404,9 +405,9 @@ class PeerArrivals:
     def _drop(self, word: _Dropped) -> None:
         arrival = self._underway.find(word.load.order.transfer_id)
         if arrival is not None and arrival.load is word.load:
-            self._underway.give_up(arrival, word.load.dropped)
+            self._underway.give_up(arrival, word.load.dropped or REQUEST_OVER)
         else:
-            self._refuse(word.load, word.load.dropped)
+            self._refuse(word.load, word.load.dropped or REQUEST_OVER)
 
     def _current(self, arrival: Arrival, attempt: int) -> bool:
         return self._underway.has(arrival) and arrival.key.attempt == attempt

@@ -20,7 +20,7 @@ from kvd.wire.identity import RankId
 from kvd.wire.names import rank_name
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushKey, PushProgress
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
-from kvd.worker.cause import NO_CAUSE, Cause, code_of
+from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.push.computed import Computed
 
 MOST_FLYING = 4
@@ -68,7 +68,7 @@ class Target:
     news: bool = False
     closing: float | None = None
     withdrawn: bool = False
-    cause: Cause = NO_CAUSE
+    cause: Cause | None = None
     dirty: bool = False
     settled: float | None = None
     released: bool = False
@@ -200,7 +200,7 @@ def progress(target: Target, source: RankId) -> PushProgress:
             )
             for (group, source_group, tokens), names in by_group.items()
         ),
-        failed=str(target.cause) if over else "",
+        failed=text_of(target.cause) if over else "",
         code=code_of(target.cause) if over else "",
         quiet=over and not target.dirty and (target.withdrawn or bool(target.cause)),
         blocks=_source_runs(target),

@@ -15,7 +15,7 @@ from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
-from kvd.worker.cause import Cause
+from kvd.worker.cause import Cause, code_of, text_of
 from tests.kvd.vllm.scheduler.test_claims import KEYLESS, PEER, SETTINGS, Desk, claimed
 from tests.kvd.vllm.scheduler.test_half import HYBRID, Engine, Request, from_prefiller
 from tests.support.rigs.bench import GENERATION, KEY, prefill, prompt
@@ -24,7 +24,7 @@ OTHER = prompt([9, 9, 9, 9, 9, 9, 9, 9])
 
 
 def said(desk: Desk) -> tuple[str, str]:
-    return desk.claim.cause.code, desk.claim.cause
+    return code_of(desk.claim.cause), text_of(desk.claim.cause)
 
 
 def test_nothing_is_claimed_for_another_prompt_and_nobody_is_asked() -> None:
@@ -148,7 +148,7 @@ def test_a_key_of_another_length_is_none(known: bool) -> None:
     if known:
         desk.known.pushed(short)
     desk.peer(short)
-    assert desk.advance().cause.code == "PROMPT_UNCHECKED"
+    assert code_of(desk.advance().cause) == "PROMPT_UNCHECKED"
     assert desk.known.digest_key(prefill(())) == b""
 
 
@@ -246,7 +246,7 @@ def test_under_policy_fail_it_fails_and_leaves_the_lease() -> None:
     assert (count, later) == (10, True)
     engine.half.allocated(request, ([1, 2, 3],), 10)
     (order,) = engine.half.step_orders().loads
-    assert order.refused.code == "PROMPT_MISMATCH"
+    assert code_of(order.refused) == "PROMPT_MISMATCH"
     engine.half.loads_ended({"r"}, outcomes(order.refused))
     assert engine.script.told(LeaseRelease) == []
 

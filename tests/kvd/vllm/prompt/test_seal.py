@@ -13,6 +13,7 @@ from kvd.client.session import SessionState
 from kvd.vllm.params import finished_prefill, read_remote_prefill
 from kvd.vllm.prompt.seal import is_sealed, sealed
 from kvd.wire.lease import LeaseClaim, LeaseRelease
+from kvd.worker.cause import code_of, text_of
 from kvd.worker.remote import RemotePrefill
 from tests.kvd.vllm.scheduler.test_claims import PEER, Desk, claimed
 from tests.support.rigs.bench import KEY, prefill
@@ -41,7 +42,7 @@ def test_nothing_is_claimed_with_params_that_were_changed(name: str, known: bool
     if not known:
         desk.peer(PEER)
         desk.advance()
-    assert (desk.claim.cause.code, SAID in desk.claim.cause) == ("BAD_PARAMS", True)
+    assert (code_of(desk.claim.cause), SAID in text_of(desk.claim.cause)) == ("BAD_PARAMS", True)
     desk.claims.end(desk.claim, "miss")
     assert (desk.script.asked(LeaseClaim), desk.script.told(LeaseRelease)) == ([], [])
 
@@ -51,7 +52,7 @@ def test_a_lease_of_a_year_is_not_believed_while_kvd_is_away() -> None:
     desk.script.state = SessionState(
         connected=False, kvd_generation="k-1", engine_generation="gen-1", host="me", port=9
     )
-    assert SAID in desk.advance().cause
+    assert SAID in text_of(desk.advance().cause)
 
 
 def test_params_as_they_were_given_are_claimed() -> None:

@@ -20,6 +20,7 @@ from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.reply import Ok, Refused
+from kvd.worker.cause import text_of
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
 from tests.support.rigs.bench import prompt as prompt_of_tokens
@@ -110,13 +111,13 @@ def test_a_refused_handshake_is_the_cause_in_kvds_words() -> None:
         code="KVD-INCOMPATIBLE", message="d cannot read from p: dtype is bf16 here and fp16 there"
     )
     desk.peer(RefusedByDaemon(refusal))
-    assert desk.advance().cause == f"prefiller p: {refusal.message}"
+    assert text_of(desk.advance().cause) == f"prefiller p: {refusal.message}"
 
 
 def test_a_refusal_weighs_more_than_what_was_known_before() -> None:
     desk = Desk()
     desk.peer(RefusedByDaemon(Refused(code="KVD-PEER-GENERATION", message="it restarted")))
-    assert desk.advance().cause == "prefiller p: it restarted"
+    assert text_of(desk.advance().cause) == "prefiller p: it restarted"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_a_known_peer_is_good_enough_while_a_kvd_is_away(away: Exception) -> Non
 def test_an_unknown_peer_is_not() -> None:
     desk = Desk(known=False)
     desk.peer(Unreachable("no kvd"))
-    assert desk.advance().cause == "prefiller p: no kvd"
+    assert text_of(desk.advance().cause) == "prefiller p: no kvd"
 
 
 def test_a_peer_that_is_gone_is_known_no_longer() -> None:
@@ -154,11 +155,11 @@ def test_a_peer_that_is_gone_is_known_no_longer() -> None:
 def test_an_answer_of_the_wrong_kind_is_a_cause() -> None:
     desk = Desk()
     desk.peer(Ok())
-    assert desk.advance().cause == "prefiller p: kvd answered Ok"
+    assert text_of(desk.advance().cause) == "prefiller p: kvd answered Ok"
     desk = Desk()
     desk.peer(PEER)
     desk.lease(Ok())
-    assert desk.advance().cause == "lease of request p-1: kvd answered Ok"
+    assert text_of(desk.advance().cause) == "lease of request p-1: kvd answered Ok"
 
 
 def test_an_unknown_lease_is_asked_for_again_a_few_times() -> None:
@@ -172,7 +173,7 @@ def test_an_unknown_lease_is_asked_for_again_a_few_times() -> None:
         assert desk.advance(1.0).pending
         assert len(desk.script.asked(LeaseClaim)) == asked + 1
     desk.lease(claimed(0.0, "never opened"))
-    assert desk.advance().cause == "prefiller p no longer keeps blocks of request p-1: never opened"
+    assert text_of(desk.advance().cause) == "prefiller p no longer keeps blocks of request p-1: never opened"
 
 
 def test_a_lease_that_appears_meanwhile_is_taken() -> None:
@@ -197,7 +198,7 @@ def test_while_kvd_is_away_the_prefillers_clock_counts_less_the_skew(away: Sessi
 def test_a_lease_that_ran_out_by_the_clock_is_a_cause(away: SessionState) -> None:
     desk = Desk(lease_opened=time.time() - 28.0)
     desk.script.state = away
-    assert desk.advance().cause == "the lease of request p-1 ran out by the clock, and kvd is away"
+    assert text_of(desk.advance().cause) == "the lease of request p-1 ran out by the clock, and kvd is away"
 
 
 def test_an_unreachable_kvd_of_the_prefiller_leaves_the_clock_too() -> None:
@@ -212,14 +213,14 @@ def test_any_other_refusal_of_the_lease_is_the_end() -> None:
     desk = Desk()
     desk.peer(PEER)
     desk.lease(RefusedByDaemon(Refused(code="KVD-DRAINING", message="shutting down")))
-    assert desk.advance().cause == "lease of request p-1: shutting down"
+    assert text_of(desk.advance().cause) == "lease of request p-1: shutting down"
 
 
 def test_nothing_is_waited_for_without_an_end() -> None:
     desk = Desk()
     assert desk.advance(9.9).pending
     cause = desk.advance(10.1).cause
-    assert "prefiller p at h:7 was not known within 10 s" in cause
+    assert "prefiller p at h:7 was not known within 10 s" in text_of(cause)
 
 
 def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
@@ -255,7 +256,10 @@ def test_a_claim_whose_lease_runs_out_while_it_waits_is_no_claim() -> None:
     desk.peer(PEER)
     desk.lease(claimed(30.0))
     desk.advance()
-    assert desk.advance(31.0).cause == "the lease of request p-1 ran out while this one waited for its turn"
+    assert (
+        text_of(desk.advance(31.0).cause)
+        == "the lease of request p-1 ran out while this one waited for its turn"
+    )
 
 
 def test_an_end_releases_the_lease_until_kvd_has_taken_it() -> None:
@@ -268,7 +272,7 @@ def test_an_end_releases_the_lease_until_kvd_has_taken_it() -> None:
 
 def test_bad_params_are_a_cause_and_nobody_is_asked() -> None:
     desk = Desk(kvd_contract=9)
-    assert "kvd_contract 9" in desk.claim.cause
+    assert "kvd_contract 9" in text_of(desk.claim.cause)
     assert desk.script.calls == []
     desk.claims.end(desk.claim, "miss")
     assert desk.script.delivered == [], "whose lease this is cannot be known"
@@ -277,7 +281,7 @@ def test_bad_params_are_a_cause_and_nobody_is_asked() -> None:
 def test_a_state_that_covers_the_whole_prompt_cannot_be_used_and_its_lease_is_left_alone() -> None:
     """It may be the state of another prompt, one token longer, whose request still comes for it."""
     desk = Desk(state=True)
-    assert "the one after 8 tokens and the prompt has 8" in desk.claim.cause
+    assert "the one after 8 tokens and the prompt has 8" in text_of(desk.claim.cause)
     assert desk.claims.readers(time.monotonic()) == ()
     desk.claims.end(desk.claim, "miss")
     assert desk.script.told(LeaseRelease) == []
@@ -369,7 +373,7 @@ def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None
     desk.lease(claimed(0.0, "released", ended=ended))
     desk.claims.renew(now + 25.5)
     said = "prefiller p no longer keeps blocks of request p-1: released"
-    assert desk.claim.cause == (said if ended else "")
+    assert text_of(desk.claim.cause) == (said if ended else "")
 
 
 class Clocked(Desk):
@@ -394,7 +398,7 @@ class Clocked(Desk):
 def test_nobody_is_released_before_a_reader_that_kvd_does_not_know(away: SessionState) -> None:
     desk = Clocked(away)
     second = desk.second()
-    assert (second.by_clock, second.cause) == (True, "")
+    assert (second.by_clock, text_of(second.cause)) == (True, "")
     desk.claims.end(desk.claim, "done")
     assert desk.script.told(LeaseRelease) == []
     desk.claims.end(second, "done")
@@ -417,10 +421,12 @@ def test_what_kvd_says_when_it_is_back_weighs_more_than_the_clock(away: SessionS
     (asked,) = desk.script.delivered
     asked.answer(claimed(0.0, "released", ended=True))
     desk.claims.renew(time.monotonic())
-    assert second.cause == "prefiller p no longer keeps blocks of request p-1: released"
+    assert text_of(second.cause) == "prefiller p no longer keeps blocks of request p-1: released"
 
 
 def test_what_was_released_here_is_not_read_by_the_clock(away: SessionState) -> None:
     desk = Clocked(away)
     desk.claims.end(desk.claim, "done")
-    assert "p-1 was released by another request of this engine, and kvd is away" in desk.second().cause
+    assert "p-1 was released by another request of this engine, and kvd is away" in text_of(
+        desk.second().cause
+    )

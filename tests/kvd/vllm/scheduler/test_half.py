@@ -161,7 +161,7 @@ def test_a_finished_load_releases_the_lease() -> None:
     engine.answer()
     engine.half.matched_tokens(request, 0)
     engine.half.allocated(request, ([1, 2, 3],), 10)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
     assert engine.half.finished(request, ([1, 2, 3],), completed=True) == (False, None)
 
@@ -174,7 +174,7 @@ def test_a_miss_on_one_worker_counts_when_the_last_one_has_reported() -> None:
     engine.half.allocated(request, ([1, 2, 3],), 10)
     engine.half.loads_ended(set(), StepOutcomes({"r": why("peer p is gone")}))
     assert engine.script.told(LeaseRelease) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["miss"]
     assert engine.half.matched_tokens(request, 0) == (0, False), "the same claim is not made twice"
 
@@ -187,7 +187,7 @@ def test_an_abort_during_the_load_releases_the_lease_when_the_load_is_over() -> 
     engine.half.allocated(request, ([1, 2, 3],), 10)
     assert engine.half.finished(request, ([1, 2, 3],), completed=False) == (False, None)
     assert engine.script.told(LeaseRelease) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     assert [r.result for r in engine.script.told(LeaseRelease)] == ["done"]
 
 
@@ -265,7 +265,7 @@ def test_a_load_that_is_ordered_or_done_is_not_let_go_by_a_step() -> None:
     engine.half.step_orders(Step({}))
     engine.half.allocated(request, ([1, 2, 3],), 0)  # builds before 0.30 say so once it has come
     assert released(engine) == []
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     engine.half.step_orders(Step({"r": 1}))
     assert released(engine) == ["done"]
 

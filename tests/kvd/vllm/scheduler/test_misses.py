@@ -26,6 +26,7 @@ from kvd.wire.order import (
     ReportForced,
 )
 from kvd.wire.reply import Refused
+from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault, LoadOrder, StepOutcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, Engine, Request, from_prefiller
@@ -33,6 +34,7 @@ from tests.support.rigs.bench import Script, why
 
 ASKER = Asker(order_id="o1", uid=1000, pid=77)
 CAUSE = "forced by uid 1000, pid 77, order o1"
+FORCED = Cause(CAUSE, "FORCED")
 
 
 def order(target: Any, *, carry_out: bool = True, **more: Any) -> ForceMiss:
@@ -143,7 +145,7 @@ def test_a_load_that_is_over_and_a_request_that_has_finished_are_refused_with_th
     engine = Engine("d")
     request = waiting(engine)
     allocate(engine, request)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}, {"r": 0.0}))
     answer = engine.script.push(order(OneRequest("r")))
     assert isinstance(answer, Refused)
     assert answer.message == "the load of request r is over"
@@ -156,12 +158,12 @@ def test_a_load_that_is_over_and_a_request_that_has_finished_are_refused_with_th
 @pytest.mark.parametrize(
     ("more", "fault"),
     [
-        ({}, Fault(why(CAUSE), "before")),
-        ({"when": "flight"}, Fault(why(CAUSE), "flight")),
-        ({"when": "layers"}, Fault(why(CAUSE), "layers")),
-        ({"part": LoadPart(layer="l1")}, Fault(why(CAUSE), "layers", layer="l1")),
-        ({"part": LoadPart(group=0)}, Fault(why(CAUSE), "layers", group=0)),
-        ({"part": LoadPart(rank=RankId(1))}, Fault(why(CAUSE), "before", rank=RankId(1))),
+        ({}, Fault(FORCED, "before")),
+        ({"when": "flight"}, Fault(FORCED, "flight")),
+        ({"when": "layers"}, Fault(FORCED, "layers")),
+        ({"part": LoadPart(layer="l1")}, Fault(FORCED, "layers", layer="l1")),
+        ({"part": LoadPart(group=0)}, Fault(FORCED, "layers", group=0)),
+        ({"part": LoadPart(rank=RankId(1))}, Fault(FORCED, "before", rank=RankId(1))),
     ],
     ids=str,
 )
@@ -178,7 +180,7 @@ def test_a_load_under_way_is_given_up_in_the_next_step() -> None:
     engine = Engine("d")
     allocate(engine, waiting(engine))
     assert given(engine, order(OneRequest("r"))).requests[0].loading
-    assert step(engine).faults == [("r", Fault(why(CAUSE), "flight"))]
+    assert step(engine).faults == [("r", Fault(FORCED, "flight"))]
     assert step(engine).faults == []
 
 
@@ -198,7 +200,7 @@ def test_all_that_wait_are_taken_and_none_that_comes_later() -> None:
     assert [p.request_id for p in given(engine, order(AllWaiting())).requests] == ["a", "b", "c"]
     assert state(engine).open is False
     assert [fault[0] for fault in step(engine).faults] == ["a"]
-    assert [allocate(engine, request).fault for request in requests[1:]] == [Fault(why(CAUSE), "before")] * 2
+    assert [allocate(engine, request).fault for request in requests[1:]] == [Fault(FORCED, "before")] * 2
     assert allocate(engine, waiting(engine, "d")).fault is None
 
 
@@ -250,7 +252,7 @@ def test_a_smaller_claim_after_a_miss_is_no_further_load() -> None:
     assert engine.half.matched_tokens(request, 0) == (8, True)
     assert allocate(engine, request, 8).fault is None
     assert (state(engine).looked, state(engine).open) == (1, True)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}, {"r": 0.0}))
     assert misses(engine)[-1].state == "reported", "the second load is part of its recovery"
     request.num_computed_tokens = 8
     step(engine, r=2)
@@ -315,7 +317,7 @@ def test_a_load_that_was_complete_first_is_late_and_no_miss() -> None:
     allocate(engine, request)
     given(engine, order(OneRequest("r")))
     assert len(step(engine).faults) == 1
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}, {"r": 0.0}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}, {"r": 0.0}))
     assert misses(engine)[-1].state == "late"
 
 
@@ -335,5 +337,5 @@ def test_a_request_misses_once_for_all_orders_that_name_it() -> None:
     request = waiting(engine)
     given(engine, order(OneRequest("r"), when="flight"))
     given(engine, order(AllWaiting(), when="before"))
-    assert allocate(engine, request).fault == Fault(why(CAUSE), "flight")
+    assert allocate(engine, request).fault == Fault(FORCED, "flight")
     assert state(engine).taken == 1

@@ -12,6 +12,7 @@ from kvd.vllm.params import finished_prefill, read_remote_push, wants_push
 from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.reply import Refused
+from kvd.worker.cause import text_of
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.remote import RemotePush
 from tests.kvd.vllm.scheduler.test_half import HYBRID, Engine, Request, Step, from_prefiller
@@ -164,7 +165,7 @@ def test_under_policy_fail_it_fails_with_the_cause() -> None:
     assert engine.half.matched_tokens(request, 0) == (10, True)
     engine.half.allocated(request, ([1, 2, 3],), 10)
     (order,) = engine.half.step_orders().loads
-    assert 'the mode of this engine is "pull"' in order.refused
+    assert 'the mode of this engine is "pull"' in text_of(order.refused)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_a_request_that_ends_after_its_load_has_nothing_to_drop() -> None:
     engine.answer()
     engine.half.matched_tokens(request, 0)
     engine.half.allocated(request, ([1, 2, 3],), 10)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     engine.half.finished(request, ([1, 2, 3],), completed=True)
     orders = engine.half.step_orders()
     assert (orders.dropped, orders.declined) == ([], [])

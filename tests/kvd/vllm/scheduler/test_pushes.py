@@ -12,6 +12,7 @@ import pytest
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.lease import LeaseOpened
+from kvd.worker.cause import text_of
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, PREFILL_HERE, Request
@@ -149,14 +150,14 @@ def test_an_aborted_request_keeps_nothing_and_says_why() -> None:
     assert not p.holds()
     ((steps), (end,)) = p.step(0)
     assert (steps, end.transfer_id, end.request_id) == ([], "x", "r")
-    assert "aborted" in end.cause
+    assert "aborted" in text_of(end.cause)
 
 
 def test_a_request_that_was_never_scheduled_says_that_it_is_over() -> None:
     p = Prefiller()
     p.arrive()
     assert not p.finish([], completed=False)
-    assert [end.cause for end in p.step(0)[1]] == ["the prefiller's request was aborted"]
+    assert [text_of(end.cause) for end in p.step(0)[1]] == ["the prefiller's request was aborted"]
 
 
 def test_a_prompt_that_was_not_computed_whole_is_not_offered() -> None:
@@ -164,7 +165,7 @@ def test_a_prompt_that_was_not_computed_whole_is_not_offered() -> None:
     p.arrive()
     p.step(4, [5])
     assert not p.finish([5])
-    assert [end.cause for end in p.step(0)[1]] == ["only 4 of its 10 tokens were computed"]
+    assert [text_of(end.cause) for end in p.step(0)[1]] == ["only 4 of its 10 tokens were computed"]
 
 
 def test_a_preemption_is_told_in_the_step_that_overwrites_the_blocks() -> None:

@@ -61,7 +61,7 @@ def test_a_load_counts_with_the_tokens_that_came() -> None:
     engine = Placed("decode")
     request = engine.arrive(from_prefiller())
     loads(engine, request, computed=4)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     assert served(engine) == {("loaded", "", 1, 6)}
 
 
@@ -132,7 +132,7 @@ def test_a_load_that_ends_after_its_request_leaves_nothing_behind() -> None:
     request = engine.arrive(from_prefiller())
     loads(engine, request)
     engine.half.finished(request, ((1, 2, 3),), completed=False)
-    engine.half.loads_ended({"r"}, StepOutcomes({"r": why("")}))
+    engine.half.loads_ended({"r"}, StepOutcomes({"r": None}))
     assert engine.half._served._decided == set()
 
 

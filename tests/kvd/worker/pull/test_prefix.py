@@ -345,7 +345,7 @@ def test_nothing_is_claimed_where_the_request_has_failed_or_vllm_keeps_the_prefi
 
 def test_the_worker_with_the_shortest_prefix_decides() -> None:
     one = StepOutcomes(loads={"r": why("slow")}, prefixes={"r": 12})
-    other = StepOutcomes(loads={"r": why("")})
+    other = StepOutcomes(loads={"r": None})
     third = StepOutcomes(loads={"r": why("slow")}, prefixes={"r": 8})
     assert one.merge(other).merge(third).prefixes == {"r": 8}
 

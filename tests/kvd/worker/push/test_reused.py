@@ -8,7 +8,7 @@ import pytest
 
 from kvd.vllm.errors import BadParams
 from kvd.vllm.scheduler import transfer_ids
-from kvd.worker.cause import ABORTED
+from kvd.worker.cause import ABORTED, code_of, text_of
 from kvd.worker.orders import PushEnd, PushStep, StepOrders, StepOutcomes
 from kvd.worker.push.computed import Outgoing
 from tests.kvd.vllm.scheduler.test_half import Engine, Request, Step
@@ -136,8 +136,8 @@ def test_a_second_request_is_refused_before_the_first_ones_load_is_ordered() -> 
     assert engine.half.matched_tokens(second, 0) == (0, False), "it need not wait to be computed"
     claim = engine.half._claims.get("s")
     assert claim is not None
-    assert claim.cause.code == "BAD_PARAMS"
-    assert "transfer x of prefiller p is or was another request's" in claim.cause
+    assert code_of(claim.cause) == "BAD_PARAMS"
+    assert "transfer x of prefiller p is or was another request's" in text_of(claim.cause)
     assert declined(engine) == []
 
 
@@ -149,7 +149,7 @@ def test_under_policy_fail_the_second_request_fails_and_its_worker_has_nothing_t
     assert count
     engine.half.allocated(second, ([4, 5, 6],), count)
     (order,) = engine.half.step_orders().loads
-    assert (order.refused.code, order.transfer_id) == ("BAD_PARAMS", "")
+    assert (code_of(order.refused), order.transfer_id) == ("BAD_PARAMS", "")
 
 
 @pytest.mark.parametrize("loaded", [True, False])
