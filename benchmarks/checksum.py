@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from kvd.geometry.live import Blocks, Dim, LiveTensor, StateShape, attention_layer, latent_layer, state_layer
-from kvd.geometry.model import Group, Layer, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Share
 from kvd.topology.blocks import BlockList
 from kvd.topology.checksum import InMemory, Span, layer_sums

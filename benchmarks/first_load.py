@@ -30,9 +30,10 @@ from kvd.backends.contract import Backend
 from kvd.backends.direct.host import memory as direct_memory
 from kvd.backends.registry import open_backend
 from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.rate import Probed
-from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.orders import LoadOrder
 from kvd.worker.peers import Peer
 from kvd.worker.pull.load import Load
@@ -95,7 +96,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
     facts = EngineFacts(engine_id="p", model="m")
     worker = WorkerCard(
         engine=facts,
-        rank=RankId(0),
+        rank=Rank(0),
         incarnation="i",
         pid=os.getpid(),
         host="h",

@@ -24,7 +24,7 @@ from kvd.client.errors import ClientError
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
 from kvd.wire.query import GetStatus, Status
 from kvd.wire.registration import RegisterWorker
 
@@ -119,7 +119,7 @@ def registered(
         for worker in geometry.workers:
             card = WorkerCard(
                 engine=facts,
-                rank=RankId(tp=worker.rank.tp, pp=worker.rank.pp, dcp=worker.rank.dcp),
+                rank=worker.rank,
                 incarnation=uuid.uuid4().hex,
                 pid=os.getpid(),
                 host=socket.gethostname(),

@@ -22,8 +22,8 @@ from kvctl.views.forced_miss import (
     planned_document,
 )
 from kvctl.views.output import show
+from kvd.geometry.rank import Rank
 from kvd.wire import query
-from kvd.wire.identity import RankId
 from kvd.wire.order import (
     MISS_ENDS,
     AllWaiting,
@@ -66,12 +66,12 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def rank_named(text: str) -> RankId:
+def rank_named(text: str) -> Rank:
     """An option's parser for a worker's place: ``tp1``, ``tp1.pp2``, ``tp0.dcp1``."""
     found = re.fullmatch(r"tp(\d+)(?:\.pp(\d+))?(?:\.dcp(\d+))?", text)
     if found is None:
         raise typer.BadParameter(f"{text!r} is no rank; write tp1, tp1.pp2 or tp0.dcp1")
-    return RankId(*(int(number or 0) for number in found.groups()))
+    return Rank(*(int(number or 0) for number in found.groups()))
 
 
 def force_miss(  # noqa: PLR0913 - each is an option
@@ -122,7 +122,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
     ] = None,
     layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="Only this layer fails.")] = "",
     rank: Annotated[
-        RankId | None,
+        Rank | None,
         typer.Option("--rank", metavar="RANK", parser=rank_named, help="Only this worker's part fails: tp1."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what would be done.")] = False,

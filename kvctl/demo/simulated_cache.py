@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.live import Blocks, LiveTensor, StateShape, attention_layer, state_layer
-from kvd.geometry.model import Field, Group, Layer, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Field, Group, Layer, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import share
 from kvd.topology.blocks import BlockList
 

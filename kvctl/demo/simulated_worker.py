@@ -38,13 +38,14 @@ from kvd.client.cards import engine_geometry
 from kvd.client.records import block_runs
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.plan import Plan, plan_worker
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey, WorkerCard
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
@@ -147,7 +148,7 @@ def _open(who: Orders) -> Worker:
     incarnation = uuid.uuid4().hex
     card = WorkerCard(
         engine=facts,
-        rank=RankId(rank),
+        rank=Rank(rank),
         incarnation=incarnation,
         pid=os.getpid(),
         host=socket.gethostname(),

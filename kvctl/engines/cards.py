@@ -6,7 +6,6 @@ from kvctl.errors import CheckFailed, PeerUnreachable
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
-from kvd.wire.names import rank_name
 from kvd.wire.query import EngineRow
 
 
@@ -24,7 +23,7 @@ def engine_geometry(row: EngineRow) -> EngineGeometry:
             workers.append(decode_worker(worker.geometry))
         except GeometryError as error:
             raise CheckFailed(
-                f"the geometry of {card.engine.engine_id}/{rank_name(worker.rank)} cannot be read: {error}",
+                f"the geometry of {card.engine.engine_id}/{worker.rank} cannot be read: {error}",
                 "kvctl, kvd and the engines' connector should be of one version",
             ) from error
     facts = card.engine

@@ -10,7 +10,6 @@ from msgspec import Meta, Struct
 from kvctl.views.fields import Count, RankName, Scalar, Time
 from kvctl.views.registry import moment
 from kvd.wire.identity import Endpoint, Role
-from kvd.wire.names import rank_name
 from kvd.wire.query import EngineRow
 from kvd.wire.served import ServedCount
 
@@ -79,7 +78,7 @@ def engine_document(row: EngineRow, lately: tuple[ServedCount, ...] = ()) -> Eng
         state=row.state,
         since=moment(row.since),
         world_size=facts.world_size,
-        ranks=tuple(rank_name(rank) for rank in row.ranks),
+        ranks=tuple(str(rank) for rank in row.ranks),
         scheduler=row.scheduler,
         policy=row.policy,
         leases=row.leases,

@@ -8,7 +8,6 @@ from msgspec import Meta, Struct
 
 from kvctl.views.fields import Bytes, Count, RankName, Seconds, Time
 from kvctl.views.registry import moment
-from kvd.wire.names import rank_name
 from kvd.wire.query import WorkerRow
 
 
@@ -40,7 +39,7 @@ def worker_document(row: WorkerRow) -> Worker:
     return Worker(
         client=row.kind,
         engine_id=row.engine_id,
-        rank=rank_name(row.rank) if row.rank else None,
+        rank=str(row.rank) if row.rank else None,
         pid=row.pid,
         incarnation=row.incarnation,
         state=row.state,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 
 pytest.importorskip("torch")
 from benchmarks.gpu.digest import Blocks, Sums, digest, span_of

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 
 pytest.importorskip("torch")
 import torch

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import State, Transfer
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 
 pytest.importorskip("torch")
 from benchmarks.gpu import in_worker

@@ -15,7 +15,7 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Kvd, transfer_config, two_hosts
 from kvctl.demo.models import write_model
-from kvd.geometry.model import Rank
+from kvd.geometry.rank import Rank
 from kvd.vllm.memory.tensors import Place
 from kvd.wire.order import ForceMiss, NextLoads
 from tests.e2e.test_gpu_caches import attention, made

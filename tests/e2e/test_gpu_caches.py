@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.vllm.memory.caches import in_one_form
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place, worker_geometry

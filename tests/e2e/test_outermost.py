@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker

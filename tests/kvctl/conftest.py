@@ -17,12 +17,13 @@ import pytest
 import zmq
 
 from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Placement, kv_fields, share, token_axes
 from kvd.wire import query
 from kvd.wire.event import Event
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, Role, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, Role, WorkerCard
 from kvd.wire.names import events_address, generation_of, socket_address
 from kvd.wire.reply import Refused
 from kvd.wire.served import GetServed, Served, ServedCount, ServedRow
@@ -84,7 +85,7 @@ def engine_row(name: str, role: Role, tp: int, *, model: str = MODEL, heads: int
     workers = tuple(
         WorkerCard(
             engine=facts,
-            rank=RankId(n),
+            rank=Rank(n),
             incarnation=f"{name}-{n}",
             pid=100 + n,
             host="node7",
@@ -100,7 +101,7 @@ def engine_row(name: str, role: Role, tp: int, *, model: str = MODEL, heads: int
         generation=generation,
         local=role != "prefill",
         state="ready",
-        ranks=tuple(RankId(n) for n in range(tp)),
+        ranks=tuple(Rank(n) for n in range(tp)),
         since=SINCE,
         scheduler=role != "prefill",
         policy="recompute",
@@ -117,7 +118,7 @@ ENGINES = (
         generation="",
         local=False,
         state="partial",
-        ranks=(RankId(0, 1), RankId(1)),
+        ranks=(Rank(0, 1), Rank(1)),
         since=SINCE,
         endpoint=Endpoint("10.0.0.7", 7766),
         reason="6 of 8 workers are missing",
@@ -128,7 +129,7 @@ WORKERS = (
     query.WorkerRow(
         kind="worker",
         engine_id="decode-0",
-        rank=RankId(1),
+        rank=Rank(1),
         pid=4242,
         incarnation="0f0f",
         state="alive",

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from kvd.geometry.rank import Rank
 from kvd.wire import query
-from kvd.wire.identity import RankId
 from kvd.wire.order import (
     AllWaiting,
     ClearForced,
@@ -74,7 +74,7 @@ def test_a_part_and_a_moment_are_passed_on(force: Force, daemon: FakeDaemon) -> 
     force("cmpl-4", "--when", "flight", "--rank", "tp1.pp2", "--engine", "decode-9")
     force("cmpl-4", "--group", "0", "--layer", "model.layers.3.self_attn")
     first, second = asked(daemon, ForceMiss)
-    assert (first.when, first.part, first.engine_id) == ("flight", LoadPart(rank=RankId(1, 2)), "decode-9")
+    assert (first.when, first.part, first.engine_id) == ("flight", LoadPart(rank=Rank(1, 2)), "decode-9")
     assert (second.when, second.part) == ("now", LoadPart(group=0, layer="model.layers.3.self_attn"))
 
 

@@ -19,9 +19,10 @@ from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.client.operator import Operator, connect
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint, EngineFacts, RankId, Role, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, Role, WorkerCard
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, WorkerRow, Workers
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
@@ -210,7 +211,7 @@ def worker(engine: EngineFacts, rank: int = 0, incarnation: str = "", pid: int =
     return RegisterWorker(
         WorkerCard(
             engine=engine,
-            rank=RankId(rank),
+            rank=Rank(rank),
             incarnation=incarnation or uuid.uuid4().hex,
             pid=pid or os.getpid(),
             host="test",

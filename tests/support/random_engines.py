@@ -17,10 +17,10 @@ from kvd.geometry.model import (
     GroupKind,
     Layer,
     Page,
-    Rank,
     Region,
     WorkerGeometry,
 )
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import (
     ContextShare,
     ConvSection,

@@ -14,7 +14,8 @@ from kvd.geometry.live import (
     latent_layer,
     state_layer,
 )
-from kvd.geometry.model import EngineGeometry, Group, GroupKind, Layer, Rank, Region, WorkerGeometry
+from kvd.geometry.model import EngineGeometry, Group, GroupKind, Layer, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import share
 
 NUM_BLOCKS = 32

@@ -13,7 +13,8 @@ from typing import Any, TypeVar, cast
 
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import BadGeometry
-from kvd.geometry.model import Axis, Field, Group, GroupKind, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Field, Group, GroupKind, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 
 FORMAT = 1
 KINDS: tuple[GroupKind, ...] = ("full", "sliding_window", "chunked", "mla", "mamba")

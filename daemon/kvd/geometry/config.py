@@ -14,18 +14,9 @@ from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
 from kvd.geometry.live import Blocks, LiveTensor, Packing, StateShape, cpu_attention_layer, state_fields
-from kvd.geometry.model import (
-    EngineGeometry,
-    Field,
-    Group,
-    GroupKind,
-    Layer,
-    Page,
-    Rank,
-    Region,
-    WorkerGeometry,
-)
+from kvd.geometry.model import EngineGeometry, Field, Group, GroupKind, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.paging import Paged, PagedGroup, hybrid_block_size, page_groups, stages
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, Placement, kv_fields, latent_field, share, token_axes
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "float8_e5m2": 1}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from kvd.geometry.rank import Rank
+
 GroupKind = Literal["full", "sliding_window", "chunked", "mla", "mamba"]
 """How a group's blocks relate to tokens; ``mamba`` pages hold a state and cover no tokens of their own."""
 
@@ -151,24 +153,6 @@ class Group:
     def layer_names(self) -> tuple[str, ...]:
         """Names of the layers, in order."""
         return tuple(layer.name for layer in self.layers)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Rank:
-    """A worker's place in its engine. Ordered by (pp, dcp, tp)."""
-
-    pp: int = 0
-    dcp: int = 0
-    tp: int = 0
-
-    def __str__(self) -> str:
-        """``tp1``, ``tp1.pp0``-style name: the axes that are not zero, and always tp."""
-        parts = [f"tp{self.tp}"]
-        if self.pp:
-            parts.append(f"pp{self.pp}")
-        if self.dcp:
-            parts.append(f"dcp{self.dcp}")
-        return ".".join(parts)
 
 
 @dataclass(frozen=True)

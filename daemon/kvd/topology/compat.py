@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvd.geometry.model import EngineGeometry, Group, Rank, WorkerGeometry
+from kvd.geometry.model import EngineGeometry, Group, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import Plan, plan_worker
 

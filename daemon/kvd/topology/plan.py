@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.geometry.model import Group, GroupKind, Layer, Page, Rank, WorkerGeometry
+from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
 from kvd.topology.intersect import Table, join

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvd.geometry.model import EngineGeometry, Page, Rank
+from kvd.geometry.model import EngineGeometry, Page
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compat import Factor, compare
 from kvd.topology.compile import compile_plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.wire.identity import Endpoint, RankId
+from kvd.geometry.rank import Rank
+from kvd.wire.identity import Endpoint
 
 
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
@@ -31,7 +32,7 @@ class GetSums(msgspec.Struct, tag="get_sums", frozen=True, kw_only=True):
     engine_id: str
     generation: str
     endpoint: Endpoint
-    rank: RankId
+    rank: Rank
     request_id: str
     wanted: tuple[SumsOf, ...]
 

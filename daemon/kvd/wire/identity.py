@@ -6,20 +6,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from kvd.geometry.rank import Rank
+
 Role = Literal["prefill", "decode", "both"]
 """vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
 
 
 DIGEST_KEY_BYTES = 32
 """Length of the key under which a scheduler makes digests of prompts."""
-
-
-class RankId(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's place in its engine."""
-
-    tp: int
-    pp: int = 0
-    dcp: int = 0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -68,7 +62,7 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: EngineFacts
-    rank: RankId
+    rank: Rank
     incarnation: str
     pid: int
     host: str

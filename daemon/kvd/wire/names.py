@@ -1,4 +1,4 @@
-"""Names that both ends of the wire must derive alike: socket paths, generations, ranks."""
+"""Names that both ends of the wire must derive alike: socket paths, generations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-
-from kvd.wire.identity import RankId
 
 SOCKET_NAME = "kvd.sock"
 EVENTS_NAME = "events.sock"
@@ -49,13 +47,3 @@ def generation_of(incarnations: Iterable[str]) -> str:
     So it is the same for every observer, survives a restart of kvd, and changes when any one worker is new.
     """
     return hashlib.sha256("\n".join(sorted(incarnations)).encode()).hexdigest()[:16]
-
-
-def rank_name(rank: RankId) -> str:
-    """``tp1``, ``tp1.pp2``, ``tp0.dcp1``: as it stands on the screen."""
-    parts = [f"tp{rank.tp}"]
-    if rank.pp:
-        parts.append(f"pp{rank.pp}")
-    if rank.dcp:
-        parts.append(f"dcp{rank.dcp}")
-    return ".".join(parts)

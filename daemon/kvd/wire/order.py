@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from kvd.wire.identity import RankId
+from kvd.geometry.rank import Rank
 
 When = Literal["now", "before", "flight", "layers"]
 """When a load is made to miss: as soon as can be, before anything of it is read, when it is under way, when a part of
@@ -53,7 +53,7 @@ class LoadPart(msgspec.Struct, frozen=True, kw_only=True):
 
     group: int | None = None
     layer: str = ""
-    rank: RankId | None = None
+    rank: Rank | None = None
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):

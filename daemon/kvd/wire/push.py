@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.wire.identity import Endpoint, RankId
+from kvd.geometry.rank import Rank
+from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import BlockRuns
 
 
@@ -31,7 +32,7 @@ class PushKey(msgspec.Struct, frozen=True, kw_only=True):
     prefiller: str
     prefiller_endpoint: Endpoint
     decoder: str
-    rank: RankId
+    rank: Rank
     attempt: int = 0
     decoder_endpoint: Endpoint = Endpoint()
 
@@ -91,7 +92,7 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     """
 
     key: PushKey
-    source: RankId
+    source: Rank
     there: tuple[LayersThere, ...] = ()
     failed: str = ""
     code: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId
+from kvd.geometry.rank import Rank
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
 
 
 class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     generation: str
     local: bool
     state: str
-    ranks: tuple[RankId, ...]
+    ranks: tuple[Rank, ...]
     since: float
     endpoint: Endpoint = Endpoint()
     scheduler: bool = False
@@ -54,7 +55,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: str
     engine_id: str
-    rank: RankId | None
+    rank: Rank | None
     pid: int
     incarnation: str
     state: str

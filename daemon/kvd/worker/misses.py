@@ -9,7 +9,6 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.plan import plan_layers
-from kvd.wire.identity import RankId
 from kvd.worker.orders import Fault
 from kvd.worker.pull.load import Load, Slice
 from kvd.worker.push.arrival import Arrival
@@ -17,8 +16,7 @@ from kvd.worker.push.arrival import Arrival
 
 def concerns(fault: Fault, geometry: WorkerGeometry) -> bool:
     """Whether a worker's part of the load is to miss: it has that rank, and holds that layer or group."""
-    rank = geometry.rank
-    if fault.rank not in (None, RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)):
+    if fault.rank not in (None, geometry.rank):
         return False
     named = fault.group is not None or bool(fault.layer)
     return not named or bool(withheld(fault, geometry))

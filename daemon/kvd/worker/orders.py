@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
-from kvd.wire.identity import RankId
 from kvd.worker.cause import Cause
 from kvd.worker.remote import RemotePrefill
 
@@ -39,7 +39,7 @@ class Fault:
 
     cause: Cause
     when: Literal["before", "flight", "layers"]
-    rank: RankId | None = None
+    rank: Rank | None = None
     group: int | None = None
     layer: str = ""
 

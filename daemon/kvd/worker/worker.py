@@ -29,7 +29,7 @@ from kvd.topology.plan import Plan
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
@@ -120,10 +120,9 @@ class WorkerHalf:
         self.pushing = Pushing(
             engine.engine_id, backend, geometry, siblings, lambda: self._session, mark, self._stager
         )
-        rank = geometry.rank
         self._card = WorkerCard(
             engine=engine,
-            rank=RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp),
+            rank=geometry.rank,
             incarnation=self.incarnation,
             pid=os.getpid(),
             host=socket.gethostname(),

@@ -136,7 +136,7 @@ def live(model: ModelShape, tp: int, rank: int, like: WorkerGeometry, layout: st
     from vllm.v1.core import kv_cache_utils as core
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
-    from kvd.geometry.model import Rank
+    from kvd.geometry.rank import Rank
     from kvd.vllm.memory.groups import group_facts, layer_spec
     from kvd.vllm.memory.tensors import Place, worker_geometry
 

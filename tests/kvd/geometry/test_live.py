@@ -17,7 +17,8 @@ from kvd.geometry.live import (
     state_fields,
     whole_block_layer,
 )
-from kvd.geometry.model import Axis, Group, Layer, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, Group, Layer, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, Share, share, token_axes
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan

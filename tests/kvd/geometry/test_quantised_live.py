@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from kvd.geometry.errors import UnknownShape
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.errors import FieldMismatch

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 import zmq
 
+from kvd.geometry.rank import Rank
 from kvd.wire.frame import WIRE_VERSION, decode, encode
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import (
     BlockRun,
     LayersThere,
@@ -93,9 +94,7 @@ def test_bad_frames_are_refused_by_code_and_counted_by_kind(where: str) -> None:
 @pytest.mark.parametrize("where", ["local", "peer"])
 def test_random_frames(where: str) -> None:
     noise = random.Random(SEED)
-    key = PushKey(
-        transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="bent", rank=RankId(0)
-    )
+    key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="bent", rank=Rank(0))
     there = LayersThere(group=0, layers=("l",), tokens=16, blocks=BlockRun(0, 0, (1,)))
     good = [
         encode(message, 9)
@@ -106,7 +105,7 @@ def test_random_frames(where: str) -> None:
                 seconds=1.0,
             ),
             PushWithdraw(key=key),
-            PushProgress(key=key, source=RankId(0), there=(there,), failed="f"),
+            PushProgress(key=key, source=Rank(0), there=(there,), failed="f"),
             PushDone(key=key),
         )
     ]  # fmt: skip

@@ -17,8 +17,9 @@ import pytest
 
 from kvd.geometry.families import RecurrentShape
 from kvd.geometry.live import StateFamily, StateShape, state_fields
-from kvd.geometry.model import Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.paging import Paged, hybrid_block_size, page_groups, stages
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Placement, Share, kv_fields, share, token_axes
 from kvd.topology.plan import plan_worker
 

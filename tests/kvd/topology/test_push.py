@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.geometry.model import EngineGeometry, Rank
+from kvd.geometry.model import EngineGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, concatenate

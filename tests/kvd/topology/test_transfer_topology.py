@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvd.geometry.model import Rank
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.errors import BlockMismatch, UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from kvd.geometry.rank import Rank
 from kvd.wire.errors import Malformed
 from kvd.wire.frame import WIRE_VERSION, Message, decode, encode
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import (
     BlockRun,
     LayersThere,
@@ -20,7 +21,7 @@ from kvd.wire.push import (
 from kvd.wire.reply import Refused
 
 KEY = PushKey(
-    transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint("10.0.0.1", 9401), decoder="d", rank=RankId(1, 2, 3),
+    transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint("10.0.0.1", 9401), decoder="d", rank=Rank(1, 2, 3),
     attempt=4, decoder_endpoint=Endpoint("::1", 9402),
 )  # fmt: skip
 ANNOUNCE = PushAnnounce(
@@ -41,8 +42,8 @@ def plain(message: Message) -> dict[str, object]:
     [
         ANNOUNCE,
         PushWithdraw(key=KEY, generation="g"),
-        PushProgress(key=KEY, source=RankId(1), there=THERE),
-        PushProgress(key=KEY, source=RankId(0), failed="why", quiet=True),
+        PushProgress(key=KEY, source=Rank(1), there=THERE),
+        PushProgress(key=KEY, source=Rank(0), failed="why", quiet=True),
         PushDone(key=KEY),
         Refused(code="KVD-X", message="no", final=True),
     ],

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvd.wire.identity import RankId
+from kvd.geometry.rank import Rank
 from kvd.wire.push import PushAnnounce
 from kvd.worker.misses import concerns, withheld
 from kvd.worker.orders import Fault, StepOrders
@@ -39,8 +39,8 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
 def test_a_fault_concerns_the_worker_that_it_names_or_that_holds_what_it_names(rig: Rig) -> None:
     geometry = rig.decoder.geometry
     assert concerns(FLIGHT, geometry)
-    assert concerns(replace(FLIGHT, rank=RankId(0)), geometry)
-    assert not concerns(replace(FLIGHT, rank=RankId(1)), geometry)
+    assert concerns(replace(FLIGHT, rank=Rank(0)), geometry)
+    assert not concerns(replace(FLIGHT, rank=Rank(1)), geometry)
     assert withheld(FLIGHT, geometry) == set()
     assert withheld(replace(LAYERS, layer="l1"), geometry) == {"l1"}
     assert withheld(replace(LAYERS, group=0), geometry) == {"l0", "l1"}
@@ -101,7 +101,7 @@ def test_without_the_only_group_nothing_arrives(rig: Rig) -> None:
 
 
 def test_a_worker_that_is_not_meant_loads_as_ever(rig: Rig) -> None:
-    rig.start(replace(order(prefill(((5, 6),)), (2, 9)), fault=replace(BEFORE, rank=RankId(1))))
+    rig.start(replace(order(prefill(((5, 6),)), (2, 9)), fault=replace(BEFORE, rank=Rank(1))))
     assert rig.results().failed == set()
     assert rig.same((2, 9), (5, 6))
 

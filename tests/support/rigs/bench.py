@@ -14,7 +14,7 @@ import numpy as np
 
 from kvd.client.errors import ClientError
 from kvd.client.session import SessionState
-from kvd.geometry.model import Rank
+from kvd.geometry.rank import Rank
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place
 from kvd.vllm.prompt.parts import Prompt, prompt_of

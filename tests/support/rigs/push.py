@@ -17,14 +17,14 @@ import numpy as np
 from kvd.backends.errors import BackendUnavailable
 from kvd.backends.memory import Faults, MemoryBackend, open_backend
 from kvd.client.cards import engine_geometry
-from kvd.geometry.model import Rank
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.push import compile_chunk, plan_push
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
-from kvd.wire.identity import EngineCard, EngineFacts, RankId
+from kvd.wire.identity import EngineCard, EngineFacts
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
@@ -214,7 +214,7 @@ class PushRig:
         announced = [a for a in self.announced() if a.key.transfer_id == name][-1]
         key = announced.key if attempt is None else msgspec.structs.replace(announced.key, attempt=attempt)
         there = tuple(LayersThere(group=0, layers=(layer,), tokens=announced.tokens) for layer in layers)
-        told = PushProgress(key=key, source=RankId(tp=tp), **{"there": there, **more})
+        told = PushProgress(key=key, source=Rank(tp=tp), **{"there": there, **more})
         assert isinstance(self.script.push(told), Ok)
 
     def readable(self, layer: str, tokens: int, *ids: int, tp: int = 0, name: str = "x") -> None:

@@ -25,7 +25,7 @@ from kvd.topology.leftover import leftover
 from kvd.topology.plan import plan_worker
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, RankId, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from kvd.worker.orders import PushEnd, PushStep, StepOrders
@@ -48,10 +48,6 @@ def placed(engine: EngineGeometry) -> tuple[EngineGeometry, tuple[oracle.Memory,
         workers.append(here)
         memories.append(oracle.Memory(here, arrays))
     return replace(engine, workers=tuple(workers)), tuple(memories)
-
-
-def rank_id(worker: WorkerGeometry) -> RankId:
-    return RankId(tp=worker.rank.tp, pp=worker.rank.pp, dcp=worker.rank.dcp)
 
 
 class Wire(Script):
@@ -102,7 +98,7 @@ class SendRig:
             generation=DECODER_GENERATION,
             workers=tuple(
                 WorkerCard(
-                    engine=self._facts("d", self.d), rank=rank_id(w), incarnation="i", pid=1, host="h",
+                    engine=self._facts("d", self.d), rank=w.rank, incarnation="i", pid=1, host="h",
                     backend="memory", geometry=encode_worker(w), metadata=b"",
                 )
                 for w in self.d.workers
@@ -144,7 +140,7 @@ class SendRig:
     def key(self, worker: int = 0, name: str = "x", attempt: int = 0) -> PushKey:
         return PushKey(
             transfer_id=name, prefiller="p", prefiller_endpoint=Endpoint("p", 1), decoder="d",
-            rank=rank_id(self.d.workers[worker]), attempt=attempt, decoder_endpoint=Endpoint("d", 2),
+            rank=self.d.workers[worker].rank, attempt=attempt, decoder_endpoint=Endpoint("d", 2),
         )  # fmt: skip
 
     def announce(
@@ -220,7 +216,7 @@ class SendRig:
 
     def progress(self, *, prefiller: int = 0, worker: int = 0, name: str = "x") -> list[PushProgress]:
         """What one prefilling worker told one decoding one of a transfer."""
-        rank = rank_id(self.d.workers[worker])
+        rank = self.d.workers[worker].rank
         told = self.workers[prefiller].wire.told(PushProgress)
         return [p for p in told if p.key.transfer_id == name and p.key.rank == rank]
 

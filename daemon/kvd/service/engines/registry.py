@@ -13,11 +13,12 @@ from typing import Literal, Protocol
 import msgspec
 
 from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.service.engines.contradictions import contradiction
 from kvd.service.errors import Refusal
 from kvd.service.sockets.events import Events
-from kvd.wire.identity import EngineCard, EngineFacts, RankId, WorkerCard
-from kvd.wire.names import generation_of, rank_name
+from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+from kvd.wire.names import generation_of
 
 ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
@@ -41,7 +42,7 @@ class Client:
     incarnation: str
     pid: int
     route: bytes
-    rank: RankId | None = None
+    rank: Rank | None = None
     card: WorkerCard | None = None
     geometry: WorkerGeometry | None = None
     shape: str = ""
@@ -60,7 +61,7 @@ class Client:
     @property
     def name(self) -> str:
         """``ENGINE/tp0`` or ``ENGINE/scheduler``, as it stands in messages."""
-        return f"{self.engine.engine_id}/{rank_name(self.rank) if self.rank else 'scheduler'}"
+        return f"{self.engine.engine_id}/{self.rank or 'scheduler'}"
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Engine:
     """
 
     facts: EngineFacts
-    workers: dict[RankId, Client] = field(default_factory=dict)
+    workers: dict[Rank, Client] = field(default_factory=dict)
     scheduler: Client | None = None
     generation: str = ""
     shape: str = ""
@@ -107,7 +108,7 @@ class Engine:
     @property
     def ordered(self) -> tuple[Client, ...]:
         """Its workers in the order of ranks."""
-        return tuple(self.workers[rank] for rank in sorted(self.workers, key=place))
+        return tuple(self.workers[rank] for rank in sorted(self.workers))
 
     @property
     def geometries(self) -> tuple[WorkerGeometry, ...]:
@@ -316,11 +317,6 @@ def _wake(engine: Engine) -> None:
             waiter.set_result(None)
 
 
-def place(rank: RankId) -> tuple[int, int, int]:
-    """The order in which ranks are listed: pp, dcp, tp."""
-    return (rank.pp, rank.dcp, rank.tp)
-
-
 def _shape(engine: Engine) -> str:
     """A digest of all that decides what the engine fits: not its id, and no address. Empty where a part is unknown."""
     workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in engine.ordered]
@@ -373,7 +369,7 @@ def not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine])
         return Refusal(
             "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
         )
-    here = ", ".join(rank_name(rank) for rank in sorted(engine.workers, key=place)) or "none"
+    here = ", ".join(str(rank) for rank in sorted(engine.workers)) or "none"
     return Refusal(
         "KVD-ENGINE-PARTIAL",
         f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"

@@ -9,7 +9,6 @@ from kvd.service.parts import Parts
 from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.checksum import GetSums, Sums
-from kvd.wire.names import rank_name
 
 
 async def from_worker(parts: Parts, caller: Caller, message: GetSums) -> Sums:
@@ -41,7 +40,7 @@ async def from_peer(parts: Parts, _caller: Caller, message: GetSums) -> Sums:
     if worker is None:
         raise Refusal(
             "KVD-RANK-UNKNOWN",
-            f"engine {message.engine_id!r} has no worker {rank_name(message.rank)}",
+            f"engine {message.engine_id!r} has no worker {message.rank}",
             hint="`kvctl workers` lists them",
             final=True,
         )

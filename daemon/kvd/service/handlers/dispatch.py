@@ -8,6 +8,7 @@ from typing import Any
 
 from kvd.geometry.codec import shape_of
 from kvd.geometry.errors import GeometryError
+from kvd.geometry.rank import Rank
 from kvd.service.engines.registry import Client, Engine
 from kvd.service.errors import Refusal
 from kvd.service.handlers import checksums, orders, pushes, queries, reports
@@ -19,9 +20,8 @@ from kvd.service.sockets.router import Caller, Handler
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
-from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, LeaseKey, RankId
+from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
-from kvd.wire.names import rank_name
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
@@ -101,12 +101,11 @@ def register_worker(parts: Parts, caller: Caller, message: RegisterWorker) -> Re
     except GeometryError as error:
         raise Refusal(
             getattr(error, "code", "KVD-GEOMETRY"),
-            f"the geometry of {card.engine.engine_id}/{rank_name(card.rank)} cannot be used: {error}",
+            f"the geometry of {card.engine.engine_id}/{card.rank} cannot be used: {error}",
             hint="worker and kvd should be of one version",
         ) from None
-    placed, said = geometry.rank, card.rank
-    if (placed.tp, placed.pp, placed.dcp) != (said.tp, said.pp, said.dcp):
-        raise Refusal("KVD-BAD-CARD", f"the card says rank {rank_name(said)}, its geometry says {placed}")
+    if geometry.rank != card.rank:
+        raise Refusal("KVD-BAD-CARD", f"the card says rank {card.rank}, its geometry says {geometry.rank}")
     client = Client(
         kind="worker",
         engine=card.engine,
@@ -181,7 +180,7 @@ def _take(parts: Parts, caller: Caller, client: Client) -> Registered:
     return registered_as(parts, engine)
 
 
-def _check_identity(engine: EngineFacts, incarnation: str, rank: RankId | None) -> None:
+def _check_identity(engine: EngineFacts, incarnation: str, rank: Rank | None) -> None:
     for what, text in (("engine_id", engine.engine_id), ("incarnation", incarnation)):
         if not text or len(text) > MAX_NAME:
             raise Refusal("KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {MAX_NAME}")

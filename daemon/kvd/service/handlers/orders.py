@@ -22,7 +22,6 @@ from kvd.service.handlers.senders import scheduler_of
 from kvd.service.parts import Parts
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message, kind_of
-from kvd.wire.names import rank_name
 from kvd.wire.order import (
     MISS_ENDS,
     Asker,
@@ -163,8 +162,8 @@ def _check_part(parts: Parts, engine: Engine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
-        have = ", ".join(sorted(rank_name(rank) for rank in engine.workers))
-        wanted = rank_name(part.rank) if part.rank else "worker"
+        have = ", ".join(str(rank) for rank in sorted(engine.workers))
+        wanted = str(part.rank) if part.rank else "worker"
         raise Refusal("KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have or 'none'}")
     if part.group is None and not part.layer:
         return

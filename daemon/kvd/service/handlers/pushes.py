@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from kvd.geometry.rank import Rank
 from kvd.service.engines.registry import Client, not_ready
 from kvd.service.errors import Refusal
 from kvd.service.handlers.senders import registered
@@ -17,8 +18,7 @@ from kvd.service.parts import Parts
 from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
-from kvd.wire.identity import Endpoint, RankId
-from kvd.wire.names import rank_name
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 
@@ -95,7 +95,7 @@ def _place(parts: Parts, ids: int) -> Iterator[None]:
 
 def _tell(parts: Parts, message: Push, here: str, there: str) -> None:
     key = message.key
-    rank = rank_name(key.rank)
+    rank = str(key.rank)
     if isinstance(message, PushDone):
         parts.counters["push.done"] += 1
     elif isinstance(message, PushAnnounce):
@@ -115,7 +115,7 @@ def _tell(parts: Parts, message: Push, here: str, there: str) -> None:
             parts.counters["push.failed"] += 1
             parts.events.emit(
                 "push.failed", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
-                source=rank_name(message.source), cause=message.failed[:LONGEST_CAUSE],
+                source=str(message.source), cause=message.failed[:LONGEST_CAUSE],
             )  # fmt: skip
 
 
@@ -154,12 +154,12 @@ def _check(message: Push) -> None:
         )
 
 
-def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, rank: RankId) -> None:
+def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:
     client = registered(parts, caller)
     if client.engine.engine_id != engine_id or client.rank != rank:
         raise Refusal(
             "KVD-NOT-OWNER",
-            f"{client.name} cannot send a {kind_of(message)} of {engine_id}/{rank_name(rank)}",
+            f"{client.name} cannot send a {kind_of(message)} of {engine_id}/{rank}",
             hint="each worker speaks for itself",
             final=True,
         )
@@ -196,14 +196,14 @@ def _receivers(parts: Parts, message: Push) -> Iterable[Client]:
     return tuple(engine.workers.values())
 
 
-def _decoder(parts: Parts, engine_id: str, rank: RankId) -> Client:
+def _decoder(parts: Parts, engine_id: str, rank: Rank) -> Client:
     engine = parts.registry.engines.get(engine_id)
     if engine is not None and rank in engine.workers:
         return engine.workers[rank]
     if engine is not None and engine.state == "ready":
         raise Refusal(
             "KVD-RANK-UNKNOWN",
-            f"engine {engine_id!r} has no worker {rank_name(rank)}: it has {engine.facts.world_size} workers",
+            f"engine {engine_id!r} has no worker {rank}: it has {engine.facts.world_size} workers",
             hint="`kvctl workers` lists them",
             final=True,
         )

@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
-from kvd.service.engines.registry import place
+from kvd.geometry.rank import Rank
 from kvd.service.log import dropped
 from kvd.service.parts import Parts
 from kvd.service.peers.handshakes import HERE
-from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.identity import EngineCard
 from kvd.wire.query import EngineRow, Engines, ListEngines, Status, WorkerRow, Workers
 
 
@@ -51,7 +51,7 @@ def _local_row(parts: Parts, engine_id: str, *, cards: bool) -> EngineRow:
         generation=engine.generation,
         local=True,
         state=engine.state,
-        ranks=tuple(sorted(engine.workers, key=place)),
+        ranks=tuple(sorted(engine.workers)),
         since=engine.since,
         endpoint=parts.myself.endpoint,
         scheduler=engine.scheduler is not None,
@@ -73,7 +73,7 @@ def workers(parts: Parts) -> Workers:
     now = time.monotonic()
     clients = sorted(
         parts.registry.clients.values(),
-        key=lambda c: (c.engine.engine_id, c.kind == "scheduler", place(c.rank or RankId(0)), c.registered),
+        key=lambda c: (c.engine.engine_id, c.kind == "scheduler", c.rank or Rank(), c.registered),
     )
     return Workers(
         rows=tuple(

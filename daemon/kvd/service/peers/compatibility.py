@@ -7,7 +7,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.service.engines.registry import Engine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import EngineCard

@@ -11,7 +11,7 @@ import logging
 from typing import Any
 
 from kvd.geometry.live import Packing
-from kvd.geometry.model import Rank
+from kvd.geometry.rank import Rank
 from kvd.vllm.builds.probe import Safety, probe, safety
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild

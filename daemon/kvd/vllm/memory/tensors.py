@@ -21,7 +21,8 @@ from kvd.geometry.live import (
     state_layer,
     whole_block_layer,
 )
-from kvd.geometry.model import Group, Layer, Rank, Region, WorkerGeometry
+from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, share
 from kvd.vllm.memory.groups import GroupFacts, is_spec, layer_spec
 

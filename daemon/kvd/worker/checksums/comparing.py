@@ -24,7 +24,7 @@ from kvd.topology.errors import NotSummable, TopologyError
 from kvd.topology.plan import Plan
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.frame import Message, kind_of
-from kvd.wire.identity import Endpoint, EngineCard, RankId
+from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.transfer import Checksum, GroupChecksum
 from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
@@ -145,7 +145,7 @@ class Checking:
                 engine_id=prefill.engine_id,
                 generation=prefill.generation,
                 endpoint=Endpoint(prefill.host, prefill.port),
-                rank=RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp),
+                rank=rank,
                 request_id=load.order.transfer_id or prefill.request_id,
                 wanted=tuple(_on_wire(wanted) for wanted in against.asks[at]),
             ),

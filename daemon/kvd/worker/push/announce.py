@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Backend
 from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
@@ -32,7 +33,7 @@ class Here:
     """
 
     engine_id: str
-    rank: RankId
+    rank: Rank
     backend: Backend
     local: WorkerGeometry
     siblings: tuple[WorkerGeometry, ...]
@@ -44,7 +45,7 @@ class Here:
     refused: Callable[[Load, Cause], None]
 
 
-def push_key(engine_id: str, rank: RankId, transfer_id: str, prefill: RemotePrefill) -> PushKey:
+def push_key(engine_id: str, rank: Rank, transfer_id: str, prefill: RemotePrefill) -> PushKey:
     """The name of this worker's part of a transfer."""
     return PushKey(
         transfer_id=transfer_id,

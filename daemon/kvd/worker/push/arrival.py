@@ -16,16 +16,16 @@ import numpy as np
 
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.pairing import block_pairs
 from kvd.topology.plan import Plan, Read
-from kvd.wire.identity import RankId
 from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
 from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.pull.load import Load, group_shares
 
-Part = tuple[RankId, str]
+Part = tuple[Rank, str]
 """A layer, as far as that worker of the prefiller supplies it."""
 
 
@@ -38,7 +38,7 @@ class Expected:
     descriptors: int
 
     @property
-    def sources(self) -> frozenset[RankId]:
+    def sources(self) -> frozenset[Rank]:
         """The prefiller's workers that write for this request."""
         return frozenset(source for source, _ in self.parts)
 
@@ -61,7 +61,7 @@ class Arrival:
     expected: Expected
     key: PushKey
     left: set[Part] = field(default_factory=set)
-    quiet: set[RankId] = field(default_factory=set)
+    quiet: set[Rank] = field(default_factory=set)
     cause: Cause | None = None
     announced: float = 0.0
     asked: float = 0.0
@@ -107,7 +107,7 @@ class Arrival:
         self.remote_blocks = progress.blocks or self.remote_blocks
         self.load.sums = self.load.sums or progress.sums
 
-    def tick(self, source: RankId, layers: tuple[str, ...], now: float) -> None:
+    def tick(self, source: Rank, layers: tuple[str, ...], now: float) -> None:
         """These layers have arrived from that worker."""
         here = self.left.intersection((source, layer) for layer in layers)
         if here:
@@ -124,8 +124,7 @@ def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected
     parts: set[Part] = set()
     nbytes = descriptors = 0
     for read, count in _needed(plan, blocks, tokens):
-        rank = plan.remote_ranks[read.remote]
-        source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
+        source = plan.remote_ranks[read.remote]
         parts.update((source, layer) for layer in read.layers)
         nbytes += count * read.bytes_per_block
         descriptors += count * len(read.layers) * read.layer_segments
@@ -201,7 +200,7 @@ def _stages(arrival: Arrival) -> dict[str, float]:
 def _positions(arrival: Arrival) -> Iterator[int]:
     sources = arrival.expected.sources
     for index, rank in enumerate(arrival.plan.remote_ranks):
-        if RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp) in sources:
+        if rank in sources:
             yield index
 
 

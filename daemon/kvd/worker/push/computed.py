@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
-from kvd.wire.identity import RankId
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.stream_event import StreamEvent
@@ -92,9 +92,9 @@ class _Owed:
     """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known."""
 
     wake: Callable[[], None]
-    ranks: frozenset[RankId] | None = None
-    waiting: set[RankId] = field(default_factory=set)
-    settled: set[RankId] = field(default_factory=set)
+    ranks: frozenset[Rank] | None = None
+    waiting: set[Rank] = field(default_factory=set)
+    settled: set[Rank] = field(default_factory=set)
     gone: bool = False
 
     @property
@@ -215,7 +215,7 @@ class Outgoing:
             transfer = self._transfers.get(transfer_id)
             return -1 if transfer is None else transfer.epoch
 
-    def announced(self, transfer_id: str, decoder: str, rank: RankId, wake: Callable[[], None]) -> bool:
+    def announced(self, transfer_id: str, decoder: str, rank: Rank, wake: Callable[[], None]) -> bool:
         """A worker of a decoder waits for its part. False where too many transfers are announced already."""
         with self._lock:
             if transfer_id not in self._owed and len(self._owed) >= MOST_TRANSFERS:
@@ -229,13 +229,13 @@ class Outgoing:
             self._idle.pop(transfer_id, None)
         return True
 
-    def workers(self, transfer_id: str, decoder: str, ranks: frozenset[RankId]) -> None:
+    def workers(self, transfer_id: str, decoder: str, ranks: frozenset[Rank]) -> None:
         """Which workers a decoder has."""
         with self._lock:
             if owed := self._owed.get(transfer_id, {}).get(decoder):
                 owed.ranks = ranks
 
-    def settled(self, transfer_id: str, decoder: str, rank: RankId) -> None:
+    def settled(self, transfer_id: str, decoder: str, rank: Rank) -> None:
         """Nothing is owed to a worker any more: it has its part, does not want it or cannot have it."""
         with self._lock:
             if owed := self._owed.get(transfer_id, {}).get(decoder):

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from kvd.client.cards import engine_geometry
 from kvd.client.errors import ClientError
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.errors import UnknownEngine
 from kvd.topology.push import LayerPush, plan_push
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.identity import EngineCard
 from kvd.wire.push import PushKey
 from kvd.worker.cause import Cause, refusal_code
 from kvd.worker.session import SessionProtocol
@@ -26,17 +27,17 @@ class Decoder:
     """One generation of a decoding engine; plans are made when a worker is first asked for."""
 
     generation: str
-    workers: dict[RankId, WorkerGeometry]
+    workers: dict[Rank, WorkerGeometry]
     siblings: tuple[WorkerGeometry, ...]
     source: Rank
-    _plans: dict[RankId, dict[str, LayerPush]] = field(default_factory=dict)
+    _plans: dict[Rank, dict[str, LayerPush]] = field(default_factory=dict)
 
     @property
-    def ranks(self) -> frozenset[RankId]:
+    def ranks(self) -> frozenset[Rank]:
         """All its workers."""
         return frozenset(self.workers)
 
-    def plan(self, rank: RankId) -> dict[str, LayerPush]:
+    def plan(self, rank: Rank) -> dict[str, LayerPush]:
         """What this worker supplies of one of the decoder's, by layer. Raises `TopologyError`."""
         if rank not in self.workers:
             raise UnknownEngine(f"it has no worker {rank}, it has {len(self.workers)} others")
@@ -49,7 +50,7 @@ class Decoder:
 def know_decoder(card: EngineCard, siblings: tuple[WorkerGeometry, ...], source: Rank) -> Decoder:
     """The decoder that a card describes, for worker ``source`` of ``siblings``. Raises `GeometryError`."""
     workers = engine_geometry(card).workers
-    by_rank = {RankId(tp=w.rank.tp, pp=w.rank.pp, dcp=w.rank.dcp): w for w in workers}
+    by_rank = {w.rank: w for w in workers}
     return Decoder(card.generation, by_rank, siblings, source)
 
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, plan_push, sendable
-from kvd.wire.identity import RankId
 from kvd.wire.push import LayersThere
 from kvd.worker.pull.load import Load, Slice
 from kvd.worker.push.arrival import Arrival, Part
@@ -40,12 +40,12 @@ class Fetching:
         self._local, self._siblings, self._remotes = local, siblings, remotes
         self._read = read
         self._seconds = seconds
-        self._layers: dict[RankId, dict[str, LayerPush]] = {}
+        self._layers: dict[Rank, dict[str, LayerPush]] = {}
 
     def fetch(
         self,
         arrival: Arrival,
-        source: RankId,
+        source: Rank,
         there: Sequence[LayersThere],
         ended: Callable[[Load, tuple[Part, ...]], None],
     ) -> None:
@@ -86,15 +86,13 @@ class Fetching:
         arrival.reading.add(part_load)
         self._read(part_load)
 
-    def _pushes(self, source: RankId) -> dict[str, LayerPush]:
+    def _pushes(self, source: Rank) -> dict[str, LayerPush]:
         if source not in self._layers:
-            rank = Rank(tp=source.tp, pp=source.pp, dcp=source.dcp)
-            self._layers[source] = plan_push(self._local, self._siblings, self._remotes, rank)
+            self._layers[source] = plan_push(self._local, self._siblings, self._remotes, source)
         return self._layers[source]
 
-    def _position(self, source: RankId) -> int:
-        rank = Rank(tp=source.tp, pp=source.pp, dcp=source.dcp)
-        return next(i for i, worker in enumerate(self._remotes) if worker.rank == rank)
+    def _position(self, source: Rank) -> int:
+        return next(i for i, worker in enumerate(self._remotes) if worker.rank == source)
 
 
 def _chunk(arrival: Arrival, push: LayerPush, found: LayersThere, first: int, last: int) -> Descriptors:

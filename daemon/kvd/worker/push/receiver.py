@@ -28,7 +28,6 @@ from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineCard
 from kvd.wire.miss import known_code
-from kvd.wire.names import rank_name
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.misses import strikes
@@ -373,7 +372,7 @@ class PeerArrivals:
             self._fetch(arrival, progress)
         if progress.quiet:
             arrival.quiet.add(source)
-        name = f"prefiller {self.engine_id}/{rank_name(source)}"
+        name = f"prefiller {self.engine_id}/{source}"
         if progress.failed:
             self._underway.give_up(arrival, Cause(f"{name}: {progress.failed}", known_code(progress.code)))
             if not progress.quiet:

@@ -8,7 +8,6 @@ import time
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
-from kvd.wire.names import rank_name
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.push.computed import Computed, Outgoing
 from kvd.worker.push.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
@@ -88,7 +87,7 @@ def close(target: Target, cause: Cause) -> None:
     if target.closing is None and target.settled is None:
         target.closing, target.cause = time.monotonic(), cause
         key = target.key
-        where = f"{key.decoder}/{rank_name(key.rank)}"
+        where = f"{key.decoder}/{key.rank}"
         log.warning("push of %s to %s is given up: %s", key.transfer_id, where, cause)
 
 

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from kvd.backends.contract import Backend
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
-from kvd.wire.identity import EngineCard, RankId
+from kvd.wire.identity import EngineCard
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.push.computed import Outgoing
@@ -52,7 +53,7 @@ TIDY = 1.0
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
 
-Name = tuple[str, RankId]
+Name = tuple[str, Rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,6 @@ class Sender:
         self._prefiller = prefiller
         self._siblings = siblings
         self._rank = rank
-        self._source = RankId(tp=rank.tp, pp=rank.pp, dcp=rank.dcp)
         self._outgoing = outgoing
         self._session = session
         self._stager = stager
@@ -371,7 +371,7 @@ class Sender:
         key, heard = target.key, dict(target.unheard)
         future = self._session().deliver(
             f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
-            progress(target, self._source),
+            progress(target, self._rank),
             max(LEAST_KEPT, target.deadline - time.monotonic()),
         )
         future.add_done_callback(functools.partial(self._told, target, heard))

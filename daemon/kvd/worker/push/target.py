@@ -13,11 +13,10 @@ import numpy as np
 
 from kvd.backends.contract import Lane, Transfer
 from kvd.client.records import block_runs
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
-from kvd.wire.identity import RankId
-from kvd.wire.names import rank_name
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushKey, PushProgress
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
@@ -95,7 +94,7 @@ class Target:
     def peer(self) -> str:
         """The name of the window on a lane: another window of the same worker has another name."""
         mark = hashlib.blake2b(self.announce.landing, digest_size=8).hexdigest()
-        return f"{rank_name(self.key.rank)}#{mark}"
+        return f"{self.key.rank}#{mark}"
 
     @property
     def complete(self) -> bool:
@@ -181,7 +180,7 @@ def lost(target: Target) -> None:
     target.looked = None
 
 
-def progress(target: Target, source: RankId) -> PushProgress:
+def progress(target: Target, source: Rank) -> PushProgress:
     """What the decoder has not heard of yet."""
     by_group: dict[tuple[int, int, int], list[str]] = {}
     for name, tokens in target.unheard.items():

@@ -8,9 +8,10 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon
 from kvd.client.session import Session
+from kvd.geometry.rank import Rank
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.frame import Message
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.reply import Ok, Refused
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, worker
 
@@ -58,7 +59,7 @@ def decoder(kvd: Daemon) -> Iterator[Session]:
 def question(prefiller: Prefiller, *, rank: int = 1, generation: str = "", engine: str = "p") -> GetSums:
     return GetSums(
         engine_id=engine, generation=generation or prefiller.generation, endpoint=Endpoint(),
-        rank=RankId(rank), request_id="r", wanted=(SumsOf(0, 0, 1),),
+        rank=Rank(rank), request_id="r", wanted=(SumsOf(0, 0, 1),),
     )  # fmt: skip
 
 

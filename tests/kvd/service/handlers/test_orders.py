@@ -18,9 +18,9 @@ import msgspec
 import pytest
 
 from kvd.client.session import Session
+from kvd.geometry.rank import Rank
 from kvd.wire.event import Event
 from kvd.wire.frame import Message
-from kvd.wire.identity import RankId
 from kvd.wire.order import (
     AllWaiting,
     Asker,
@@ -213,7 +213,7 @@ def test_orders_are_cleared_by_the_engine(engine: Engine) -> None:
         ({"target": NextLoads(ratio=float("nan"))}, "KVD-BAD-ORDER"),
         ({"target": NextLoads(count=-1)}, "KVD-BAD-ORDER"),
         ({"target": NextLoads(seconds=float("inf"))}, "KVD-BAD-ORDER"),
-        ({"part": LoadPart(rank=RankId(7))}, "KVD-FORCE-PART"),
+        ({"part": LoadPart(rank=Rank(7))}, "KVD-FORCE-PART"),
         ({"part": LoadPart(group=3)}, "KVD-FORCE-PART"),
         ({"part": LoadPart(layer="layer.9")}, "KVD-FORCE-PART"),
         ({"part": LoadPart(layer="layer.0", group=1)}, "KVD-FORCE-PART"),
@@ -228,7 +228,7 @@ def test_what_makes_no_sense_is_refused_before_the_engine_hears_of_it(
 
 
 def test_a_part_that_the_engine_has_is_taken(engine: Engine) -> None:
-    for part in (LoadPart(layer="layer.0"), LoadPart(group=0, rank=RankId(0))):
+    for part in (LoadPart(layer="layer.0"), LoadPart(group=0, rank=Rank(0))):
         engine.order(part=part)
 
 

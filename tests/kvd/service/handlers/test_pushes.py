@@ -21,10 +21,10 @@ import zmq
 
 from kvd.client.errors import RefusedByDaemon, TimedOut
 from kvd.client.session import Session
+from kvd.geometry.rank import Rank
 from kvd.wire.event import Event
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import RankId
 from kvd.wire.push import (
     BlockRun,
     LayersThere,
@@ -95,7 +95,7 @@ class Pair:
     def key(self, transfer: str = "x", rank: int = 0) -> PushKey:
         """A decoding worker's name for its part of a transfer."""
         return PushKey(
-            transfer_id=transfer, prefiller="p", prefiller_endpoint=self.far.endpoint, decoder="d", rank=RankId(rank)
+            transfer_id=transfer, prefiller="p", prefiller_endpoint=self.far.endpoint, decoder="d", rank=Rank(rank)
         )  # fmt: skip
 
     def announce(self, transfer: str = "x", rank: int = 0, blocks: int = 3) -> PushAnnounce:
@@ -115,7 +115,7 @@ def progress(announced: Message, source: int = 0, **what: object) -> PushProgres
     """What a prefilling worker says to an announcement that reached it."""
     assert isinstance(announced, PushAnnounce)
     there = (LayersThere(group=0, layers=("layer.0",), tokens=announced.tokens),)
-    return PushProgress(**{"key": announced.key, "source": RankId(source), "there": there, **what})  # type: ignore[arg-type]
+    return PushProgress(**{"key": announced.key, "source": Rank(source), "there": there, **what})  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def test_an_unknown_engine_is_refused_for_good_by_a_kvd_that_has_settled(both: P
 def test_a_rank_that_the_decoder_does_not_have_is_refused_for_good(both: Pair) -> None:
     key = msgspec.structs.replace(both.key(rank=7), decoder_endpoint=both.near.endpoint)
     answer = refused(
-        both.prefillers[0].session.deliver("a", PushProgress(key=key, source=RankId(0), quiet=True))
+        both.prefillers[0].session.deliver("a", PushProgress(key=key, source=Rank(0), quiet=True))
     )
     assert (answer.code, answer.final) == ("KVD-RANK-UNKNOWN", True)
     assert "tp7" in answer.message
@@ -377,7 +377,7 @@ def test_a_stopped_worker_is_waited_for_a_bounded_time_and_later_not_at_all() ->
     with daemons(2) as (near, far), process(far, "p") as child, session(near, worker(facts("d"))) as one:
         generation = wait_for(lambda: far.engines()["p"].generation)
         key = PushKey(
-            transfer_id="x", prefiller="p", prefiller_endpoint=far.endpoint, decoder="d", rank=RankId(0)
+            transfer_id="x", prefiller="p", prefiller_endpoint=far.endpoint, decoder="d", rank=Rank(0)
         )
         said = announcement(key, (generation, one.state.engine_generation))
         child.send_signal(signal.SIGSTOP)
@@ -529,7 +529,7 @@ def test_both_directions_at_once(both: Pair) -> None:
                 prefiller="d",
                 prefiller_endpoint=both.near.endpoint,
                 decoder="p",
-                rank=RankId(0),
+                rank=Rank(0),
             ),
             (d, p),
         )

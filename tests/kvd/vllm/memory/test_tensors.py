@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvd.geometry.errors import GeometryError, LayerInTwoGroups, UnknownShape
-from kvd.geometry.model import Rank, WorkerGeometry
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place, dtype_name, sibling_geometries, storages, worker_geometry
 from tests.support.rigs.bench import (

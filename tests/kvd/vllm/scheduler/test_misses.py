@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from kvd.geometry.rank import Rank
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.frame import Message
-from kvd.wire.identity import EngineFacts, RankId
+from kvd.wire.identity import EngineFacts
 from kvd.wire.order import (
     AllWaiting,
     Asker,
@@ -163,7 +164,7 @@ def test_a_load_that_is_over_and_a_request_that_has_finished_are_refused_with_th
         ({"when": "layers"}, Fault(FORCED, "layers")),
         ({"part": LoadPart(layer="l1")}, Fault(FORCED, "layers", layer="l1")),
         ({"part": LoadPart(group=0)}, Fault(FORCED, "layers", group=0)),
-        ({"part": LoadPart(rank=RankId(1))}, Fault(FORCED, "before", rank=RankId(1))),
+        ({"part": LoadPart(rank=Rank(1))}, Fault(FORCED, "before", rank=Rank(1))),
     ],
     ids=str,
 )

@@ -16,11 +16,12 @@ import pytest
 from kvctl.views.demo import Mode
 from kvd.backends.memory import open_backend
 from kvd.client.session import Session
+from kvd.geometry.rank import Rank
 from kvd.topology.checksum import InMemory
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.checksum import GetSums, Sums, SumsOf
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
 from kvd.worker.checksums import summing
@@ -250,7 +251,7 @@ def test_sums_that_do_not_come_in_time_are_no_miss(pair: Pair, slow: Slow) -> No
 def test_another_generation_of_the_prefiller_has_no_sums(pair: Pair) -> None:
     pair.prefilled()
     ask = GetSums(
-        engine_id="p", generation="before", endpoint=pair.endpoint, rank=RankId(0), request_id=NAME,
+        engine_id="p", generation="before", endpoint=pair.endpoint, rank=Rank(0), request_id=NAME,
         wanted=(SumsOf(0, 0, 2),),
     )  # fmt: skip
     future = pair.d.session.call(ask, LONG)
@@ -319,7 +320,7 @@ def ask(made: Summing, name: str, **wanted: int) -> Sums | Refused:
     wanted_blocks = SumsOf(**{"group": 0, "first": 0, "blocks": 2, **wanted})
     return made.answer(
         GetSums(
-            engine_id="p", generation="g", endpoint=Endpoint(), rank=RankId(0), request_id=name,
+            engine_id="p", generation="g", endpoint=Endpoint(), rank=Rank(0), request_id=name,
             wanted=(wanted_blocks,),
         )
     )  # fmt: skip
@@ -365,7 +366,7 @@ def test_an_answer_is_bounded_however_much_is_asked_for(
     assert isinstance(one, Sums)
     monkeypatch.setattr(summing, "MOST_ANSWERED", 3 * len(one.groups[0]))
     many = GetSums(
-        engine_id="p", generation="g", endpoint=Endpoint(), rank=RankId(0), request_id="a",
+        engine_id="p", generation="g", endpoint=Endpoint(), rank=Rank(0), request_id="a",
         wanted=(SumsOf(0, 0, 2),) * 4,
     )  # fmt: skip
     answer = sums.answer(many)

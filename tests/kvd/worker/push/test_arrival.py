@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 
 from kvd.geometry.model import EngineGeometry
+from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushKey
 from kvd.worker.pull.load import Load
 from kvd.worker.push.arrival import Arrival, Part, expect
@@ -27,7 +28,7 @@ def test_expected_is_what_has_bytes_to_send(case: Case) -> None:
     plan = plan_worker(local.workers[rank], local.workers, remote.workers)
     parts: dict[Part, int] = {}
     for worker in remote.workers:
-        source = RankId(tp=worker.rank.tp, pp=worker.rank.pp, dcp=worker.rank.dcp)
+        source = worker.rank
         for layer, push in plan_push(local.workers[rank], local.workers, remote.workers, worker.rank).items():
             rows = compile_chunk(
                 push, request.remote, request.local, total=request.tokens, first=0, last=request.tokens
@@ -53,12 +54,12 @@ def test_a_new_attempt_begins_from_nothing() -> None:
     rig = PushRig()
     plan = plan_worker(rig.decoder.geometry, rig.decoder._siblings, [w.geometry for w in rig.p.workers])
     order = pushed((2,), tokens=4)
-    key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="d", rank=RankId(0))
+    key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="d", rank=Rank(0))
     arrival = Arrival(Load(order, 0.0, 30.0), plan, expect(plan, order.block_lists(), order.tokens), key)
     arrival.anew(1.0)
     arrival.sent(3, 1.0)
-    arrival.tick(RankId(0), ("l0",), 2.0)
-    arrival.quiet.add(RankId(0))
+    arrival.tick(Rank(0), ("l0",), 2.0)
+    arrival.quiet.add(Rank(0))
     arrival.anew(5.0)
     assert (arrival.left, arrival.quiet) == (set(arrival.expected.parts), set())
     assert (arrival.key.attempt, arrival.announced, arrival.asked, arrival.first) == (4, 1.0, 0.0, 0.0)

@@ -11,8 +11,9 @@ import pytest
 
 from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon, TimedOut
+from kvd.geometry.rank import Rank
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, RankId
+from kvd.wire.identity import Endpoint
 from kvd.wire.push import LayersThere, PushAnnounce, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok, Refused
 from kvd.worker.orders import StepOrders
@@ -68,7 +69,7 @@ def test_an_announcement_says_what_the_prefiller_needs(rig: PushRig) -> None:
     rig.start(pushed((2, 9), computed=4, tokens=12))
     (told,) = rig.announced()
     key = told.key
-    assert (key.transfer_id, key.prefiller, key.decoder, key.rank) == ("x", "p", "d", RankId(tp=0))
+    assert (key.transfer_id, key.prefiller, key.decoder, key.rank) == ("x", "p", "d", Rank(tp=0))
     assert (key.attempt, key.prefiller_endpoint) == (0, Endpoint("h", 7))
     assert told.generations == (GENERATION, "d-gen")
     assert (told.tokens, told.computed) == (12, 4)
@@ -422,7 +423,7 @@ def test_several_failures_at_once_cost_one_window(rig: PushRig) -> None:
 def test_what_is_not_wanted_is_declined(rig: PushRig) -> None:
     rig.decoder.start(StepOrders(declined=[("x", pushed((1,)).prefill)]))
     (told,) = rig.withdrawn()
-    assert (told.key.transfer_id, told.key.prefiller, told.key.rank) == ("x", "p", RankId(tp=0))
+    assert (told.key.transfer_id, told.key.prefiller, told.key.rank) == ("x", "p", Rank(tp=0))
 
 
 def test_a_final_refusal_is_the_cause(rig: PushRig, quiet_seconds: Quiet) -> None:
@@ -467,8 +468,8 @@ def test_a_source_that_falls_quiet_by_itself_has_given_up(two: PushRig) -> None:
 def test_progress_of_unknown_transfers_is_no_error(rig: PushRig) -> None:
     rig.start(pushed((2, 9)))
     (told,) = rig.announced()
-    stray = PushProgress(key=told.key, source=RankId(tp=0), failed="late")
-    for changes in ({"transfer_id": "other"}, {"attempt": 7}, {"rank": RankId(tp=3)}, {"prefiller": "q"}):
+    stray = PushProgress(key=told.key, source=Rank(tp=0), failed="late")
+    for changes in ({"transfer_id": "other"}, {"attempt": 7}, {"rank": Rank(tp=3)}, {"prefiller": "q"}):
         key = msgspec.structs.replace(told.key, **changes)
         assert isinstance(rig.script.push(msgspec.structs.replace(stray, key=key)), Ok)
     assert pending(rig)
