@@ -27,7 +27,7 @@ from typing import Any
 
 from kvctl.demo import kinds
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config, two_hosts
-from kvctl.demo.engine import EngineSpec
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
 from kvctl.views.demo import Mode
 

@@ -33,7 +33,8 @@ from pathlib import Path
 from statistics import median
 
 from kvctl.demo.deployment import Deployment, Kvd, engine_id, engines, transfer_config, two_hosts
-from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
+from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 

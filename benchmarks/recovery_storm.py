@@ -1,6 +1,6 @@
 """Many requests at once of which a part misses on command: every answer right, nothing left over, time to recover.
 
-    python benchmarks/recovery_storm.py [--model qwen3.5-gdn] [--mode pull] [--requests 200] [--ratio 0.3] [--json]
+    python -m benchmarks.recovery_storm [--model qwen3.5-gdn] [--mode pull] [--requests 200] [--ratio 0.3] [--json]
 
 A prefilling and a decoding engine on this host. Each prompt is first computed by the decoding engine alone, in one
 piece and in those of a hand-over, as the two may differ legitimately; then all go through both engines, some in flight
@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from kvctl.demo.deployment import Deployment, deploy, engine_id
-from kvctl.demo.engine import EngineSpec
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.demo.standstill import watching
 from kvd.wire.order import MISS_ENDS, Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from tests.support.standstill import watching
 
 START_SECONDS, ANSWER_SECONDS, FOLLOW_SECONDS = 600.0, 300.0, 300.0
 PATIENT = {"handshake_timeout": 60.0, "push_timeout": 120.0, "load_timeout": 60.0, "lease_seconds": 120.0}

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from kvctl.demo.standstill import Standstill, lost_seconds, watching
+from tests.support.standstill import Standstill, lost_seconds, watching
 
 STANDSTILLS = pytest.StashKey[list[Standstill]]()
 BEGAN = pytest.StashKey[float]()

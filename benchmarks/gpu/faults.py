@@ -13,7 +13,7 @@ from benchmarks.gpu.correctness import about, first_difference, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
-from kvctl.demo.halting import halted
+from kvctl.processes.halting import halted
 from kvd.wire.order import Forced, ForceMiss, GetForced, NextLoads, When
 
 MISS_SECONDS = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.gpu.fleet import Fleet, Pair
-from kvctl.demo.errors import EngineError
+from kvctl.processes.errors import EngineError
 from kvd.client.errors import ClientError
 
 MOST_WAITS = 2

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair, PairSpec, begin_pair
 from benchmarks.gpu.models import write
 from kvctl.demo.deployment import Start, engines
-from kvctl.demo.errors import EngineError, EngineTimeout
+from kvctl.processes.errors import EngineError, EngineTimeout
 
 START_SECONDS = 240.0
 STOP_SECONDS = 4.0

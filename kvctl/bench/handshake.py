@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from kvctl.demo.deployment import Kvd, two_hosts
-from kvctl.demo.errors import WorkerFailed
+from kvctl.processes.errors import WorkerFailed
 from kvd.client.errors import ClientError
 from kvd.client.session import Session
 from kvd.geometry.codec import encode_worker

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from kvctl.bench.handshake import CASES, Case, Waits, measure
 from kvctl.bench.run import failed, progress, workplace
 from kvctl.cli.settings import Settings
-from kvctl.demo.errors import DaemonStartFailed, WorkerFailed
 from kvctl.errors import CheckFailed
+from kvctl.processes.errors import DaemonStartFailed, WorkerFailed
 from kvctl.views.benchmark import Quantiles
 from kvctl.views.handshake import HandshakeBenchmark, HandshakeMeasurement
 from kvctl.views.output import show

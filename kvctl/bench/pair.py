@@ -14,9 +14,9 @@ from kvctl.bench.memory import size_of, with_blocks
 from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, options_at, start, ucx_log
 from kvctl.bench.remote import RemoteProcess, Target, begin, connect
 from kvctl.bench.transport import ucx_transport
-from kvctl.demo.errors import WorkerFailed
-from kvctl.demo.interruption import held, unwinding
-from kvctl.demo.worker_process import WorkerProcess
+from kvctl.processes.errors import WorkerFailed
+from kvctl.processes.interruption import held, unwinding
+from kvctl.processes.worker_process import WorkerProcess
 from kvd.backends.contract import Operation
 from kvd.geometry.codec import worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kvctl.bench.transport import ucx_environment
-from kvctl.demo import tied
-from kvctl.demo.worker_process import WorkerProcess
+from kvctl.processes import tied
+from kvctl.processes.worker_process import WorkerProcess
 
 START_SECONDS = 90.0
 END_SECONDS = 10.0

@@ -11,8 +11,8 @@ from typing import Any
 
 import zmq
 
-from kvctl.demo.errors import WorkerFailed
 from kvctl.errors import PeerUnreachable, UsageError
+from kvctl.processes.errors import WorkerFailed
 from kvd.wire.keys import KeyFileError, KeyPair, read_pair
 
 PORT = 5690

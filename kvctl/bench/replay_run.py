@@ -25,9 +25,9 @@ from kvctl.bench.run import (
 )
 from kvctl.cli.numbers import size, span
 from kvctl.cli.settings import Settings
-from kvctl.demo.errors import WorkerFailed
 from kvctl.errors import CheckFailed
 from kvctl.ledger import trace_files
+from kvctl.processes.errors import WorkerFailed
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvctl.views.replay import LeftOut, Replay, Variant

@@ -17,9 +17,9 @@ from kvctl.bench.pair import Backend
 from kvctl.bench.remote import Target
 from kvctl.bench.sizing import Sized, sized
 from kvctl.cli.settings import Settings
-from kvctl.demo.errors import WorkerFailed
-from kvctl.demo.interruption import held, one_interruption, unwinding
 from kvctl.errors import CheckFailed, UsageError
+from kvctl.processes.errors import WorkerFailed
+from kvctl.processes.interruption import held, one_interruption, unwinding
 from kvctl.views.benchmark import Benchmark, Measurement, Warned
 from kvctl.views.output import show
 from kvctl.views.registry import moment

@@ -22,10 +22,10 @@ from kvctl.bench import process as processes
 from kvctl.bench.memory import size_of
 from kvctl.bench.remote import MESSAGE_BYTES, PROTOCOL
 from kvctl.cli.numbers import size
-from kvctl.demo.errors import WorkerFailed
-from kvctl.demo.interruption import held
-from kvctl.demo.worker_process import WorkerProcess
 from kvctl.errors import RefusedError, UsageError
+from kvctl.processes.errors import WorkerFailed
+from kvctl.processes.interruption import held
+from kvctl.processes.worker_process import WorkerProcess
 from kvd.geometry.codec import worker_from_plain
 from kvd.wire.keys import KeyPair, is_loopback
 

@@ -1,4 +1,4 @@
-"""One of the two processes that KV moves between: `python -m kvctl.demo.tied PARENT kvctl.bench.worker`.
+"""One of the two processes that KV moves between: `python -m kvctl.processes.tied PARENT kvctl.bench.worker`.
 
 One is the reader, with one worker's memory; the other the source, with that of all workers that it reads from. Orders
 come as JSON lines on stdin, one JSON line on stdout answers each. Reads are posted by the reader, writes by the source.

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from kvctl.demo import tied
-from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
-from kvctl.demo.errors import DaemonStartFailed
-from kvctl.demo.interruption import held, unwinding
+from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.errors import UsageError
+from kvctl.processes import tied
+from kvctl.processes.errors import DaemonStartFailed
+from kvctl.processes.interruption import held, unwinding
 from kvctl.views.demo import Mode
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -21,10 +20,8 @@ import traceback
 import zlib
 from typing import Any
 
-from kvctl.demo.processes import kill_children
-
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
+from kvctl.processes.tied import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from kvctl.processes.tree import kill_children
 
 Message = dict[str, Any]
 
@@ -42,14 +39,6 @@ def main(commands: int, events: int, lifeline: int) -> int:
     # Should the guardian be killed, the host must not outlive it.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     return asyncio.run(Host(events).run(spec, commands))
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process; the manual page of the same name lists them."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def guard(host: int, lifeline: int, parent: int, throwaway: str | None) -> int:

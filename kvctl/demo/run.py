@@ -15,12 +15,12 @@ from pathlib import Path
 
 from kvctl.cli.settings import Settings
 from kvctl.demo.engines import real
-from kvctl.demo.errors import DaemonStartFailed, EngineError, WorkerFailed
-from kvctl.demo.interruption import held, interrupted, one_interruption, unwinding
 from kvctl.demo.running import Running, send_requests, summarize
 from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
 from kvctl.errors import CheckFailed, UsageError
+from kvctl.processes.errors import DaemonStartFailed, EngineError, WorkerFailed
+from kvctl.processes.interruption import held, interrupted, one_interruption, unwinding
 from kvctl.views.demo import Demo, Mode
 from kvctl.views.output import show
 from kvd.client.errors import ClientError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kvctl.cli.numbers import span
 from kvctl.cli.settings import ColorMode
-from kvctl.demo.interruption import interrupted
+from kvctl.processes.interruption import interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo import tied
 from kvctl.demo.deployment import Kvd, two_hosts
-from kvctl.demo.interruption import held, unwinding
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
 from kvctl.demo.simulated_cache import BLOCK_TOKENS, MODEL, PERIOD
-from kvctl.demo.worker_process import WorkerProcess
+from kvctl.processes import tied
+from kvctl.processes.interruption import held, unwinding
+from kvctl.processes.worker_process import WorkerProcess
 
 PREFILL_RANKS, DECODE_RANKS = 2, 1
 BLOCKS = 48

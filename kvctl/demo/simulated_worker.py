@@ -1,4 +1,4 @@
-"""One worker of a simulated engine, a process: `python -m kvctl.demo.tied PARENT kvctl.demo.simulated_worker`.
+"""One worker of a simulated engine, a process: `python -m kvctl.processes.tied PARENT kvctl.demo.simulated_worker`.
 
 It does what the connector does inside a vLLM worker, on memory of its own: registers it with a backend and with kvd,
 asks kvd for a peer, claims the lease, plans, reads, reports. The first worker of an engine is its scheduler as well.

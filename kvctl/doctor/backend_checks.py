@@ -10,8 +10,8 @@ from kvctl.bench.pair import Backend, Scene
 from kvctl.bench.run import REAL, first_line, workplace
 from kvctl.bench.sizing import sized
 from kvctl.cli.numbers import rate, size
-from kvctl.demo.errors import WorkerFailed
 from kvctl.engines.sources import planned
+from kvctl.processes.errors import WorkerFailed
 from kvctl.views.benchmark import Measurement
 from kvctl.views.doctor import Check
 from kvd.backends.registry import available

@@ -16,7 +16,7 @@ from benchmarks.gpu.losing import tried
 from benchmarks.gpu.report import Report, read
 from benchmarks.gpu.stages import STAGES
 from benchmarks.gpu.waves import Stage, StageTimeout, run_wave
-from kvctl.demo.errors import EngineGone, EngineStartFailed, EngineTimeout
+from kvctl.processes.errors import EngineGone, EngineStartFailed, EngineTimeout
 
 ASK_TWICE = 2
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.demo.engine import EngineProcess, EngineSpec
-from kvctl.demo.errors import EngineStartFailed
+from kvctl.demo.engine import EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import prompt, write_model
-from kvctl.demo.processes import shared_memory
+from kvctl.processes.errors import EngineStartFailed
+from kvctl.processes.tree import shared_memory
 from tests.support.deployments import found_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
@@ -21,7 +22,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:Deprecation
 PARENT = """
 import sys, time
 from pathlib import Path
-from kvctl.demo.engine import EngineProcess, EngineSpec
+from kvctl.demo.engine import EngineProcess
+
+from kvctl.demo.engine_spec import EngineSpec
 model, work, cache = map(Path, sys.argv[1:])
 engine = EngineProcess.start(EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache))
 engine.wait_ready()

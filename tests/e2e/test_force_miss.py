@@ -18,7 +18,7 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, engines, transfer_config
 from kvctl.demo.engine import Answer
-from kvctl.demo.halting import halted
+from kvctl.processes.halting import halted
 from kvd.wire.query import Engines, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers

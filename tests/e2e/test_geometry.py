@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import start_kvd, transfer_config
-from kvctl.demo.engine import EngineProcess, EngineSpec
+from kvctl.demo.engine import EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvd.client.cards import engine_geometry

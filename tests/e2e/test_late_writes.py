@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config, two_hosts
-from kvctl.demo.engine import EngineSpec
-from kvctl.demo.halting import halted
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
+from kvctl.processes.halting import halted
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
-from kvctl.demo.halting import halted
 from kvctl.demo.kinds import MODELS
+from kvctl.processes.halting import halted
 from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for

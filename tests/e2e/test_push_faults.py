@@ -28,11 +28,12 @@ from kvctl.demo.deployment import (
     transfer_config,
     two_hosts,
 )
-from kvctl.demo.engine import Answer, EngineProcess, EngineSpec
-from kvctl.demo.errors import EngineGone
-from kvctl.demo.halting import go_on, stands_still
+from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.errors import EngineGone
+from kvctl.processes.halting import go_on, stands_still
 from kvd.client.operator import connect
 from kvd.wire.query import GetStatus, Status
 from kvd.wire.transfer import TransferRecord

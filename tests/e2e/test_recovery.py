@@ -19,8 +19,8 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, start_kvd
 from kvctl.demo.engine import Answer
-from kvctl.demo.halting import go_on, halt
 from kvctl.demo.kinds import MODELS
+from kvctl.processes.halting import go_on, halt
 from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers

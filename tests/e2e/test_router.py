@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from kvctl.demo.deployment import Kvd, engine_id, transfer_config, two_hosts
-from kvctl.demo.engine import EngineSpec, environment
+from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.demo.models import write_model
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers

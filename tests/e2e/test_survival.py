@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, start_kvd
-from kvctl.demo.halting import halted
+from kvctl.processes.halting import halted
 from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.support.daemons import measured, wait_for

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.engine import EngineSpec, environment
+from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.demo.models import write_model
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect

@@ -14,11 +14,12 @@ from typing import Any, cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Kvd, engine_id, engines, start_kvd, transfer_config
-from kvctl.demo.engine import EngineProcess, EngineSpec
-from kvctl.demo.errors import EngineGone
-from kvctl.demo.halting import halted
+from kvctl.demo.engine import EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.errors import EngineGone
+from kvctl.processes.halting import halted
 from kvd.wire.query import GetStatus, ListWorkers, Status, Workers
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import PATIENT, found_out, prompt_of, transfers

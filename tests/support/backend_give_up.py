@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvctl.demo.halting import halt
+from kvctl.processes.halting import halt
 from kvd.backends.contract import Lane, SelectingLane, State, Transfer
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region

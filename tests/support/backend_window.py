@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.demo.halting import go_on, halt
+from kvctl.processes.halting import go_on, halt
 from kvd.backends.contract import Window, WindowBackend
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region

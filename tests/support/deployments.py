@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvctl.demo.deployment import Deployment, Kvd, deploy, engine_id
-from kvctl.demo.engine import Answer, EngineSpec
+from kvctl.demo.engine import Answer
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.views.demo import Mode

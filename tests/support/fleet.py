@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvctl.demo.deployment import Kvd, transfer_config, two_hosts
-from kvctl.demo.engine import EngineSpec, environment
+from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.demo.models import write_model
 from kvd.wire.query import Engines, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers

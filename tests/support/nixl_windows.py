@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.demo.halting import halt
+from kvctl.processes.halting import halt
 from kvd.backends.nixl import backend as nixl
 from kvd.backends.nixl.window import SHIELD, NixlWindow
 from kvd.geometry.model import Region

@@ -46,7 +46,10 @@ def test_a_demo_without_any_engine(tmp_path: Path, temporary: Path) -> None:
     """The engines' modules cannot even be found, here or in the workers."""
     for name in ("nixl", "mooncake"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not for this test')\n")
-    environ = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(temporary)}
+    environ = os.environ | {
+        "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}",
+        "TMPDIR": str(temporary),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "kvctl", "demo", "--simulate", "--backend", "direct", "-o", "json"],
         env=environ,

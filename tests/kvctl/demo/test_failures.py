@@ -25,7 +25,10 @@ def broken(package: str, folder: Path) -> Path:
 
 
 def demo(tmp_path: Path, temporary: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
-    environment = {"TMPDIR": str(temporary), "PYTHONPATH": str(broken(package, tmp_path))}
+    environment = {
+        "TMPDIR": str(temporary),
+        "PYTHONPATH": f"{broken(package, tmp_path)}:{os.environ.get('PYTHONPATH', '')}",
+    }
     done = subprocess.run(
         [sys.executable, "-m", "kvctl", "demo", *options],
         env=os.environ | environment,

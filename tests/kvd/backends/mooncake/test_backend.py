@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvctl.demo.halting import halt
+from kvctl.processes.halting import halt
 from kvd.backends.contract import State, WindowBackend
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import (

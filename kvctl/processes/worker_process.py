@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.errors import WorkerFailed
+from kvctl.processes.errors import WorkerFailed
 
 ANSWER_SECONDS = 60.0
 LOG_LINES_IN_ERRORS = 15

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 
-from kvctl.demo.halting import halted
-from kvctl.demo.standstill import Standstill, lost_seconds
+from kvctl.processes.halting import halted
+from tests.support.standstill import Standstill, lost_seconds
 
 WATCHES = """
 import os, time
-from kvctl.demo.standstill import watching
+from tests.support.standstill import watching
 with watching(0.5) as found:
     print("up", flush=True)
     while len(found) < len(os.sched_getaffinity(0)):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvctl.demo.halting import halt, halted, stands_still
+from kvctl.processes.halting import halt, halted, stands_still
 
 THREADS = """
 import sys, threading

@@ -1,17 +1,19 @@
-"""Runs a module as a program that ends when its parent does: `python -m kvctl.demo.tied PARENT MODULE [ARGUMENT...]`.
+"""Runs a module as a program that ends with its parent: `python -m kvctl.processes.tied PARENT MODULE [ARGUMENT...]`.
 
-PARENT is the parent's process id. The demo ends what it started itself; this is for the case that it is killed.
+PARENT is the parent's process id. kvctl ends what it started itself; this is for the case that it is killed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
 import signal
 import sys
 from collections.abc import Sequence
 
-from kvctl.demo.engine_host import PR_SET_PDEATHSIG, prctl
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def command(module: str, *arguments: str) -> Sequence[str]:
@@ -19,7 +21,7 @@ def command(module: str, *arguments: str) -> Sequence[str]:
 
     The kernel ties a child to the *thread* that starts it, so start it from one that lasts.
     """
-    return [sys.executable, "-m", "kvctl.demo.tied", str(os.getpid()), module, *arguments]
+    return [sys.executable, "-m", "kvctl.processes.tied", str(os.getpid()), module, *arguments]
 
 
 def main() -> None:
@@ -30,6 +32,14 @@ def main() -> None:
         sys.exit(1)  # it ended before we were tied to it
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process; the manual page of the same name lists them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""What starts, finds, holds up and ends other processes, for the demo and the benchmarks."""
