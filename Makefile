@@ -61,4 +61,6 @@ nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000
 
 completions:  ## write completions/ anew from the command line itself
 	@.ci/setup base
-	@$(BIN)/python -m kvctl.cli.completion completions
+	@$(BIN)/kvctl completion bash >completions/kvctl.bash
+	@$(BIN)/kvctl completion zsh >completions/_kvctl
+	@$(BIN)/kvctl completion fish >completions/kvctl.fish

@@ -12,11 +12,27 @@ _kvctl() {
         esac
     done
     case $command:$previous in
-        status:--watch|status:-w) COMPREPLY=(); return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
-        workers:--engine|workers:-e) COMPREPLY=(); return ;;
-        workers:--watch|workers:-w) COMPREPLY=(); return ;;
+        events:--count|events:-n) COMPREPLY=(); return ;;
+        slow:--since) COMPREPLY=(); return ;;
+        slow:--engine|slow:-e) COMPREPLY=(); return ;;
+        slow:--peer|slow:-p) COMPREPLY=(); return ;;
+        slow:--backend) COMPREPLY=(); return ;;
+        slow:--last|slow:--limit|slow:-n) COMPREPLY=(); return ;;
+        slow:--from) COMPREPLY=(); return ;;
+        slow:--watch|slow:-w) COMPREPLY=(); return ;;
+        status:--watch|status:-w) COMPREPLY=(); return ;;
+        trace:--last|trace:--limit|trace:-n) COMPREPLY=(); return ;;
+        trace:--engine|trace:-e) COMPREPLY=(); return ;;
+        trace:--peer|trace:-p) COMPREPLY=(); return ;;
+        trace:--request|trace:-r) COMPREPLY=(); return ;;
+        trace:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
+        trace:--backend) COMPREPLY=(); return ;;
+        trace:--since) COMPREPLY=(); return ;;
+        trace:--slower-than) COMPREPLY=(); return ;;
+        trace:--name) COMPREPLY=(); return ;;
+        transfer:--from) COMPREPLY=(); return ;;
         transfers:--last|transfers:--limit|transfers:-n) COMPREPLY=(); return ;;
         transfers:--engine|transfers:-e) COMPREPLY=(); return ;;
         transfers:--peer|transfers:-p) COMPREPLY=(); return ;;
@@ -30,24 +46,8 @@ _kvctl() {
         transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state code cause" -- "$current")); return ;;
         transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
-        transfer:--from) COMPREPLY=(); return ;;
-        slow:--since) COMPREPLY=(); return ;;
-        slow:--engine|slow:-e) COMPREPLY=(); return ;;
-        slow:--peer|slow:-p) COMPREPLY=(); return ;;
-        slow:--backend) COMPREPLY=(); return ;;
-        slow:--last|slow:--limit|slow:-n) COMPREPLY=(); return ;;
-        slow:--from) COMPREPLY=(); return ;;
-        slow:--watch|slow:-w) COMPREPLY=(); return ;;
-        trace:--last|trace:--limit|trace:-n) COMPREPLY=(); return ;;
-        trace:--engine|trace:-e) COMPREPLY=(); return ;;
-        trace:--peer|trace:-p) COMPREPLY=(); return ;;
-        trace:--request|trace:-r) COMPREPLY=(); return ;;
-        trace:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
-        trace:--backend) COMPREPLY=(); return ;;
-        trace:--since) COMPREPLY=(); return ;;
-        trace:--slower-than) COMPREPLY=(); return ;;
-        trace:--name) COMPREPLY=(); return ;;
-        events:--count|events:-n) COMPREPLY=(); return ;;
+        workers:--engine|workers:-e) COMPREPLY=(); return ;;
+        workers:--watch|workers:-w) COMPREPLY=(); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
         describe-topology:--local) COMPREPLY=(); return ;;
         describe-topology:--remote) COMPREPLY=(); return ;;
@@ -69,6 +69,22 @@ _kvctl() {
         benchmark:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
         benchmark:--to) COMPREPLY=(); return ;;
         benchmark:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        replay:--backend) COMPREPLY=(); return ;;
+        replay:--env) COMPREPLY=(); return ;;
+        replay:--speed) COMPREPLY=(); return ;;
+        replay:--concurrency) COMPREPLY=(); return ;;
+        replay:--limit|replay:-n) COMPREPLY=(); return ;;
+        replay:--scale) COMPREPLY=(); return ;;
+        replay:--memory) COMPREPLY=(); return ;;
+        replay:--to) COMPREPLY=(); return ;;
+        replay:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        replay:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        serve:--memory) COMPREPLY=(); return ;;
+        serve:--device) COMPREPLY=($(compgen -W "cpu cuda[:N]" -- "$current")); return ;;
+        serve:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
+        demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
+        demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         force-miss:--engine|force-miss:-e) COMPREPLY=(); return ;;
         force-miss:--next) COMPREPLY=(); return ;;
         force-miss:--ratio) COMPREPLY=(); return ;;
@@ -88,22 +104,6 @@ _kvctl() {
         verify:--prompt-tokens) COMPREPLY=(); return ;;
         verify:--max-tokens) COMPREPLY=(); return ;;
         verify:--when) COMPREPLY=(); return ;;
-        replay:--backend) COMPREPLY=(); return ;;
-        replay:--env) COMPREPLY=(); return ;;
-        replay:--speed) COMPREPLY=(); return ;;
-        replay:--concurrency) COMPREPLY=(); return ;;
-        replay:--limit|replay:-n) COMPREPLY=(); return ;;
-        replay:--scale) COMPREPLY=(); return ;;
-        replay:--memory) COMPREPLY=(); return ;;
-        replay:--to) COMPREPLY=(); return ;;
-        replay:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        replay:--report) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        serve:--memory) COMPREPLY=(); return ;;
-        serve:--device) COMPREPLY=($(compgen -W "cpu cuda[:N]" -- "$current")); return ;;
-        serve:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
-        demo:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
-        demo:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto" -- "$current")); return ;;
-        demo:--dir) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
         *:--timeout) COMPREPLY=(); return ;;
@@ -115,33 +115,33 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='status engines workers transfers transfer slow trace events doctor describe-topology diff export-geometry benchmark force-miss verify replay serve demo schema completion version' ;;
-        status)
-            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify completion schema version' ;;
+        doctor)
+            options='--quick --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         engines)
             options='--state --local --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
-        workers)
-            options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
-            words='' ;;
-        transfers)
-            options='--last --limit --engine --peer --request --state --code --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
-            words='' ;;
-        transfer)
-            options='--from --output --color --timeout --runtime-dir --socket --config --help'
+        events)
+            options='--count --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        status)
+            options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         trace)
             options='--last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --help --name --replace'
             words='export import show' ;;
-        events)
-            options='--count --output --color --timeout --runtime-dir --socket --config --help'
+        transfer)
+            options='--from --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
-        doctor)
-            options='--quick --output --color --timeout --runtime-dir --socket --config --help'
+        transfers)
+            options='--last --limit --engine --peer --request --state --code --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        workers)
+            options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         describe-topology)
             options='--model --local --remote --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
@@ -155,12 +155,6 @@ _kvctl() {
         benchmark)
             options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --device --quick --no-verify --handshake --plot --report --to --key-file --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
-        force-miss)
-            options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
-            words='' ;;
-        verify)
-            options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
-            words='' ;;
         replay)
             options='--backend --no-coalesce --env --speed --concurrency --limit --scale --memory --no-verify --to --key-file --report --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -170,12 +164,18 @@ _kvctl() {
         demo)
             options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
-        schema)
-            options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Engines Engine Workers Worker Transfers Transfer TransferGroups TransferGroup WholeTransfer Slow SlowPair Trace Traces KeptTrace Status Event Doctor Check Topology Pair Diff Geometry ForcedMiss ForcedRequest ClearedOrders Verification VerifiedRun Demo DemoRequest Benchmark HandshakeBenchmark Replay Version Kinds KindName Error' ;;
+        force-miss)
+            options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        verify)
+            options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;
+        schema)
+            options='--output --color --timeout --runtime-dir --socket --config --help'
+            words='Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers Verification VerifiedRun Version WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

@@ -9,8 +9,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+import kvctl.commands
 from kvctl import errors
-from kvctl.cli.loading import CONTEXT_SETTINGS, LazyGroup, quick
+from kvctl.cli.discovery import commands
+from kvctl.cli.loading import CONTEXT_SETTINGS, group_of, quick
 from kvctl.cli.options import with_given
 from kvctl.cli.settings import Given, resolve
 
@@ -45,7 +47,7 @@ def group() -> Any:
     """The whole command line as a click group, commands not yet imported."""
     app = typer.Typer(
         name="kvctl",
-        cls=LazyGroup,
+        cls=group_of(commands("kvctl.commands", kvctl.commands.__path__)),
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

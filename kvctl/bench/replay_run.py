@@ -96,7 +96,7 @@ def run(wanted: Wanted, settings: Settings) -> None:
     document = _document(wanted, trace, found, variants, notes, (began, load, taken))
     show(document, settings)
     if wanted.report is not None:
-        from kvctl.render.replay import replay_page
+        from kvctl.views.replay import replay_page
 
         write_report(wanted.report, replay_page(document))
 

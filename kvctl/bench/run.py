@@ -101,11 +101,11 @@ def run(wanted: Wanted, settings: Settings) -> None:
     document = _document(wanted, place, rows, warnings, began, load, (*notes, *failures, *place.notes))
     show(document, settings)
     if wanted.plot and settings.output in ("table", "wide"):
-        from kvctl.render.benchmark import benchmark_plot
+        from kvctl.views.benchmark import benchmark_plot
 
         sys.stdout.write(benchmark_plot(document))
     if wanted.report is not None:
-        from kvctl.render.benchmark import benchmark_page
+        from kvctl.views.benchmark import benchmark_page
 
         write_report(wanted.report, benchmark_page(document))
 

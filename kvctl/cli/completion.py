@@ -1,21 +1,19 @@
-"""Writes the completion scripts from the command line itself: `python -m kvctl.cli.completion [FOLDER]`.
+"""Writes the completion scripts from the command line itself.
 
 The scripts are static, so that a press of Tab costs no start of Python.
 """
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from kvctl.commands import COMMANDS, Row
+from kvctl.cli.discovery import Row
+from kvctl.cli.loading import LazyGroup, load
 from kvctl.errors import KvctlError
 
 SHELLS = ("bash", "zsh", "fish")
-FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
-"""The file that each shell looks for."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +42,18 @@ class Command:
     arguments: tuple[str, ...] = ()
 
 
-def script(shell: str) -> str:
-    """The completion script of one of `SHELLS`."""
-    root, commands = describe()
+def script(shell: str, group: LazyGroup, words: Mapping[str, tuple[str, ...]]) -> str:
+    """The completion script of one of `SHELLS`; ``words`` are what commands take that do not say so themselves."""
+    root, commands = describe(group, words)
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](root, commands)
 
 
-def describe() -> tuple[Command, tuple[Command, ...]]:
+def describe(group: LazyGroup, words: Mapping[str, tuple[str, ...]]) -> tuple[Command, tuple[Command, ...]]:
     """The command line itself and its commands, all imported for it.
 
     A command whose module is not installed is completed by its name alone. A group takes the options of all commands
     below it.
     """
-    from kvctl.cli.loading import load
-    from kvctl.main import group
 
     def loaded(row: Row) -> Command:
         if row.rows:
@@ -65,27 +61,20 @@ def describe() -> tuple[Command, tuple[Command, ...]]:
             options = {option.names: option for command in below for option in command.options}
             return Command(row.name, row.summary, tuple(options.values()), tuple(c.name for c in row.rows))
         try:
-            return _command(load(row), row.name, row.summary)
+            return _command(load(row), row.name, row.summary, words.get(row.name, ()))
         except KvctlError:
             return Command(row.name, row.summary, ())
 
-    return _command(group(), "kvctl", ""), tuple(loaded(row) for row in COMMANDS)
+    return _command(group, "kvctl", ""), tuple(loaded(row) for row in group.rows)
 
 
-def _command(command: Any, name: str, summary: str) -> Command:
+def _command(command: Any, name: str, summary: str, words: tuple[str, ...] = ()) -> Command:
     options = [_option(p) for p in command.params if p.param_type_name == "option" and not p.hidden]
     options.append(
         Option(("-h", "--help"), "Show this message and exit.", takes_value=False, choices=(), metavar="")
     )
-    return Command(name, summary, tuple(options), _arguments(command, name))
-
-
-def _arguments(command: Any, name: str) -> tuple[str, ...]:
-    if name == "schema":
-        from kvctl.views.registry import kind_names
-
-        return kind_names()
-    return next((_choices(p.metavar) for p in command.params if p.param_type_name == "argument"), ())
+    arguments = (_choices(p.metavar) for p in command.params if p.param_type_name == "argument")
+    return Command(name, summary, tuple(options), words or next(arguments, ()))
 
 
 def _option(parameter: Any) -> Option:
@@ -235,14 +224,3 @@ def _fish_option(option: Option) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
-
-
-def write(folder: Path) -> None:
-    """Write all scripts into ``folder``, which is made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for shell, name in FILES.items():
-        (folder / name).write_text(script(shell), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("completions"))

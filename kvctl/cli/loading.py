@@ -5,21 +5,22 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, get_args
 
 import typer
 from typer.core import TyperGroup
 
+from kvctl.cli.discovery import Row
 from kvctl.cli.options import with_settings
 from kvctl.cli.parsing import near_misses
-from kvctl.commands import COMMANDS, Row
 from kvctl.errors import KvctlError, UsageError
 
 
 class LazyGroup(TyperGroup):
-    """Lists its rows, those of `kvctl.commands`, without importing them, and loads the one that was called."""
+    """Lists its rows without importing the commands, and loads the one that was called."""
 
-    rows: tuple[Row, ...] = COMMANDS
+    rows: tuple[Row, ...] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the table."""
@@ -41,10 +42,11 @@ class LazyGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The list of commands, from the table alone."""
+        """The list of commands, section by section, from the rows alone."""
         del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl([(row.name, row.summary) for row in self.rows])
+        for section, rows in groupby(self.rows, lambda row: row.section):
+            with formatter.section(section):
+                formatter.write_dl([(row.name, row.summary) for row in rows])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """The exit codes and where settings come from; the paragraphs of the epilog as they were written."""
@@ -55,19 +57,22 @@ class LazyGroup(TyperGroup):
         formatter.write(self.epilog + "\n")
 
 
+def group_of(rows: tuple[Row, ...]) -> type[LazyGroup]:
+    """The group that lists these rows."""
+    return type("Group", (LazyGroup,), {"rows": rows})
+
+
 def load(row: Row) -> Any:
     """The click command of a row. Raises `KvctlError` when its module cannot be imported."""
-    module_name, function_name = row.target.split(":")
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
+        function = getattr(importlib.import_module(row.module), row.module.rpartition(".")[2])
     except ImportError as error:
         raise KvctlError(
             f"kvctl {row.name} is not available here: {error}",
             "install kvctl with all of its packages",
         ) from error
     if row.rows:
-        kind = type("Group", (LazyGroup,), {"rows": row.rows})
-        app = typer.Typer(name=row.name, cls=kind, add_completion=False, rich_markup_mode=None)
+        app = typer.Typer(name=row.name, cls=group_of(row.rows), add_completion=False, rich_markup_mode=None)
         app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(function)
         return quick(typer.main.get_command(app), function)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -27,6 +27,7 @@ from kvctl.errors import UsageError
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
 
+SECTION = "Measure"
 OPERATIONS = ("read", "write")
 QUICK_SECONDS = 15.0
 """For all moves but the first of each backend and direction; processes have to start besides."""

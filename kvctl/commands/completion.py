@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from kvctl.cli.completion import SHELLS, script
 from kvctl.cli.parsing import one_of
+from kvctl.views.registry import views
+
+if TYPE_CHECKING:
+    from kvctl.cli.loading import LazyGroup
+
+SECTION = "About kvctl"
 
 
 def completion(
+    context: typer.Context,
     shell: Annotated[
         str, typer.Argument(metavar="|".join(SHELLS), parser=one_of(*SHELLS), help="The shell.")
     ],
@@ -21,4 +28,5 @@ def completion(
     bash: source <(kvctl completion bash); zsh: kvctl completion zsh >DIR_OF_FPATH/_kvctl; fish: kvctl completion fish |
     source. Packages install the same scripts from completions/.
     """
-    sys.stdout.write(script(shell))
+    group = cast("LazyGroup", context.find_root().command)
+    sys.stdout.write(script(shell, group, {"schema": tuple(views())}))

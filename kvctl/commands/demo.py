@@ -11,6 +11,7 @@ from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.views.demo import Mode
 
+SECTION = "Try faults"
 MODES = get_args(Mode)
 BACKENDS = ("nixl", "mooncake", "direct", "auto")
 

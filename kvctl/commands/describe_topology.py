@@ -14,14 +14,17 @@ from kvctl.engines.live_pairs import suggested
 from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
 from kvctl.engines.sources import EngineId, load, ready_row, source
 from kvctl.errors import UsageError
+from kvctl.views.output import show_repeatedly
 from kvctl.views.topology.document import Pair, Topology, pair_document
-from kvctl.views.watch import show_repeatedly
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.describe import describe
 
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
     from kvd.wire.query import EngineRow
+
+SECTION = "Compare engines"
+
 
 Pairs = list[tuple[EngineGeometry, EngineGeometry]]
 

@@ -13,6 +13,8 @@ from kvctl.views.output import show
 from kvd.topology.compat import compare
 from kvd.topology.describe import summarize_engine
 
+SECTION = "Compare engines"
+
 
 def diff(
     settings: Settings,

@@ -10,6 +10,8 @@ from kvctl.cli.settings import Settings
 from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.output import show
 
+SECTION = "Look"
+
 
 def doctor(
     settings: Settings,

@@ -11,10 +11,11 @@ from kvctl.cli.options import Watch
 from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.views.engines import Engines, engine_document
-from kvctl.views.watch import show_repeatedly
+from kvctl.views.output import show_repeatedly
 from kvd.wire import query
 from kvd.wire.served import GetServed, Served
 
+SECTION = "Look"
 STATES = ("ready", "partial", "gone", "unreachable")
 
 

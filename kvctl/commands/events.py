@@ -15,6 +15,8 @@ from kvctl.views.event import event_document
 from kvctl.views.output import show
 from kvd.wire import query
 
+SECTION = "Look"
+
 
 def events(
     settings: Settings,

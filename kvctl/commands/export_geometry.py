@@ -14,6 +14,8 @@ from kvctl.views.geometry import geometry_document
 from kvctl.views.output import plain_text
 from kvctl.views.registry import wrapped
 
+SECTION = "Compare engines"
+
 
 def export_geometry(
     settings: Settings,

@@ -40,6 +40,7 @@ from kvd.wire.order import (
     When,
 )
 
+SECTION = "Try faults"
 WHEN = get_args(When)
 WAIT_SECONDS = 60.0
 """How long --wait follows where --timeout does not say."""

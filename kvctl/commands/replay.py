@@ -11,6 +11,8 @@ from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
 from kvctl.errors import UsageError
 
+SECTION = "Measure"
+
 
 def share(text: str | float) -> float:
     """An option's parser for a share of something."""

@@ -13,7 +13,9 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.views.kinds import kinds_document
 from kvctl.views.output import plain_text, show
-from kvctl.views.registry import json_schema, kind_names
+from kvctl.views.registry import json_schema, views
+
+SECTION = "About kvctl"
 
 
 def schema(
@@ -30,7 +32,7 @@ def schema(
     if kind is None:
         show(kinds_document(), settings)
         return
-    known = {name.lower(): name for name in kind_names()}
+    known = {name.lower(): name for name in views()}
     if kind.lower() not in known:
         raise UsageError(
             f"no document of kind {kind!r}; {near_misses(kind, known)}", "kvctl schema lists them"

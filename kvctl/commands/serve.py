@@ -10,6 +10,8 @@ from kvctl.cli.parsing import chosen_devices, cuda_devices, size
 from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import KeyFile
 
+SECTION = "Measure"
+
 
 def serve(
     settings: Settings,

@@ -8,9 +8,10 @@ from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
 from kvctl.ledger.options import Backend, Engine, From, Peer, Since, last_option, question
 from kvctl.ledger.rows import rows
+from kvctl.views.output import show_repeatedly
 from kvctl.views.slow import Slow, slow_document
-from kvctl.views.watch import show_repeatedly
 
+SECTION = "Look"
 LAST = 10_000
 
 

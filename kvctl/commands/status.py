@@ -5,9 +5,11 @@ from __future__ import annotations
 from kvctl import daemon
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
+from kvctl.views.output import show_repeatedly
 from kvctl.views.status import Status, status_document
-from kvctl.views.watch import show_repeatedly
 from kvd.wire import query
+
+SECTION = "Look"
 
 
 def status(settings: Settings, *, watch: Watch = None) -> None:

@@ -15,6 +15,7 @@ from kvctl.views.output import show
 from kvctl.views.transfers.whole import whole_transfer
 from kvd.wire.transfer import ListTransfers
 
+SECTION = "Look"
 MOST_WORKERS = 4096
 
 

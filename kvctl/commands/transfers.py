@@ -24,10 +24,11 @@ from kvctl.ledger.options import (
     question,
 )
 from kvctl.ledger.rows import rows
+from kvctl.views.output import show_repeatedly
 from kvctl.views.transfers.document import Transfers, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
-from kvctl.views.watch import show_repeatedly
 
+SECTION = "Look"
 SORTS = ("newest", "slowest", "largest")
 LAST, LAST_GROUPED = 20, 10_000
 

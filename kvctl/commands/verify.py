@@ -18,6 +18,7 @@ from kvctl.views.verification import Verification
 from kvd.wire import query
 from kvd.wire.order import When
 
+SECTION = "Try faults"
 MOMENTS = ("before", "flight", "layers")
 ANSWER_SECONDS = 120.0
 """How long an answer may take where --timeout does not say."""

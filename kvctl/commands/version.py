@@ -13,6 +13,8 @@ from kvctl.cli.settings import Settings
 if TYPE_CHECKING:
     from kvctl.views.version import Daemon
 
+SECTION = "About kvctl"
+
 
 def version(
     settings: Settings,

@@ -9,9 +9,11 @@ import typer
 from kvctl import daemon
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
-from kvctl.views.watch import show_repeatedly
+from kvctl.views.output import show_repeatedly
 from kvctl.views.workers import Workers, worker_document
 from kvd.wire import query
+
+SECTION = "Look"
 
 
 def workers(

@@ -6,7 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.bars import Bar, bars_text, page
 from kvctl.views.fields import BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.views.registry import View
+from kvctl.views.screen import Part, Styled, Table
 
 Ratio = Annotated[float, Meta(ge=0, description="of the rate to that ceiling, the median over the rounds")]
 
@@ -81,3 +85,152 @@ class Benchmark(Struct, frozen=True, kw_only=True):
     measurements: tuple[Measurement, ...]
     warnings: tuple[Warned, ...]
     notes: Annotated[tuple[str, ...], Meta(description="what was left out, and why")]
+
+
+class HandshakeMeasurement(Struct, frozen=True, kw_only=True):
+    """One case of the handshake between engines of two sizes."""
+
+    local_ranks: Annotated[int, Meta(ge=1, description="ranks that ask, all at once")]
+    remote_ranks: Annotated[int, Meta(ge=1, description="ranks of the engine that they ask for")]
+    case: Annotated[
+        Literal["cold", "warm", "replica", "restart"],
+        Meta(
+            description="cold: both kvds have just started; warm: kvd knows the engine;"
+            " replica: another engine of the same geometry; restart: the engine came back with new workers"
+        ),
+    ]
+    rounds: Count
+    each: Annotated[Quantiles, Meta(description="what a rank waited for its answer")]
+    whole: Annotated[Quantiles, Meta(description="until all ranks had theirs")]
+    processor_seconds: Annotated[
+        float, Meta(ge=0, description="on processors, of both kvds and all workers; the middle of the rounds")
+    ]
+    handshakes_per_second: Annotated[float, Meta(ge=0, description="answers over the middle of whole")]
+    bytes: Annotated[int, Meta(ge=0, description="of one rank's answer, which is about all remote ranks")]
+
+
+class HandshakeBenchmark(Struct, frozen=True, kw_only=True):
+    """What the handshake between two engines costs on this host: simulated workers, two real kvds."""
+
+    model: str
+    cores: Count
+    load: Annotated[float, Meta(ge=0, description="the host's load at the beginning")]
+    started: Time
+    seconds: Seconds
+    measurements: tuple[HandshakeMeasurement, ...]
+
+
+SHORT = {"memcpy": "MEMCPY", "large": "LARGE", "tcp": "TCP"}
+
+
+def benchmark_screen(body: Benchmark, wide: bool) -> Part:
+    """One measurement a line; below it warnings and what was left out."""
+    headers, rows = _table(body, wide)
+    right = "TOKENS AT-A-TIME BYTES COPIES RATE " + " ".join(headers)
+    table = Table(headers, rows, right=right.replace("BACKEND OP", ""))
+    head, *lines = _head(body)
+    warnings = [Styled(f"{one.code}: {one.message}", "yellow") for one in body.warnings]
+    notes = [f"not measured: {note}" for note in body.notes]
+    return [head, "", table, "", *lines, *warnings, *notes]
+
+
+def benchmark_plot(body: Benchmark) -> str:
+    """The rates as bars of text, each with the ceiling of one large transfer."""
+    return "\n" + bars_text(_bars(body))
+
+
+def benchmark_page(body: Benchmark) -> str:
+    """The whole as one file of HTML."""
+    headers, rows = _table(body, wide=True)
+    return page(
+        f"KV transfer of {body.model}",
+        [*_head(body), *(f"{one.code}: {one.message}" for one in body.warnings)]
+        + [f"Not measured: {note}" for note in body.notes],
+        [("Rates", _bars(body))],
+        (headers, rows),
+    )
+
+
+def _head(body: Benchmark) -> list[str]:
+    pair = f"{body.local} reads from {body.remote}: {body.local_rank} from {', '.join(body.remote_ranks)}"
+    verified = all(row.verified for row in body.measurements)
+    compared = f"bytes were {'' if verified else 'not '}compared"
+    where = " and ".join(dict.fromkeys(body.devices)) + (f", the source at {body.to}" if body.to else "")
+    return [
+        f"{pair}, {size(body.memory)} of memory ({where}) in {body.blocks[0]} and {body.blocks[1]} blocks",
+        f"{body.cores} cores, load {body.load:.1f} at the beginning, {span(body.seconds)} in all; {compared}",
+    ]
+
+
+def _table(body: Benchmark, wide: bool) -> tuple[list[str], list[list[str]]]:
+    headers = ["BACKEND", "OP", "TOKENS", "AT-A-TIME", "BLOCKS", "BYTES", "COPIES", "RATE"]
+    headers += [f"/{name}" for name in SHORT.values()]
+    headers += ["PLAN", "PREPARE", "POST", "WIRE", "COMPLETE"]
+    if wide:
+        headers += ["P90", "P99", "CEILINGS", "TRANSPORT"]
+    return headers, [_row(row, wide) for row in body.measurements]
+
+
+def _row(row: Measurement, wide: bool) -> list[str]:
+    cells = [
+        row.backend,
+        row.operation,
+        str(row.tokens),
+        str(row.concurrency),
+        row.fragmentation,
+        size(row.bytes),
+        str(row.descriptors),
+        rate(row.bytes_per_second),
+        *(f"{ceiling.ratio:.2f}" for ceiling in row.ceilings),
+        *(span(stage.p50) for stage in row.stages.values()),
+    ]
+    if wide:
+        cells += [
+            ", ".join(f"{name} {span(stage.p90)}" for name, stage in row.stages.items()),
+            ", ".join(f"{name} {span(stage.p99)}" for name, stage in row.stages.items()),
+            ", ".join(f"{ceiling.name} {rate(ceiling.bytes_per_second)}" for ceiling in row.ceilings),
+            row.transport or "unknown",
+        ]
+    return cells
+
+
+def _bars(body: Benchmark) -> list[Bar]:
+    return [
+        Bar(
+            label=f"{row.backend} {row.operation}, {row.tokens} x {row.concurrency}, {row.fragmentation}",
+            parts=(("rate", row.bytes_per_second),),
+            text=rate(row.bytes_per_second),
+            mark=next(c.bytes_per_second for c in row.ceilings if c.name == "large"),
+        )
+        for row in body.measurements
+    ]
+
+
+def handshake_screen(body: HandshakeBenchmark, wide: bool) -> Part:
+    """One case a line, by the sizes of the two engines."""
+    headers = ["RANKS", "CASE", "P50", "P99", "ALL", "CPU", "PER-SECOND"]
+    if wide:
+        headers += ["P90", "ALL-P90", "ALL-P99", "ANSWER", "ROUNDS"]
+    rows = []
+    for row in body.measurements:
+        cells = [
+            f"{row.local_ranks} x {row.remote_ranks}",
+            row.case,
+            span(row.each.p50),
+            span(row.each.p99),
+            span(row.whole.p50),
+            span(row.processor_seconds),
+            f"{row.handshakes_per_second:.0f}",
+        ]
+        if wide:
+            cells += [span(row.each.p90), span(row.whole.p90), span(row.whole.p99)]
+            cells += [size(row.bytes), str(row.rounds)]
+        rows.append(cells)
+    head = (
+        f"handshakes of engines of {body.model} over two kvds; {body.cores} cores, load {body.load:.1f} at the"
+        f" beginning, {span(body.seconds)} in all"
+    )
+    return [head, "", Table(headers, rows, right=" ".join(set(headers) - {"RANKS", "CASE"}))]
+
+
+VIEWS = (View(Benchmark, benchmark_screen), View(HandshakeBenchmark, handshake_screen))

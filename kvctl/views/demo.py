@@ -6,8 +6,12 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import rate, size, span
 from kvctl.views.fields import Bytes, Count, RankName, Seconds
+from kvctl.views.registry import View
+from kvctl.views.screen import Cell, Part, Styled, Table
 from kvctl.views.topology.document import Topology
+from kvctl.views.topology.screen import topology_screen
 
 Mode = Literal["pull", "push"]
 
@@ -49,3 +53,56 @@ class Demo(Struct, frozen=True, kw_only=True):
     ]
     requests: tuple[DemoRequest, ...]
     topology: Topology
+
+
+NUMBERS = "PROMPT REMOTE NEW BYTES HANDSHAKE TRANSFER RATE COPIES"
+
+
+def demo_screen(body: Demo, wide: bool) -> Part:
+    """What moved from where to where, request by request."""
+    compared = "INTACT" if body.simulated else "EQUAL"
+    headers = ["REQUEST", "PROMPT", "REMOTE", *([] if body.simulated else ["NEW"])]
+    headers += ["BYTES", "HANDSHAKE", "TRANSFER", "RATE", *(["COPIES", "SOURCES"] if wide else []), compared]
+    rows = [_row(request, body, wide=wide) for request in body.requests]
+    parts: list[Part] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
+    parts += [Table(headers, rows, right=NUMBERS), "", _verdict(body)]
+    parts += [
+        Styled(f"{request.request}: {request.problem}", "red") for request in body.requests if request.problem
+    ]
+    return parts
+
+
+def _row(request: DemoRequest, body: Demo, *, wide: bool) -> list[Cell]:
+    seconds = request.transfer_seconds
+    # What is pushed comes as it is computed: how long that took says nothing of how fast the bytes went.
+    rated = seconds > 0 and body.mode == "pull"
+    row: list[Cell] = [request.request, str(request.prompt_tokens), str(request.external_tokens)]
+    if not body.simulated:
+        row.append(str(request.output_tokens))
+    row += [
+        size(request.bytes),
+        span(request.handshake_seconds) if request.handshake_seconds else "known",
+        span(seconds),
+        rate(request.bytes / seconds if rated else None),
+    ]
+    if wide:
+        row += [str(request.copies) if body.mode == "pull" else "-", ", ".join(request.remote_ranks) or "-"]
+    row.append(Styled("yes", "green") if request.equal else Styled("NO", "bold red"))
+    return row
+
+
+def _verdict(body: Demo) -> Part:
+    count, good = len(body.requests), sum(request.equal and not request.problem for request in body.requests)
+    came = sum(request.external_tokens for request in body.requests)
+    asked = sum(request.prompt_tokens for request in body.requests)
+    right = "every byte is as it must be" if body.simulated else "every output is the single engine's"
+    came_out = f"{good} of {count} requests came out right"
+    way = f"{body.leases_released} leases released" if body.mode == "pull" else "pushed layer by layer"
+    return (
+        Styled(came_out, "green" if body.ok else "bold red"),
+        f": {right}. " if body.ok else ". ",
+        f"{size(body.bytes)} moved for {came} of {asked} prompt tokens, {way}, {span(body.seconds)} in all.",
+    )
+
+
+VIEWS = (View(Demo, demo_screen, "requests", DemoRequest),)

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.views.registry import View
+from kvctl.views.screen import Cell, Part, Styled, Table
 from kvctl.views.topology.document import EngineEnd, end_document
+from kvctl.views.topology.flows import shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,3 +53,35 @@ def diff_document(local: EngineSummary, remote: EngineSummary, factors: Sequence
             for f in factors
         ),
     )
+
+
+def diff_screen(body: Diff, wide: bool) -> Part:
+    """The two engines, then the factors that differ and how many agree; all of them when wide."""
+    shown = [factor for factor in body.factors if wide or factor.differs]
+    parts: list[Part] = [
+        ("local   ", Styled(body.local.engine_id, "bold"), f" ({shape(body.local)})"),
+        ("remote  ", Styled(body.remote.engine_id, "bold"), f" ({shape(body.remote)})"),
+        "",
+    ]
+    if shown:
+        rows: list[list[Cell]] = [[f.name, f.local, f.remote, _verdict(f), f.note or "-"] for f in shown]
+        parts += [Table(["FACTOR", "LOCAL", "REMOTE", "DIFFERENCE", "NOTE"], rows), ""]
+    return [*parts, _summary(body)]
+
+
+def _verdict(factor: DiffFactor) -> Cell:
+    if not factor.ok:
+        return Styled("FATAL", "bold red")
+    return Styled("handled", "yellow") if factor.differs else Styled("none", "green")
+
+
+def _summary(body: Diff) -> Part:
+    differing = sum(factor.differs for factor in body.factors)
+    fatal = sum(not factor.ok for factor in body.factors)
+    if body.same:
+        return Styled(f"no difference in {len(body.factors)} factors", "green")
+    verdict = Styled(f"{fatal} fatally", "bold red") if fatal else Styled("all of them handled", "yellow")
+    return f"{differing} of {len(body.factors)} factors differ, ", verdict
+
+
+VIEWS = (View(Diff, diff_screen),)

@@ -6,6 +6,9 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.views.registry import View
+from kvctl.views.screen import Cell, Part, Styled, Table
+
 
 class Check(Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""
@@ -33,3 +36,41 @@ def doctor_document(checks: list[Check]) -> Doctor:
     """The document of all checks, in their order."""
     states = [check.state for check in checks]
     return Doctor(failed=states.count("failed"), warnings=states.count("warning"), checks=tuple(checks))
+
+
+STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
+
+
+def doctor_screen(body: Doctor, wide: bool) -> Part:
+    """All checks, then what to do about those that are not well; codes when wide."""
+    rows: list[list[Cell]] = [
+        [check.about, Styled(check.state, STYLES[check.state]), *([name(check)] if wide else []), check.found]
+        for check in body.checks
+    ]
+    parts: list[Part] = [
+        Table(["ABOUT", "STATE", *(["CODE"] if wide else []), "NOTE"], rows),
+        "",
+    ]
+    parts += [
+        (Styled(f"{check.state}  ", STYLES[check.state]), f"{name(check)}: {check.hint}")
+        for check in body.checks
+        if check.hint and (check.state in ("warning", "failed") or wide)
+    ]
+    return [*parts, _summary(body)]
+
+
+def name(check: Check) -> str:
+    """The code, and the reason where there is one."""
+    return f"{check.code} ({check.reason})" if check.reason else check.code
+
+
+def _summary(body: Doctor) -> Cell:
+    if not body.failed and not body.warnings:
+        return Styled(f"nothing is wrong in {len(body.checks)} checks", "green")
+    return Styled(
+        f"{len(body.checks)} checks: {body.failed} failed, {body.warnings} warn",
+        "red" if body.failed else "yellow",
+    )
+
+
+VIEWS = (View(Doctor, doctor_screen, "checks", Check),)

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import age
 from kvctl.views.fields import Count, RankName, Scalar, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Table, sizes, state
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.query import EngineRow
 from kvd.wire.served import ServedCount
@@ -88,3 +90,53 @@ def engine_document(row: EngineRow, lately: tuple[ServedCount, ...] = ()) -> Eng
         reason=row.reason,
         facts=facts.facts,
     )
+
+
+def engines_screen(body: Engines, wide: bool) -> Part:
+    """One engine a line; the reason stands there as soon as one engine has one."""
+    reasons = wide or any(engine.reason for engine in body.engines)
+    headers = ["ENGINE", "MODEL", "ROLE", "STATE", "RANKS", "SHAPE", "SINCE"]
+    if wide:
+        headers += [
+            "GENERATION",
+            "PLACE",
+            "GROUPS",
+            "SCHEDULER",
+            "POLICY",
+            "LEASES",
+            "SERVED",
+            "WEIGHTS",
+            "PEERS",
+        ]
+    if reasons:
+        headers.append("REASON")
+    rows: list[list[Cell]] = []
+    for engine in body.engines:
+        row: list[Cell] = [
+            engine.engine_id,
+            engine.model,
+            engine.role,
+            state(engine.state),
+            f"{len(engine.ranks)}/{engine.world_size}",
+            sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp),
+            age(engine.since),
+        ]
+        if wide:
+            row += [
+                engine.generation or "-",
+                engine.endpoint or engine.place,
+                str(engine.groups),
+                "yes" if engine.scheduler else "no",
+                engine.policy or "-",
+                str(engine.leases),
+                ", ".join(f"{count} {outcome}" for outcome, count in engine.served.items()) or "-",
+                str(engine.facts.get("weights") or engine.facts.get("weights_source") or "-"),
+                ",".join(engine.peers) or "-",
+            ]
+        if reasons:
+            row.append(engine.reason or "-")
+        rows.append(row)
+    return Table(headers, rows, right="RANKS SINCE GROUPS LEASES")
+
+
+VIEWS = (View(Engines, engines_screen, "engines", Engine),)

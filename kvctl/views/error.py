@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvctl.errors import KvctlError
-from kvctl.views.registry import wrapped
+from kvctl.views.registry import View, wrapped
 
 
 class Error(Struct, frozen=True, kw_only=True):
@@ -24,3 +24,6 @@ def error_text(error: KvctlError) -> str:
     """The error as one line of JSON."""
     body = Error(code=error.code, message=error.message, hint=error.hint, exit_code=error.exit_code)
     return msgspec.json.encode(wrapped(body)).decode()
+
+
+VIEWS = (View(Error),)

@@ -6,8 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import clock
 from kvctl.views.fields import Scalar, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Part, Styled
 from kvd.wire import event as wire
 
 
@@ -26,3 +28,26 @@ def event_document(event: wire.Event) -> Event:
     return Event(
         seq=event.seq, time=moment(event.time), event=event.kind, subject=event.subject, detail=event.detail
     )
+
+
+_BAD = ("gone", "down", "expired", "refused", "miss", "lost")
+
+
+def event_screen(body: Event, wide: bool) -> Part:
+    """One line: time, what happened, to whom, the details; the sequence number in front when wide."""
+    style = (
+        "red"
+        if body.event.endswith(_BAD)
+        else "green"
+        if body.event.endswith(("ready", "done", "up"))
+        else ""
+    )
+    return (
+        f"{body.seq:>8}  " * wide + f"{clock(body.time)}  ",
+        Styled(f"{body.event:<18}", style),
+        f"  {body.subject}",
+        *(Styled(f"  {name}={value}", "dim") for name, value in body.detail.items()),
+    )
+
+
+VIEWS = (View(Event, event_screen),)

@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import clock, span
 from kvctl.views.fields import Count, Seconds, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Table, facts, state
 from kvd.wire.order import AllWaiting, Forced, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
 State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
@@ -173,3 +175,84 @@ def _recovery(misses: Iterable[Miss]) -> Iterable[float]:
 def _percentile(ordered: Sequence[float], part: float) -> float | None:
     """The smallest value that so large a part of all does not exceed."""
     return ordered[math.ceil(part * len(ordered)) - 1] if ordered else None
+
+
+STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
+CHANNELS = {
+    "blocks": "what was computed before the load is kept",
+    "request": "all that was computed is dropped",
+}
+
+
+def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
+    """The order, then one request a line: what it would lose, or the seconds after the order of each step."""
+    several = "" if body.groups == 1 else f" ({body.groups} KV cache groups)"
+    rows: list[tuple[str, Cell]] = [
+        ("engine", f"{body.engine_id}, {body.mode}, policy {body.policy}"),
+        ("misses", body.target),
+        ("when", body.when),
+        ("channel", f"{body.channel}{several}: {CHANNELS[body.channel]}"),
+    ]
+    if body.carried_out:
+        rows.insert(0, ("order", f"{body.order_id}{_who(body)}"))
+        rows.append(("so far", _progress(body)))
+    if not body.requests:
+        return facts(*rows)
+    table = _timeline(body, wide) if body.carried_out else _plan(body)
+    return [facts(*rows), "", table]
+
+
+def cleared_orders_screen(body: ClearedOrders, _wide: bool) -> Part:
+    """One order a line."""
+    return Table(["ORDER", "ENGINE"], [[order_id, body.engine_id] for order_id in body.order_ids])
+
+
+def _plan(body: ForcedMiss) -> Part:
+    headers = ["REQUEST", "FROM", "TOKENS", "KEEPS", "RECOMPUTES", "NOTE"]
+    rows = [
+        [r.request_id, r.prefiller, str(r.tokens), _count(r.kept), _count(r.recomputed), r.cause or "-"]
+        for r in body.requests
+    ]
+    return Table(headers, rows, right="TOKENS KEEPS RECOMPUTES")
+
+
+def _timeline(body: ForcedMiss, wide: bool) -> Part:
+    headers = ["REQUEST", "FROM", "STATE", *(step.upper().replace("_", "-") for step in STEPS)]
+    headers += ["KEPT", "RECOMPUTED"]
+    causes = wide or any(r.state in ("late", "over") for r in body.requests)
+    if causes:
+        headers.append("CAUSE")
+    rows: list[list[Cell]] = []
+    for request in body.requests:
+        row: list[Cell] = [request.request_id, request.prefiller, state(request.state)]
+        row += [_step(request, step) for step in STEPS]
+        row += [_count(request.kept), _count(request.recomputed)]
+        rows.append([*row, request.cause or "-"] if causes else row)
+    return Table(headers, rows, right=" ".join(headers[3:10]))
+
+
+def _who(body: ForcedMiss) -> str:
+    at = f" at {clock(body.asked)}" if body.asked is not None else ""
+    return f", by uid {body.uid}, pid {body.pid}{at}"
+
+
+def _progress(body: ForcedMiss) -> str:
+    looked = f"{body.looked} loads seen, " if body.looked else ""
+    text = f"{looked}{body.taken} to miss, {body.recovered} recovered"
+    if body.recovery_p50 is not None and body.recovery_p99 is not None:
+        text += f" in {span(body.recovery_p50)} (median), {span(body.recovery_p99)} (99th percentile)"
+    return text + ("; further loads will be taken" if body.open else "")
+
+
+def _step(request: ForcedRequest, step: str) -> str:
+    return span(request.steps[step]) if step in request.steps else "-"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+VIEWS = (
+    View(ForcedMiss, forced_miss_screen, "requests", ForcedRequest),
+    View(ClearedOrders, cleared_orders_screen),
+)

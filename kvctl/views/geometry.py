@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvctl.views.fields import Count, Scalar
-from kvctl.views.registry import SCHEMA_VERSION
+from kvctl.views.registry import SCHEMA_VERSION, View
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import EngineGeometry
@@ -74,3 +74,6 @@ def engine_of(plain: dict[str, Any]) -> EngineGeometry:
         workers=workers,
         facts=body.facts,
     )
+
+
+VIEWS = (View(Geometry),)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvctl.views import registry as document
+from kvctl.views.registry import View, views
+from kvctl.views.screen import Part, Table
 
 
 class KindName(Struct, frozen=True, kw_only=True):
@@ -30,10 +31,20 @@ def kinds_document() -> Kinds:
     return Kinds(
         kinds=tuple(
             KindName(
-                name=kind.name,
-                items=kind.item_kind or None,
-                summary=(kind.struct().__doc__ or "").splitlines()[0],
+                name=kind,
+                items=view.item.__name__ if view.item else None,
+                summary=(view.struct.__doc__ or "").splitlines()[0],
             )
-            for kind in document.KINDS
+            for kind, view in views().items()
         )
     )
+
+
+def kinds_screen(body: Kinds, wide: bool) -> Part:
+    """One kind a line; what its items are when wide."""
+    headers = ["KIND", *(["ITEMS"] if wide else []), "SUMMARY"]
+    rows = [[kind.name, *([kind.items or "-"] if wide else []), kind.summary] for kind in body.kinds]
+    return Table(headers, rows)
+
+
+VIEWS = (View(Kinds, kinds_screen, "kinds", KindName),)

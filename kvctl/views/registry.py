@@ -1,107 +1,91 @@
-"""What all documents share: ``kind`` and ``schema_version`` around a struct, the registry of kinds, the JSON Schemas.
+"""Every document that kvctl prints: each module here declares its own as ``VIEWS``, how they look among them.
 
-A list document holds its items under one field; as JSON lines each item stands on its own line with its own kind.
-Numbers are in base units (bytes, seconds), times are RFC 3339 in UTC.
+A document is a struct; ``kind`` and ``schema_version`` stand around it. A list document holds its items under one
+field; as JSON lines each item stands on its own line with its own kind. Numbers are in base units (bytes, seconds),
+times are RFC 3339 in UTC.
+
+To add a document, write ``kvctl/views/NAME.py`` with its struct, a function that makes its screen, and ``VIEWS``.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
+import kvctl.views
+from kvctl.views.screen import Part
+
 SCHEMA_VERSION = 1
 
 
-class Kind(NamedTuple):
-    """One kind of document: its name, ``module:struct``, and for lists the field of the items and their kind."""
+class View(NamedTuple):
+    """One kind of document: its struct, and ``screen(body, wide)``, how it looks at a terminal.
 
-    name: str
-    target: str
+    A list has the name of the ``items``' field and their struct ``item``, which is a kind of its own. ``drawings`` make
+    text of it by the name of an output format. The kind's name is the struct's.
+    """
+
+    struct: type[msgspec.Struct]
+    screen: Callable[[Any, bool], Part] | None = None
     items: str = ""
-    item_kind: str = ""
+    item: type[msgspec.Struct] | None = None
+    drawings: Mapping[str, Callable[[Any], str]] = {}
 
-    def struct(self) -> type[msgspec.Struct]:
-        """The struct that the document is made of."""
-        module, name = self.target.split(":")
-        found: type[msgspec.Struct] = getattr(importlib.import_module(f"kvctl.views.{module}"), name)
-        return found
-
-
-KINDS = (
-    Kind("Engines", "engines:Engines", "engines", "Engine"),
-    Kind("Engine", "engines:Engine"),
-    Kind("Workers", "workers:Workers", "workers", "Worker"),
-    Kind("Worker", "workers:Worker"),
-    Kind("Transfers", "transfers.document:Transfers", "transfers", "Transfer"),
-    Kind("Transfer", "transfers.document:Transfer"),
-    Kind("TransferGroups", "transfers.groups:TransferGroups", "groups", "TransferGroup"),
-    Kind("TransferGroup", "transfers.groups:TransferGroup"),
-    Kind("WholeTransfer", "transfers.whole:WholeTransfer"),
-    Kind("Slow", "slow:Slow", "pairs", "SlowPair"),
-    Kind("SlowPair", "slow:SlowPair"),
-    Kind("Trace", "trace:Trace"),
-    Kind("Traces", "trace:Traces", "traces", "KeptTrace"),
-    Kind("KeptTrace", "trace:KeptTrace"),
-    Kind("Status", "status:Status"),
-    Kind("Event", "event:Event"),
-    Kind("Doctor", "doctor:Doctor", "checks", "Check"),
-    Kind("Check", "doctor:Check"),
-    Kind("Topology", "topology.document:Topology", "pairs", "Pair"),
-    Kind("Pair", "topology.document:Pair"),
-    Kind("Diff", "diff:Diff"),
-    Kind("Geometry", "geometry:Geometry"),
-    Kind("ForcedMiss", "forced_miss:ForcedMiss", "requests", "ForcedRequest"),
-    Kind("ForcedRequest", "forced_miss:ForcedRequest"),
-    Kind("ClearedOrders", "forced_miss:ClearedOrders"),
-    Kind("Verification", "verification:Verification", "runs", "VerifiedRun"),
-    Kind("VerifiedRun", "verification:VerifiedRun"),
-    Kind("Demo", "demo:Demo", "requests", "DemoRequest"),
-    Kind("DemoRequest", "demo:DemoRequest"),
-    Kind("Benchmark", "benchmark:Benchmark"),
-    Kind("HandshakeBenchmark", "handshake:HandshakeBenchmark"),
-    Kind("Replay", "replay:Replay"),
-    Kind("Version", "version:Version"),
-    Kind("Kinds", "kinds:Kinds", "kinds", "KindName"),
-    Kind("KindName", "kinds:KindName"),
-    Kind("Error", "error:Error"),
-)
+    @property
+    def kind(self) -> str:
+        """Its name."""
+        return self.struct.__name__
 
 
-def kind_named(name: str) -> Kind:
-    """The kind of that name. Raises `KeyError`."""
-    return {kind.name: kind for kind in KINDS}[name]
+def view_of(body: msgspec.Struct) -> View:
+    """How ``body`` is shown."""
+    module = type(body).__module__
+    places = (module, module.rpartition(".")[0])
+    declared: list[View] = [view for name in places for view in getattr(sys.modules[name], "VIEWS", ())]
+    return next(view for view in declared if view.struct is type(body))
 
 
-def kind_names() -> tuple[str, ...]:
-    """All kinds, in the order of the registry."""
-    return tuple(kind.name for kind in KINDS)
+def views() -> dict[str, View]:
+    """All views by kind, in the order of the alphabet; imports every module of views."""
+    found = (view for name in _modules() for view in getattr(importlib.import_module(name), "VIEWS", ()))
+    kinds = {view.kind: view for view in found}
+    items = {view.item.__name__: View(view.item) for view in kinds.values() if view.item}
+    return dict(sorted((items | kinds).items()))
 
 
-def kind_of(body: msgspec.Struct) -> Kind:
-    """The kind whose struct ``body`` is."""
-    return kind_named(type(body).__name__)
+def _modules() -> Iterator[str]:
+    for module in pkgutil.walk_packages(kvctl.views.__path__, "kvctl.views."):
+        if module.name != "kvctl.views.drawing":
+            yield module.name
 
 
 def wrapped(body: msgspec.Struct) -> dict[str, Any]:
     """The whole document as plain values: ``kind``, ``schema_version``, then the struct's fields."""
-    return {"kind": kind_of(body).name, "schema_version": SCHEMA_VERSION, **msgspec.to_builtins(body)}
+    return {
+        "kind": type(body).__name__,
+        "schema_version": SCHEMA_VERSION,
+        **msgspec.to_builtins(body),
+    }
 
 
 def lines(body: msgspec.Struct) -> list[dict[str, Any]]:
     """The documents that stand for ``body`` as JSON lines: one for each item of a list, else itself."""
-    kind = kind_of(body)
-    return [wrapped(item) for item in getattr(body, kind.items)] if kind.items else [wrapped(body)]
+    view = view_of(body)
+    return [wrapped(item) for item in getattr(body, view.items)] if view.items else [wrapped(body)]
 
 
 def json_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a kind. Raises `KeyError` when there is none of that name."""
-    kind = kind_named(name)
-    schema = msgspec.json.schema(kind.struct())
+    struct = views()[name].struct
+    schema = msgspec.json.schema(struct)
     definitions = schema["$defs"]
-    root = definitions.pop(kind.struct().__name__)
+    root = definitions.pop(name)
     head = {"kind": {"const": name}, "schema_version": {"const": SCHEMA_VERSION}}
     result = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

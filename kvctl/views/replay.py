@@ -6,8 +6,12 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.bars import Bar, page
 from kvctl.views.benchmark import Quantiles
 from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds, Time
+from kvctl.views.registry import View
+from kvctl.views.screen import Part, Table
 
 Stages = Annotated[dict[str, Quantiles], Meta(description="seconds in each stage, in order")]
 
@@ -71,3 +75,112 @@ class Replay(Struct, frozen=True, kw_only=True):
     winner: Annotated[str, Meta(description="the variant with the highest rate")]
     left_out: tuple[LeftOut, ...]
     notes: tuple[str, ...]
+
+
+STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
+
+
+def replay_screen(body: Replay, wide: bool) -> Part:
+    """The record in the first line, then one way a line; below what dominates and which is fastest."""
+    headers, rows = _table(body, wide)
+    table = Table(headers, rows, right=" ".join(headers[1:]))
+    head, *rest = _words(body)
+    return [head, "", table, "", *rest]
+
+
+def replay_page(body: Replay) -> str:
+    """The whole as one file of HTML."""
+    headers, rows = _table(body, wide=True)
+    stages = [_bar("recorded", body.recorded.stages)]
+    stages += [_bar(one.name, one.stages) for one in body.variants]
+    rates = [
+        Bar("recorded", (("rate", body.recorded.bytes_per_second),), rate(body.recorded.bytes_per_second))
+    ]
+    rates += [
+        Bar(one.name, (("rate", one.bytes_per_second),), rate(one.bytes_per_second)) for one in body.variants
+    ]
+    return page(
+        f"Replay of {body.trace}",
+        _words(body),
+        [("Stages of a transfer, p50", stages), ("Rates", rates)],
+        (headers, rows),
+    )
+
+
+def _words(body: Replay) -> list[str]:
+    verified = all(one.verified for one in body.variants)
+    conditions = f"{size(body.memory)} of memory, {body.cores} cores, load {body.load:.1f} at the beginning"
+    compared = f"bytes were {'' if verified else 'not '}compared"
+    moved = f"{body.recorded.transfers} transfers of {', '.join(body.models)}, {body.pace}"
+    moved += f", from {body.to}" if body.to else ""
+    lines = [f"{moved}; {conditions}; {compared}"]
+    lines += [_where(one) for one in body.variants]
+    if len(body.variants) > 1:
+        best = next(one for one in body.variants if one.name == body.winner)
+        first = body.variants[0]
+        against = (
+            f", {best.bytes_per_second / first.bytes_per_second:.2f} of {first.name}"
+            if best is not first and first.bytes_per_second
+            else ""
+        )
+        lines.append(f"fastest: {best.name} with {rate(best.bytes_per_second)}{against}")
+    lines += [f"not replayed: {one.transfers} {one.reason}" for one in body.left_out]
+    return lines + list(body.notes)
+
+
+def _where(one: Variant) -> str:
+    return f"{one.name}: {one.dominant_share:.0%} of the time is in {one.dominant}; over {one.transport or 'unknown'}"
+
+
+def _table(body: Replay, wide: bool) -> tuple[list[str], list[list[str]]]:
+    record = body.recorded
+    shown = [name for name in STAGES if name in record.stages or name in body.variants[0].stages]
+    shown += [name for name in record.stages if name not in STAGES]
+    headers = ["WAY", "BYTES", "COPIES", "RATE", "P50", "P90", "P99", *(name.upper() for name in shown)]
+    rows = [
+        [
+            "recorded",
+            *_cells(record.bytes, record.descriptors, record.bytes_per_second, record.seconds),
+            *_stages(record.stages, shown, wide),
+        ]
+    ]
+    rows += [
+        [
+            one.name,
+            *_cells(one.bytes, one.descriptors, one.bytes_per_second, one.seconds),
+            *_stages(one.stages, shown, wide),
+        ]
+        for one in body.variants
+    ]
+    return headers, rows
+
+
+def _cells(moved: int, descriptors: int, speed: float, seconds: Quantiles) -> list[str]:
+    return [
+        size(moved),
+        str(descriptors),
+        rate(speed or None),
+        *map(span, (seconds.p50, seconds.p90, seconds.p99)),
+    ]
+
+
+def _stages(stages: dict[str, Quantiles], shown: list[str], wide: bool) -> list[str]:
+    """The middle of each stage; with the other two when wide."""
+    cells = []
+    for name in shown:
+        stage = stages.get(name)
+        if stage is None:
+            cells.append("-")
+        elif wide:
+            cells.append(" / ".join(map(span, (stage.p50, stage.p90, stage.p99))))
+        else:
+            cells.append(span(stage.p50))
+    return cells
+
+
+def _bar(name: str, stages: dict[str, Quantiles]) -> Bar:
+    parts = tuple((stage, stages[stage].p50) for stage in STAGES if stage in stages)
+    return Bar(name, parts, span(sum(value for _, value in parts)))
+
+
+VIEWS = (View(Replay, replay_screen),)

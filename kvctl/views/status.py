@@ -6,9 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import age, span
 from kvctl.views.engines import endpoint_name
 from kvctl.views.fields import Count, Seconds, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Styled, Table, facts, state
 from kvd.wire import query
 
 
@@ -64,3 +66,36 @@ def status_document(status: query.Status) -> Status:
         counters=status.counters,
         gauges=status.gauges,
     )
+
+
+def status_screen(body: Status, wide: bool) -> Part:
+    """The daemon, its peers, its gauges and counters; counters that stand at zero only when wide."""
+    parts: list[Part] = [
+        facts(
+            ("kvd", f"{body.kvd_id} {body.version}, pid {body.pid} on {body.host}"),
+            (
+                "state",
+                Styled("draining", "yellow") if body.draining else Styled("serving", "green"),
+            ),
+            ("up", age(body.started)),
+            ("generation", body.generation),
+            ("directory", body.runtime_dir),
+            ("peer socket", body.endpoint or "none"),
+        )
+    ]
+    if body.peers:
+        rows: list[list[Cell]] = [
+            [peer.endpoint or "-", peer.kvd_id or "-", state(peer.state), span(peer.rtt), age(peer.since)]
+            for peer in body.peers
+        ]
+        parts += ["", Table(["PEER", "KVD", "STATE", "RTT", "SINCE"], rows, right="RTT SINCE")]
+    if body.gauges:
+        gauges = [[name, f"{value:g}"] for name, value in sorted(body.gauges.items())]
+        parts += ["", Table(["GAUGE", "NOW"], gauges, right="NOW")]
+    counters = [[name, str(count)] for name, count in sorted(body.counters.items()) if count or wide]
+    if counters:
+        parts += ["", Table(["COUNTER", "TOTAL"], counters, right="TOTAL")]
+    return parts
+
+
+VIEWS = (View(Status, status_screen),)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import clock, size, span
 from kvctl.views.fields import Bytes, Count, Seconds, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Part, Table, facts, sizes
 
 if TYPE_CHECKING:
     from kvd.trace import model
@@ -164,3 +166,64 @@ def _pair(trace: model.Trace, key: tuple[int, int, str, str], sums: _Sums) -> Tr
         seconds=sums.seconds,
         blocks_per_run=sums.blocks / sums.runs if sums.runs else 0.0,
     )
+
+
+def trace_screen(body: Trace, wide: bool) -> Part:
+    """The head, the engines, the pairs."""
+    head = facts(
+        ("trace", f"{body.name}, schema {body.schema}, by {body.written_by or 'somebody'}"),
+        ("began", f"{clock(body.began)}, {span(body.seconds)} from first to last"),
+        (
+            "transfers",
+            f"{body.transfers} of {body.requests} requests" + (", ids hashed" if body.hashed else ""),
+        ),
+    )
+    engines = Table(
+        ["ENGINE", "MODEL", "SHAPE", "WORKERS", "BLOCKS", "MEMORY", *(["GENERATION"] if wide else [])],
+        [
+            [
+                engine.engine_id,
+                engine.model or "-",
+                sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp),
+                str(engine.workers) if engine.geometry else "unknown",
+                str(engine.blocks) if engine.geometry else "-",
+                size(engine.bytes) if engine.geometry else "-",
+                *([engine.generation or "-"] if wide else []),
+            ]
+            for engine in body.engines
+        ],
+        right="WORKERS BLOCKS MEMORY",
+    )
+    pairs = Table(
+        ["FROM", "TO", "BACKEND", "MODE", "TRANSFERS", "MISSES", "REPLAYABLE", "BYTES", "TIME", "BLOCKS/RUN"],
+        [
+            [
+                pair.remote_engine,
+                pair.local_engine,
+                pair.backend,
+                pair.mode,
+                str(pair.transfers),
+                str(pair.misses),
+                str(pair.replayable),
+                size(pair.bytes),
+                span(pair.seconds),
+                f"{pair.blocks_per_run:.1f}",
+            ]
+            for pair in body.pairs
+        ],
+        right="TRANSFERS MISSES REPLAYABLE BYTES TIME BLOCKS/RUN",
+    )
+    return [head, "", engines, "", pairs]
+
+
+def traces_screen(body: Traces, wide: bool) -> Part:
+    """One imported trace a line."""
+    headers = ["TRACE", "SIZE", "IMPORTED", *(["PATH"] if wide else [])]
+    rows = [
+        [trace.name, size(trace.bytes), clock(trace.imported), *([trace.path] if wide else [])]
+        for trace in body.traces
+    ]
+    return Table(headers, rows, right="SIZE")
+
+
+VIEWS = (View(Trace, trace_screen), View(Traces, traces_screen, "traces", KeptTrace))

@@ -6,8 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import age, size, span
 from kvctl.views.fields import Bytes, Count, RankName, Seconds, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Table, state
 from kvd.wire.query import WorkerRow
 
 
@@ -50,3 +52,33 @@ def worker_document(row: WorkerRow) -> Worker:
         registered_bytes=row.registered_bytes,
         reason=row.reason,
     )
+
+
+def workers_screen(body: Workers, wide: bool) -> Part:
+    """One process a line."""
+    reasons = wide or any(worker.reason for worker in body.workers)
+    headers = ["ENGINE", "RANK", "PID", "STATE", "HEARD", "BACKEND", "MEMORY"]
+    if wide:
+        headers += ["REGIONS", "REGISTERED", "INCARNATION"]
+    if reasons:
+        headers.append("REASON")
+    rows: list[list[Cell]] = []
+    for worker in body.workers:
+        row: list[Cell] = [
+            worker.engine_id,
+            worker.rank or worker.client,
+            str(worker.pid),
+            state(worker.state),
+            span(worker.heartbeat_age),
+            worker.backend or "-",
+            size(worker.registered_bytes) if worker.rank else "-",
+        ]
+        if wide:
+            row += [str(worker.regions) if worker.rank else "-", age(worker.registered), worker.incarnation]
+        if reasons:
+            row.append(worker.reason or "-")
+        rows.append(row)
+    return Table(headers, rows, right="PID HEARD MEMORY REGIONS REGISTERED")
+
+
+VIEWS = (View(Workers, workers_screen, "workers", Worker),)

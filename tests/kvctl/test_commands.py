@@ -45,7 +45,7 @@ def test_watching_transfers_as_lines_prints_each_once(
         if next(naps, "enough") == "enough":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvctl.views.watch.time.sleep", nap)
+    monkeypatch.setattr("kvctl.views.output.time.sleep", nap)
     outcome = run("transfers", "--watch", "500ms", "-o", "jsonl", "--socket", daemon.directory)
     assert outcome.code == 130
     assert [json.loads(line)["seq"] for line in outcome.out.splitlines()] == [1, 2, 3]
@@ -61,7 +61,7 @@ def test_watching_a_table_repeats_it_with_a_gap_when_piped(
         if next(naps, seconds) == seconds:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvctl.views.watch.time.sleep", nap)
+    monkeypatch.setattr("kvctl.views.output.time.sleep", nap)
     lines = run("engines", "-w", "2", "--socket", daemon.directory).out.splitlines()
     once = ["ENGINE", "decode-0", "prefill-1", "prefill-0"]
     assert [line.split(" ")[0] for line in lines] == [*once, "", *once]

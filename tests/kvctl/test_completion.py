@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.cli.completion import FILES, SHELLS, script
-from kvctl.commands import COMMANDS
+from kvctl.cli import completion
+from kvctl.cli.completion import SHELLS
+from kvctl.main import group
+from kvctl.views.registry import views
 
 FOLDER = Path(__file__).parents[2] / "completions"
+FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
+"""The file that each shell looks for."""
+
+
+def script(shell: str) -> str:
+    return completion.script(shell, group(), {"schema": tuple(views())})
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -22,7 +30,7 @@ def test_the_scripts_in_the_repository_are_current(shell: str) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_script_knows_every_command_and_choice(shell: str) -> None:
     text = script(shell)
-    for row in COMMANDS:
+    for row in group().rows:
         assert row.name in text
     for choice in ("jsonl", "always", "unreachable", "Topology"):
         assert choice in text

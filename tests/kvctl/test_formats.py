@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from kvctl.views.registry import KINDS, json_schema
+from kvctl.views.registry import json_schema, views
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -28,7 +28,7 @@ PRINTED = {
     "force-miss --clear": ("ClearedOrders", "ClearedOrders", 1),
     "status": ("Status", "Status", 1),
     "version": ("Version", "Version", 1),
-    "schema": ("Kinds", "KindName", len(KINDS)),
+    "schema": ("Kinds", "KindName", len(views())),
 }
 """For each command the kind of its document, the kind of its lines as JSON lines, how many there are."""
 every_command = pytest.mark.parametrize("command", PRINTED)

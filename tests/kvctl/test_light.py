@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -9,7 +10,10 @@ import sys
 
 import pytest
 
-from kvctl.commands import COMMANDS, Row
+from kvctl.cli.discovery import Row
+from kvctl.main import group
+
+COMMANDS: tuple[Row, ...] = group().rows
 
 HEAVY = {"torch", "vllm", "nixl", "mooncake", "transformers"}
 LOADED = """
@@ -58,6 +62,6 @@ EVERY = [row for command in COMMANDS for row in (command, *command.rows)]
 
 @pytest.mark.parametrize("row", EVERY, ids=lambda row: row.name)
 def test_the_line_in_the_list_is_the_first_of_the_commands_own_help(row: Row) -> None:
-    module, function = row.target.split(":")
-    documented = inspect.getdoc(getattr(pytest.importorskip(module), function)) or ""
+    function = row.module.rpartition(".")[2]
+    documented = inspect.getdoc(getattr(importlib.import_module(row.module), function)) or ""
     assert documented.splitlines()[0] == row.summary

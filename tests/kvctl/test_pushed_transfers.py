@@ -6,8 +6,7 @@ import io
 
 from rich.console import Console
 
-from kvctl.render.transfers import transfers_screen
-from kvctl.views.transfers.document import Transfers, transfer_document
+from kvctl.views.transfers.document import Transfers, transfer_document, transfers_screen
 from kvd.wire.transfer import LedgerRow, TransferRecord
 
 RECORD = TransferRecord(

@@ -59,7 +59,7 @@ def test_watching_on_a_terminal_clears_the_screen(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("kvctl.views.watch.time.sleep", interrupt)
+    monkeypatch.setattr("kvctl.views.output.time.sleep", interrupt)
     assert terminal(80, "engines", "--watch", "1", "--socket", daemon.directory).out.startswith(
         "\x1b[H\x1b[2J"
     )

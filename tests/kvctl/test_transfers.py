@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from kvctl.render.whole_transfer import placed
 from kvctl.views.slow import slow_document
 from kvctl.views.transfers.document import Transfer, transfer_document
+from kvctl.views.transfers.whole import placed
 from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
 from tests.kvctl.conftest import ledger_row
 

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.views.fields import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
-from kvctl.views.registry import moment
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Table, state
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
@@ -153,3 +155,52 @@ def transfer_document(row: LedgerRow) -> Transfer:
 
 def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[Blocks, ...]:
     return tuple(Blocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)
+
+
+def transfers_screen(body: Transfers, wide: bool) -> Part:
+    """One transfer a line, newest first; the cause stands there as soon as one is a miss."""
+    causes = wide or any(transfer.cause for transfer in body.transfers)
+    headers = ["STARTED", "REQUEST", "FROM", "TO", "STATE", "BYTES", "TIME", "RATE"]
+    if wide:
+        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM", "CODE"]
+    if causes:
+        headers.append("CAUSE")
+    rows: list[list[Cell]] = []
+    for transfer in body.transfers:
+        row: list[Cell] = [
+            clock(transfer.started),
+            transfer.request_id,
+            transfer.remote_engine,
+            f"{transfer.local_engine}/{transfer.local_rank}",
+            state(transfer.state),
+            size(transfer.bytes),
+            span(transfer.seconds),
+            rate(transfer.bytes_per_second),
+        ]
+        if wide:
+            row += [
+                str(transfer.seq),
+                transfer.transfer_id,
+                transfer.backend,
+                transfer.mode,
+                str(transfer.tokens),
+                f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}",
+                stages(transfer),
+                transfer.checksum.state or "-",
+                transfer.code or "-",
+            ]
+        if causes:
+            row.append(transfer.cause or "-")
+        rows.append(row)
+    return Table(headers, rows, right="BYTES TIME RATE SEQ TOKENS COPIES")
+
+
+def stages(transfer: Transfer) -> str:
+    """``queued 1.20 ms, wire 8.00 ms``: the stages that took any time, in order."""
+    return (
+        ", ".join(f"{name} {span(seconds)}" for name, seconds in transfer.stages.items() if seconds > 0)
+        or "-"
+    )
+
+
+VIEWS = (View(Transfers, transfers_screen, "transfers", Transfer),)

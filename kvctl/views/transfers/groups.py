@@ -7,7 +7,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import rate, size, span
 from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds
+from kvctl.views.registry import View
+from kvctl.views.screen import Part, Table
 from kvd.wire.transfer import LedgerRow, TransferRecord, Transfers
 
 GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
@@ -89,3 +92,27 @@ def _group(key: str, rows: list[LedgerRow]) -> TransferGroup:
         seconds_p99=quantile(times, 0.99),
         bytes_per_second=sum(r.bytes for r in pulled) / seconds if seconds else None,
     )
+
+
+def transfer_groups_screen(body: TransferGroups, wide: bool) -> Part:  # noqa: ARG001 (as all screens)
+    """One group a line, most transfers first; a line below says when there were more than were looked at."""
+    headers = [body.by.upper(), "TRANSFERS", "MISSES", "BYTES", "P50", "P99", "RATE"]
+    rows = [
+        [
+            group.key,
+            str(group.transfers),
+            str(group.misses),
+            size(group.bytes),
+            span(group.seconds_p50),
+            span(group.seconds_p99),
+            rate(group.bytes_per_second),
+        ]
+        for group in body.groups
+    ]
+    table = Table(headers, rows, right="TRANSFERS MISSES BYTES P50 P99 RATE")
+    if not body.more:
+        return table
+    return [table, "", f"the newest {body.counted} of {body.total}; --last looks at more"]
+
+
+VIEWS = (View(TransferGroups, transfer_groups_screen, "groups", TransferGroup),)

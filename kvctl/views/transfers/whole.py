@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.views.fields import Bytes, Count, Seconds, Time
-from kvctl.views.registry import moment
-from kvctl.views.transfers.document import Transfer, transfer_document
+from kvctl.views.registry import View, moment
+from kvctl.views.screen import Cell, Part, Styled, Table, facts, spaced, state
+from kvctl.views.transfers.document import Blocks, Transfer, transfer_document
 from kvd.wire.transfer import LedgerRow, TransferRecord, TransferState
 
 
@@ -77,3 +80,156 @@ def _attempt(record: TransferRecord) -> tuple[str, ...]:
         record.local_generation,
         record.remote_generation,
     )
+
+
+WIDTH, NARROWEST = 60, 10
+"""Columns of the axis where there is room for it, and those that it keeps."""
+STYLES = {
+    "queued": "dim",
+    "handshake": "magenta",
+    "plan": "cyan",
+    "post": "yellow",
+    "wire": "green",
+    "announce": "magenta",
+    "wait": "dim",
+}
+BEGINS = {"queued": "queued", "post": "posting", "wire": "posted", "announce": "announced", "wait": "taken"}
+"""For each stage the moment at which it begins, where the worker wrote one down."""
+ENDS = {"handshake": "handshake", "plan": "planned"}
+"""The same for stages of which the end is known."""
+
+
+def whole_transfer_screen(body: WholeTransfer, wide: bool) -> Part:
+    """The facts, the timeline, each worker's figures; with ``wide`` its blocks."""
+    generation = [f"generation {g}" if g else "generation unknown" for g in _generations(body)]
+    rows: list[tuple[str, Cell]] = [
+        ("request", body.request_id),
+        ("from", f"{body.remote_engine}, {generation[0]}, request {body.remote_request_id or 'unknown'}"),
+        ("to", f"{body.local_engine}, {generation[1]}"),
+        ("state", state(body.state)),
+        *([("cause", f"{body.code}: {body.cause}" if body.code else body.cause)] if body.cause else []),
+        ("started", clock(body.started)),
+        ("time", span(body.seconds)),
+        ("moved", f"{size(body.bytes)}, {body.tokens} tokens, {body.mode}"),
+    ]
+    parts: list[Part] = [facts(*rows), partial(timeline, body.parts), _figures(body.parts)]
+    parts += [_checksums(body.parts)] if any(part.checksum.state for part in body.parts) else []
+    return spaced([*parts, _blocks(body.parts)] if wide else parts)
+
+
+def timeline(parts: tuple[Transfer, ...], room: int) -> Part:
+    """Each stage of each worker as a bar, from the first one's begin to the last one's end, in ``room`` columns."""
+    bars = [
+        (part.local_rank, name, part.started.timestamp() + begin, seconds)
+        for part in parts
+        for name, begin, seconds in placed(part)
+    ]
+    if not bars:
+        return "no stage of it took any time"
+    zero = min(begin for _, _, begin, _ in bars)
+    whole = max(begin + seconds for _, _, begin, seconds in bars) - zero
+    ranks = max(len(rank) for rank, *_ in bars)
+    names = max(len(name) for _, name, *_ in bars)
+    beside = ranks + names + len("    ||  ") + max(len(span(seconds)) for *_, seconds in bars)
+    axis = max(NARROWEST, min(WIDTH, room - beside))
+    lines: list[Part] = []
+    last = ""
+    for rank, name, begin, seconds in bars:
+        first = min(axis - 1, int((begin - zero) / whole * axis)) if whole else 0
+        length = max(1, min(axis - first, round(seconds / whole * axis))) if whole else 1
+        lines.append(
+            (
+                f"{'' if rank == last else rank:<{ranks}}  {name:<{names}}  |" + " " * first,
+                Styled("#" * length, STYLES.get(name, "")),
+                f"{' ' * (axis - first - length)}|  {span(seconds)}",
+            )
+        )
+        last = rank
+    return [*lines, f"{'':<{ranks + names + 4}}0{span(whole):>{axis}}"]
+
+
+def placed(part: Transfer) -> Iterator[tuple[str, float, float]]:
+    """The stages that took any time: name, begin in seconds after ``started``, length; placed by what is known."""
+    cursor = -part.stages.get("queued", 0.0)
+    if "handshake" not in part.moments and part.moments:
+        cursor -= part.stages.get(
+            "handshake", 0.0
+        )  # before the claim, while the request waited in the scheduler
+    order = sorted(part.stages.items(), key=lambda stage: _early(part, stage[0]))
+    for name, seconds in order:
+        if seconds <= 0:
+            continue
+        begin = cursor
+        if (mark := part.moments.get(_begin_name(part, name))) is not None:
+            begin = mark
+        elif (mark := part.moments.get(ENDS.get(name, ""))) is not None:
+            begin = mark - seconds
+        yield name, begin, seconds
+        cursor = begin + seconds
+
+
+def _early(part: Transfer, name: str) -> int:
+    """A handshake that the scheduler waited for comes before the claim, and so before the queue."""
+    return 0 if name == "handshake" and part.moments and "handshake" not in part.moments else 1
+
+
+def _begin_name(part: Transfer, name: str) -> str:
+    return "first" if part.mode == "push" and name == "wire" else BEGINS.get(name, "")
+
+
+def _generations(body: WholeTransfer) -> tuple[str, str]:
+    return body.remote_generation, body.local_generation
+
+
+def _figures(parts: tuple[Transfer, ...]) -> Part:
+    headers = ["RANK", "READS", "STATE", "BACKEND", "BYTES", "RATE", "COPIES", "BLOCKS", "TRIES", "CAUSE"]
+    rows: list[list[Cell]] = [
+        [
+            part.local_rank,
+            " ".join(part.remote_ranks) or "-",
+            state(part.state),
+            part.backend,
+            size(part.bytes),
+            rate(part.bytes_per_second),
+            f"{part.coalesced_descriptors or '-'}/{part.descriptors}",
+            " ".join(f"g{share.group}:{share.blocks}" for share in part.groups) or "-",
+            str(part.attempts),
+            part.cause or "-",
+        ]
+        for part in parts
+    ]
+    return Table(headers, rows, right="BYTES RATE COPIES TRIES")
+
+
+def _checksums(parts: tuple[Transfer, ...]) -> Part:
+    """What was compared with the prefiller's sums, group by group, or why nothing was."""
+    rows: list[list[Cell]] = []
+    for part in parts:
+        found = part.checksum
+        time = span(found.seconds)
+        for group in found.groups:
+            what = "differs" if group.differs else "ok"
+            layers = str(group.layers)
+            rows.append([part.local_rank, what, f"g{group.group}", layers, time, group.differs or "-"])
+        if found.state and not found.groups:
+            rows.append([part.local_rank, found.state, "-", "-", time, found.why or "-"])
+    return Table(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, right="LAYERS TIME")
+
+
+def _blocks(parts: tuple[Transfer, ...]) -> Part:
+    rows = [
+        [part.local_rank, side, f"g{blocks.group}", str(blocks.first), _runs(blocks)]
+        for part in parts
+        for side, lists in (("local", part.local_blocks), ("remote", part.remote_blocks))
+        for blocks in lists
+    ]
+    return Table(["RANK", "SIDE", "GROUP", "FIRST", "IDS"], rows, right="FIRST")
+
+
+def _runs(blocks: Blocks) -> str:
+    return " ".join(
+        str(start) if count == 1 else f"{start}-{start + count - 1}" for start, count in blocks.runs
+    )
+
+
+VIEWS = (View(WholeTransfer, whole_transfer_screen),)

@@ -25,6 +25,7 @@ from kvctl.ledger.options import (
     question,
 )
 
+SECTION = "Commands"
 LAST = 10_000
 
 

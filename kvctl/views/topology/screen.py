@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.table import column_table
+from kvctl.views.screen import Cell, Indented, Part, Styled, Table, spaced
 from kvctl.views.topology.document import Pair, Request, Topology
 from kvctl.views.topology.flows import flows, partial_groups, rank_order, shape
 
@@ -21,74 +15,75 @@ GROUP_LEGEND = "  gN  of these groups only\n"
 NOTHING_LEGEND = "  .   nothing"
 
 
-def topology_screen(body: Topology, wide: bool) -> RenderableType:
+def topology_screen(body: Topology, wide: bool) -> Part:
     """All pairs, one below the other."""
-    parts: list[RenderableType] = []
+    parts: list[Part] = []
     for pair in body.pairs:
         parts += [_pair(pair, wide), ""]
-    return Group(*parts[:-1])
+    return parts[:-1]
 
 
-def _pair(pair: Pair, wide: bool) -> RenderableType:
-    parts: list[RenderableType] = [_header(pair)]
+def _pair(pair: Pair, wide: bool) -> Part:
+    parts: list[Part] = [_header(pair)]
     if pair.reads:
         matrix = Matrix(pair)
         legend = (
             SHARE_LEGEND + GROUP_LEGEND * any("g" in cell for cell in matrix.cells.values()) + NOTHING_LEGEND
         )
-        parts += ["", matrix, "", Text(legend, style="dim"), "", _groups(pair)]
+        parts += ["", matrix.fitted, "", Styled(legend, "dim"), "", _groups(pair)]
     if pair.request:
         parts += ["", _request(pair.request)]
     # A difference without a note costs nothing and is no news.
     factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
     if factors:
-        rows: list[list[str | Text]] = [
+        rows: list[list[Cell]] = [
             [
                 f.name,
                 f.local,
                 f.remote,
-                Text("yes", "green") if f.ok else Text("NO", "bold red"),
+                Styled("yes", "green") if f.ok else Styled("NO", "bold red"),
                 f.note or "-",
             ]
             for f in factors
         ]
-        parts += ["", column_table(["FACTOR", "LOCAL", "REMOTE", "OK", "NOTE"], rows)]
+        parts += ["", Table(["FACTOR", "LOCAL", "REMOTE", "OK", "NOTE"], rows)]
     if wide and pair.reads:
         parts += ["", _reads(pair)]
     for finding in pair.findings:
         parts += [
             "",
-            Text(f"{finding.severity} {finding.code}: {finding.message}", SEVERITY_STYLES[finding.severity]),
+            Styled(
+                f"{finding.severity} {finding.code}: {finding.message}", SEVERITY_STYLES[finding.severity]
+            ),
         ]
         if finding.hint:
-            parts.append(Padding(Text(finding.hint), (0, 0, 0, 2)))
-    return Group(*parts)
+            parts.append(Indented(finding.hint))
+    return parts
 
 
-def _header(pair: Pair) -> Text:
-    text = Text.assemble(
-        (pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
-        (pair.remote.engine_id, "bold"), f" ({shape(pair.remote)}): ",
-        ("compatible", "green") if pair.compatible else ("NOT compatible", "bold red"),
-    )  # fmt: skip
+def _header(pair: Pair) -> Part:
     models = dict.fromkeys((pair.local.model, pair.remote.model))
-    text.append(f"\n{' / '.join(models)}", style="dim")
-    return text
+    return (
+        Styled(pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
+        Styled(pair.remote.engine_id, "bold"), f" ({shape(pair.remote)}): ",
+        Styled("compatible", "green") if pair.compatible else Styled("NOT compatible", "bold red"),
+        Styled(f"\n{' / '.join(models)}", "dim"),
+    )  # fmt: skip
 
 
-def _groups(pair: Pair) -> RenderableType:
+def _groups(pair: Pair) -> Part:
     rows = [
         [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size or "state"), size(g.bytes_per_block)]
         for g in pair.groups
     ]
-    return column_table(
+    return Table(
         ["GROUP", "KIND", "LAYERS", "TOKENS/BLOCK", "BYTES/BLOCK"],
         rows,
         right="LAYERS TOKENS/BLOCK BYTES/BLOCK",
     )
 
 
-def _request(request: Request) -> RenderableType:
+def _request(request: Request) -> Part:
     """What a request costs, in one line; the mean copy is that before coalescing."""
     busiest = max((*request.bytes_by_rank.values(), *request.bytes_by_local_rank.values()), default=0)
     headers = ["REQUEST", "BYTES", "COPIES", "COALESCED", "MEAN COPY", "BUSIEST RANK"]
@@ -103,10 +98,10 @@ def _request(request: Request) -> RenderableType:
     if request.seconds is not None:
         headers.append("TIME")
         row.append(f"{span(request.seconds)} at {rate(request.bandwidth)} a rank")
-    return column_table(headers, [row], right="BYTES COPIES COALESCED")
+    return Table(headers, [row], right="BYTES COPIES COALESCED")
 
 
-def _reads(pair: Pair) -> RenderableType:
+def _reads(pair: Pair) -> Part:
     rows = [
         [
             r.local_rank,
@@ -120,7 +115,7 @@ def _reads(pair: Pair) -> RenderableType:
         for r in pair.reads
     ]
     headers = ["READER", "SOURCE", "GROUP", "HEADS", "LAYERS", "BYTES/BLOCK", "COPIES/BLOCK"]
-    return column_table(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
+    return Table(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
 
 
 class Matrix:
@@ -145,20 +140,19 @@ class Matrix:
         if pair.request:
             self._add_sums(pair.request)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def fitted(self, width: int) -> list[Part]:
         """The tables, as many as the width asks for."""
-        del console
         widest = max(len(cell) for cell in (*self.cells.values(), *self.columns)) + 2
         left = max(len(row) for row in self.rows) + 2
-        fitting = max(1, (options.max_width - left) // widest)
-        for start in range(0, len(self.columns), fitting):
-            columns = self.columns[start : start + fitting]
-            if start:
-                yield ""
-            rows = [
-                [row, *(self.cells.get((row, column), NOTHING) for column in columns)] for row in self.rows
-            ]
-            yield column_table(["", *columns], rows)
+        fitting = max(1, (width - left) // widest)
+        return spaced(
+            Table(
+                ["", *columns],
+                [[row, *(self.cells.get((row, column), NOTHING) for column in columns)] for row in self.rows],
+            )
+            for start in range(0, len(self.columns), fitting)
+            for columns in (self.columns[start : start + fitting],)
+        )
 
     def _add_sums(self, request: Request) -> None:
         for row in self.rows:

@@ -11,8 +11,10 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import RefusedError
 from kvctl.views.output import show
 
+SECTION = "Commands"
 
-def import_trace(
+
+def import_(
     settings: Settings,
     *,
     file: Annotated[str, typer.Argument(metavar="FILE", help="The trace; - is stdin.")],

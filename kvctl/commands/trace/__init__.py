@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+SECTION = "Look"
+
 
 def trace(context: typer.Context) -> None:
     """Recorded transfers as a file, enough to replay them elsewhere.

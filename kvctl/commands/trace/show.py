@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.views.output import show
+from kvctl.views.output import show as show_document
+
+SECTION = "Commands"
 
 
-def show_trace(
+def show(
     settings: Settings,
     *,
     trace: Annotated[
@@ -27,7 +29,7 @@ def show_trace(
     from kvd.trace.read import open_trace
 
     if not trace:
-        show(traces_document(trace_files.kept()), settings)
+        show_document(traces_document(trace_files.kept()), settings)
         return
     path = trace_files.found(trace)
     try:
@@ -35,4 +37,4 @@ def show_trace(
             body = trace_document(head, transfers, trace)
     except TraceError as error:
         raise trace_files.failed(error) from None
-    show(body, settings)
+    show_document(body, settings)

@@ -1,0 +1,100 @@
+"""A command takes three files: the command, its view and their test. Nothing else names it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import kvctl.commands
+import kvctl.views
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import Run
+
+COMMAND = '''
+"""`kvctl count-down`."""
+
+from typing import Annotated
+
+import typer
+
+from kvctl.cli.settings import Settings
+from kvctl.views.countdown import Countdown
+from kvctl.views.output import show
+
+SECTION = "Look"
+
+
+def count_down(
+    settings: Settings,
+    *,
+    start: Annotated[int, typer.Option("--start", metavar="N", help="Where to begin.")] = 3,
+) -> None:
+    """Numbers, one after the other."""
+    show(Countdown(numbers=tuple(range(start, 0, -1))), settings)
+'''
+VIEW = '''
+"""The Countdown document."""
+
+from msgspec import Struct
+
+from kvctl.views.registry import View
+from kvctl.views.screen import Table
+
+
+class Countdown(Struct, frozen=True, kw_only=True):
+    """Numbers on their way to zero."""
+
+    numbers: tuple[int, ...]
+
+
+def countdown_screen(body, wide):
+    """One number a line."""
+    return Table(["NUMBER"], [[str(number)] for number in body.numbers])
+
+
+VIEWS = (View(Countdown, countdown_screen),)
+'''
+
+
+@pytest.fixture(autouse=True)
+def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A folder beside each package, with one file more."""
+    for package, name, text in (
+        (kvctl.commands, "count_down", COMMAND),
+        (kvctl.views, "countdown", VIEW),
+    ):
+        folder = tmp_path / package.__name__
+        folder.mkdir()
+        (folder / f"{name}.py").write_text(text.lstrip())
+        monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    yield
+    for name in ("kvctl.commands.count_down", "kvctl.views.countdown"):
+        sys.modules.pop(name, None)
+
+
+def test_the_list_of_commands_has_it(run: Run) -> None:
+    assert "  count-down  Numbers, one after the other.\n" in run("--help").out
+
+
+def test_it_runs_and_prints_its_document_in_every_form(run: Run) -> None:
+    assert run("count-down", "--start", "2").out == "NUMBER\n2\n1\n"
+    document = json.loads(run("count-down", "-o", "json").out)
+    assert document == {"kind": "Countdown", "schema_version": 1, "numbers": [3, 2, 1]}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_offers_it_with_its_options(run: Run, shell: str) -> None:
+    script = run("completion", shell).out
+    assert "count-down" in script
+    assert ("-l start" if shell == "fish" else "--start") in script
+
+
+def test_its_document_has_a_schema(run: Run) -> None:
+    assert "Countdown           Numbers on their way to zero.\n" in run("schema").out
+    assert json.loads(run("schema", "countdown").out)["title"] == "Countdown"
