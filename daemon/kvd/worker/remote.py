@@ -11,6 +11,7 @@ from kvd.topology.blocks import BlockList
 
 LONGEST_NAME = 512
 """Most characters of a transfer id and an engine id, as in kvd."""
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
 
 
 class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,10 +23,10 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     ``checksum``: checksums of the blocks can be asked for. ``seal`` binds all of this (`kvd.vllm.prompt.seal`).
     """
 
-    engine_id: str
+    engine_id: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     request_id: str
-    generation: str
-    host: str
+    generation: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+    host: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     port: int
     tokens: int
     blocks: tuple[tuple[int, ...], ...]
@@ -50,7 +51,7 @@ class RemotePush(msgspec.Struct, frozen=True, kw_only=True):
     ``transfer_id`` is the router's, the same on both sides; ``host`` and ``port`` are of the prefiller's kvd.
     """
 
-    transfer_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
-    engine_id: Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
+    transfer_id: Name
+    engine_id: Name
     host: str
     port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]

@@ -118,6 +118,16 @@ def test_a_peer_socket_on_the_network_needs_keys(tmp_path: Path) -> None:
     assert "--new-keys" in done.stderr
 
 
+def test_keys_that_cannot_be_written_come_with_the_next_step(tmp_path: Path) -> None:
+    file = tmp_path / "etc" / "peer.keys"
+    absent = kvd("--new-keys", str(file))
+    assert (absent.returncode, f"mkdir -p {file.parent}" in absent.stderr) == (2, True)
+    file.parent.mkdir()
+    assert kvd("--new-keys", str(file)).returncode == 0
+    again = kvd("--new-keys", str(file))
+    assert (again.returncode, "never written over" in again.stderr) == (2, True)
+
+
 def test_a_ledger_that_cannot_be_opened_ends_kvd_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = kvd("--runtime-dir", str(tmp_path / "r"), "--state-dir", str(tmp_path / "file" / "s"))

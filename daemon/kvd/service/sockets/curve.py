@@ -52,9 +52,16 @@ def create(path: Path) -> str:
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"cannot write {path}: there is no directory {path.parent}",
+            hint=f"type `mkdir -p {path.parent}` first",
+        ) from None
+    except FileExistsError:
+        raise ConfigError(f"cannot write {path}: it exists", hint="keys are never written over") from None
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror}", hint="keys are never written over"
+            f"cannot write {path}: {error.strerror}", hint="name a file that this user may write"
         ) from None
     return public.decode()
 
