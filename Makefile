@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly completions
+.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly completions
 
 BIN := .venv/bin
 
@@ -24,9 +24,12 @@ test:  ## every check and every test, real engines included
 	@.ci/setup shells
 	@$(BIN)/python .ci/checks lint unit e2e
 
-lint:  ## style, types, floors
+lint:  ## style, types, floors, and that the docs' site builds
 	@.ci/setup base
 	@$(BIN)/python .ci/checks lint
+
+docs:  ## the site of docs/ into .builds/site, every internal link checked; read it at .builds/site/index.html
+	@.ci/docs
 
 unit:  ## the tests that need no engine
 	@.ci/setup base

@@ -1,4 +1,4 @@
-"""A prefilling and a decoding host with a wire between them, set up as README says: kvds with keys, `vllm serve`.
+"""A prefilling and a decoding host with a wire between them, as docs/deploy.md says: kvds with keys, `vllm serve`.
 
 Both have a network of their own, the second one processes of its own too, so nothing but the wire leads from one to the
 other. There is no default route.

@@ -161,8 +161,8 @@ STATUS = query.Status(
     started=SINCE,
     runtime_dir="/run/kvd",
     endpoint=Endpoint("::1", 7766),
-    counters={"handshakes_total": 4, "malformed_total": 0},
-    gauges={"leases": 2.0},
+    counters={"handshakes.flights": 4, "leases.opened": 40, "leases.released": 38, "received.malformed": 0},
+    gauges={"leases.open": 2.0, "leases.readers": 2.0},
     peers=(
         query.PeerRow(
             endpoint=Endpoint("10.0.0.8", 7766), kvd_id="kvd-node8", state="up", rtt=0.00031, since=SINCE

@@ -1,4 +1,4 @@
-"""docs/connector.md and README.md say what the code does."""
+"""docs/connector.md, docs/deploy.md and README.md say what the code does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_entry_of_the_params_is_explained() -> None:
 def configurations() -> list[Any]:
     return [
         pytest.param(json.loads(found), id=f"{page.name}-{number}")
-        for page in (PAGE, ROOT / "README.md")
+        for page in (PAGE, ROOT / "docs" / "deploy.md", ROOT / "README.md")
         for number, found in enumerate(CONFIG.findall(page.read_text()))
     ]
 
