@@ -15,14 +15,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvd.topology.blocks import offered, wanted
-from kvd.vllm.memory.groups import GroupFacts, keeps_prefix
+from kvd.topology.blocks import wanted
+from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.prompt.digest import new_key
 from kvd.vllm.prompt.parts import prompt_of
 from kvd.vllm.prompt.seal import sealed
 from kvd.vllm.scheduler.claim import Claim
 from kvd.vllm.scheduler.claims import Claims
+from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Leases
 from kvd.vllm.scheduler.miss_plan import Engine
@@ -30,7 +31,6 @@ from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
-from kvd.vllm.scheduler.staging import StageOrders
 from kvd.vllm.scheduler.unloaded import record_unloaded, report
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
@@ -38,7 +38,7 @@ from kvd.wire.identity import EngineFacts
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.wire.served import NotOffered, Outcome
 from kvd.worker.cause import code_of
-from kvd.worker.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
@@ -69,7 +69,7 @@ class SchedulerHalf:
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest)
-        self._staged = StageOrders(self.groups, self._table) if settings.backend == STAGED else None
+        self._staged = CompletedPrefills(self.groups, self._table) if settings.backend == STAGED else None
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
@@ -92,7 +92,7 @@ class SchedulerHalf:
     @property
     def has_state(self) -> bool:
         """Whether any group carries a recurrent state, which fits exactly one position of the prompt."""
-        return any(g.kind == "mamba" for g in self.groups)
+        return has_state(self.groups)
 
     # --- both sides ---
 
@@ -127,7 +127,9 @@ class SchedulerHalf:
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
-            stage=self._staged.take(output) if self._staged is not None else [],
+            stage=[StageOrder(*found) for found in self._staged.take(output)]
+            if self._staged is not None
+            else [],
             loads=self._orders,
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -329,7 +331,7 @@ class SchedulerHalf:
         if not self._generation:
             return self._not_offered(request, "NO_KVD", "no kvd has answered yet")
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
+        blocks = offered_by_group(self.groups, block_ids).values()
         if not any(len(b.ids) for b in blocks):
             return self._not_offered(request, "NO_BLOCKS", "it has none")
         self._served.count("offered", tokens)
