@@ -334,7 +334,7 @@ class Sender:
         if wanted != peer.generation:
             now = peer.generation
             other = f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}"
-            close(target, Cause(other, "PEER_REFUSED"))
+            close(target, Cause(other, "PEER_GONE"))
             return
         self._outgoing.workers(target.key.transfer_id, self.decoder, peer.ranks)
         try:
