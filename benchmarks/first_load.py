@@ -30,12 +30,13 @@ from kvd.backends.contract import Backend
 from kvd.backends.direct.host import memory as direct_memory
 from kvd.backends.registry import open_backend
 from kvd.geometry.codec import encode_worker
-from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.rate import Probed
+from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.orders import LoadOrder
-from kvd.worker.peers import Peer
+from kvd.worker.peers import register
 from kvd.worker.pull.load import Load
 from kvd.worker.pull.reader import PeerLane
 from kvd.worker.remote import RemotePrefill
@@ -108,15 +109,17 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
 
     probed = threading.Event()
 
-    def told(_peer: Peer, _backend: str, _results: list[Probed]) -> None:
+    def told(_peer: RemoteEngine, _backend: str, _results: list[Probed]) -> None:
         probed.set()
 
-    lane = PeerLane("p", backend, geometry, (geometry,), ended.put, probed=told if probe else None)
-    lane.know(EngineCard(engine=facts, generation="g", workers=(worker,)))
+    topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (geometry,)), geometry.rank)
+    lane = PeerLane("p", backend, topology, ended.put, probed=told if probe else None)
+    register(topology, EngineCard(engine=facts, generation="g", workers=(worker,)))
+    lane.on_peer_changed()
     if probe and not probed.wait(SETTLE):
         raise SystemExit("the probe has not ended")
     until = time.monotonic() + SETTLE
-    while (lane._lane is None or lane._doing) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
+    while (lane._lane is None or lane._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
         time.sleep(0.01)
     blocks_of = memory.reshape(LAYERS, BLOCKS, PAGE)
     if probe and not (blocks_of[:, 0] == 7).all():

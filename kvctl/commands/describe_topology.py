@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,12 +66,12 @@ def describe_topology(
     live = model is None and all(isinstance(source(name), EngineId) for name in named)
 
     def document(a: EngineGeometry, b: EngineGeometry) -> Pair:
-        pair = describe(a, b, tokens=tokens)
-        if live:
-            from kvctl.ledger.measured_paths import measured
+        pair = pair_document(describe(a, b, tokens=tokens), link)
+        if not live:
+            return pair
+        from kvctl.ledger.measured_paths import with_measured
 
-            pair = replace(pair, findings=(*pair.findings, *measured(settings, a, b)))
-        return pair_document(pair, link)
+        return with_measured(settings, pair, a, b)
 
     def fetch() -> Topology:
         return Topology(pairs=tuple(document(a, b) for a, b in chosen()))

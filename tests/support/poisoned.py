@@ -57,8 +57,8 @@ def _bound(half: WorkerHalf, orders: StepOrders) -> None:
     _really_bound(half, orders)
 
 
-def _ends(half: WorkerHalf, wait: float) -> Iterator[Load]:
-    for load in _really_ends(half, wait):
+def _ended(half: WorkerHalf, wait: float) -> Iterator[Load]:
+    for load in _really_ended(half, wait):
         order = load.order
         spans = {
             group.index: span_of(group, order.groups[group.index], order.tokens)
@@ -81,6 +81,6 @@ _poisoned: dict[str, int] = {}
 if FILE in os.environ:  # in an engine; a test only looks up the names
     from kvd.vllm.connector import KvdConnector  # noqa: F401 - vLLM looks it up here
 
-    _really_bound, _really_ends = WorkerHalf.bound, WorkerHalf._ends
+    _really_bound, _really_ended = WorkerHalf.bound, WorkerHalf._ended
     setattr(WorkerHalf, "bound", _bound)  # noqa: B010 - mypy knows methods only as what they were
-    setattr(WorkerHalf, "_ends", _ends)  # noqa: B010
+    setattr(WorkerHalf, "_ended", _ended)  # noqa: B010

@@ -17,12 +17,12 @@ from kvd.worker.pull.reader import PeerLane
 
 __all__ = ["KvdConnector"]
 
-_destroy = PeerLane._destroy
+_close = PeerLane._close
 
 
 def _let_live(self: PeerLane, lane: Lane) -> str:
     if not Path(os.environ["TEST_UNGUARDED"]).exists():
-        return _destroy(self, lane)
+        return _close(self, lane)
     transfers = [transfer for load in self._active for transfer in load.transfers]
     threading.Thread(target=_poll_on, args=(lane, transfers), daemon=True).start()
     return ""
@@ -37,4 +37,4 @@ def _poll_on(lane: Lane, transfers: list[Transfer]) -> None:
         time.sleep(0.001)
 
 
-PeerLane._destroy = _let_live  # type: ignore[method-assign]
+PeerLane._close = _let_live  # type: ignore[method-assign]

@@ -6,6 +6,7 @@ TopologyError            code; message with both values
 ├── LayerMissing         a layer of this side that no remote worker has
 ├── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
 ├── NotSummable          a page of which no checksum can be had
+├── OwnEngine            an engine was to be its own peer
 └── UnknownEngine        a question about an engine or worker that was never registered
 """
 
@@ -46,6 +47,12 @@ class NotSummable(TopologyError):
     """A page whose elements or shares have a form that checksums do not cover."""
 
     code = "KVD-TOPOLOGY-CHECKSUM"
+
+
+class OwnEngine(TopologyError):
+    """An engine was to be its own peer."""
+
+    code = "KVD-TOPOLOGY-OWN-ENGINE"
 
 
 class UnknownEngine(TopologyError):

@@ -1,18 +1,26 @@
-"""The one place that answers for pairs of engines: this engine's topology towards each remote engine that it knows."""
+"""The one place that knows remote engines, and answers for this worker and each of them.
+
+`TransferTopology` is the register: one in each worker, one wherever such questions are asked. `RemoteEngine` is one
+generation in it. A thread that acts for a while on a generation (a lane is connected to one) keeps its `RemoteEngine`:
+that never changes, and `TransferTopology.find` tells when another one has taken its place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
+from functools import cached_property
 
-from kvd.geometry.model import EngineGeometry, Page
+from kvd.geometry.model import EngineGeometry, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
-from kvd.topology.compat import Factor, compare
+from kvd.topology.compat import Factor, block_tokens, compare
 from kvd.topology.compile import compile_plan
-from kvd.topology.describe import PairDescription, describe
+from kvd.topology.describe import PairDescription, describe, largest_block
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.errors import BlockMismatch, UnknownEngine
+from kvd.topology.errors import BlockMismatch, OwnEngine, UnknownEngine
 from kvd.topology.plan import Plan, Read, plan_worker
+from kvd.topology.push import LayerPush, plan_push
 
 
 def _boxes(page: Page) -> tuple[object, ...]:
@@ -20,11 +28,118 @@ def _boxes(page: Page) -> tuple[object, ...]:
     return tuple((f.name, *((a.label, a.start, a.extent, a.step) for a in f.axes)) for f in page.fields)
 
 
-class TransferTopology:
-    """Who one local worker reads from, for every remote engine.
+class RemoteEngine:
+    """One generation of a remote engine, as one local worker sees it.
 
-    Holds geometries and the plans made from them; every answer is a thin call of a pure function. Questions about an
-    engine that is not registered raise `UnknownEngine`; those that need a plan raise what `plan_worker` raises.
+    Its geometry is read and its plans are made when they are first asked for, once, on the thread that asks. Any number
+    of threads may ask. ``metadata`` is what each of its workers exported, in the order of the geometry's workers.
+    ``gone`` says why it was forgotten, to whoever still has it.
+    """
+
+    def __init__(
+        self,
+        local: EngineGeometry,
+        worker: WorkerGeometry,
+        engine_id: str,
+        generation: str,
+        read: Callable[[], EngineGeometry],
+        metadata: tuple[bytes, ...],
+    ) -> None:
+        """For ``worker`` of ``local``. ``read`` gives the remote engine's geometry, or raises its `GeometryError`."""
+        self.engine_id = engine_id
+        self.generation = generation
+        self.metadata = metadata
+        self.gone = ""
+        self._local = local
+        self._worker = worker
+        self._read = read
+        self._lock = threading.RLock()
+        self._pushes: dict[Rank, dict[str, LayerPush]] = {}
+        self._layer_reads: dict[Rank, dict[str, LayerPush]] = {}
+
+    @property
+    def geometry(self) -> EngineGeometry:
+        """The engine's geometry. Raises `GeometryError` where its card cannot be read."""
+        with self._lock:
+            return self._geometry
+
+    @property
+    def plan(self) -> Plan:
+        """The local worker's plan for reading from the engine. Raises as `geometry` and `plan_worker`."""
+        with self._lock:
+            return self._plan
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of all memory that takes part in the plan, the local worker's first. Raises as `plan`."""
+        sides = (self._worker, *(self.geometry.workers[position] for position in self.plan.sources))
+        return tuple(region.device for worker in sides for region in worker.regions)
+
+    def worker(self, rank: Rank) -> WorkerGeometry:
+        """One of its workers. Raises `UnknownEngine` where there is none of that rank."""
+        found = self.geometry.by_rank.get(rank)
+        if found is None:
+            raise UnknownEngine(f"it has no worker {rank}, it has {len(self.geometry.workers)} others")
+        return found
+
+    def pushes(self, target: Rank) -> dict[str, LayerPush]:
+        """What the local worker writes to worker ``target``, by layer. Raises as `geometry`, `plan_push`, `worker`."""
+        with self._lock:
+            if target not in self._pushes:
+                self._pushes[target] = plan_push(
+                    self.worker(target), self.geometry.workers, self._local.workers, self._worker.rank
+                )
+            return self._pushes[target]
+
+    def layer_reads(self, source: Rank) -> dict[str, LayerPush]:
+        """What worker ``source`` supplies to the local one, by layer. Raises as `geometry` and `plan_push`."""
+        with self._lock:
+            if source not in self._layer_reads:
+                self._layer_reads[source] = plan_push(
+                    self._worker, self._local.workers, self.geometry.workers, source
+                )
+            return self._layer_reads[source]
+
+    def describe_line(self) -> str:
+        """Who reads what from whom in one line, of the same form for every kind of model. Raises as `plan`.
+
+        By group: tokens in a block here and there, and the most bytes that a block of one layer takes.
+        """
+        plan, remote = self.plan, self.geometry
+        sources = " ".join(str(plan.remote_ranks[position]) for position in plan.sources)
+        groups = "; ".join(self._group(index, plan) for index in range(len(self._worker.groups)))
+        here = f"{plan.local_rank} of {self._local.engine_id} (tp{self._local.tp})"
+        there = f"{self.engine_id} (tp{remote.tp}, generation {self.generation})"
+        return f"{here} reads from {sources or 'nobody'} of {there}; {groups}"
+
+    def _group(self, index: int, plan: Plan) -> str:
+        group = self._worker.groups[index]
+        reads = [read for read in plan.reads if read.group == index]
+        size = largest_block((r.phase.local, r.layers, r.layer_bytes) for r in reads)
+        theirs = {plan.remote_block_sizes[read.remote_group] for read in reads}
+        tokens = (
+            "states"
+            if group.kind == "mamba"
+            else f"blocks of {block_tokens(group)} from {max(theirs, default=0)}"
+        )
+        heads = {read.heads for read in reads if read.heads is not None}
+        of_heads = f", heads {min(h[0] for h in heads)}..{max(h[1] for h in heads) - 1}" if heads else ""
+        return f"group {index} {group.kind}: {tokens}, {size} bytes a layer{of_heads}"
+
+    @cached_property
+    def _geometry(self) -> EngineGeometry:
+        return self._read()
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_worker(self._worker, self._local.workers, self._geometry.workers)
+
+
+class TransferTopology:
+    """Every remote engine that one local worker knows, and who it reads what from.
+
+    Safe for any number of threads. Every answer is a thin call of a pure function. Questions about an engine that is
+    not registered raise `UnknownEngine`; those that need a plan raise what `plan_worker` raises.
     """
 
     def __init__(self, local: EngineGeometry, rank: Rank) -> None:
@@ -35,42 +150,64 @@ class TransferTopology:
             )
         self.local = local
         self.rank = rank
-        self._remotes: dict[str, EngineGeometry] = {}
-        self._plans: dict[str, Plan] = {}
+        self.worker = local.by_rank[rank]
+        self._lock = threading.Lock()
+        self._remotes: dict[str, RemoteEngine] = {}
 
-    def register_remote_engine(self, remote: EngineGeometry) -> bool:
-        """Know ``remote`` from now on; a new generation replaces the old one and its plan.
+    def register_remote_engine(self, remote: EngineGeometry) -> RemoteEngine:
+        """Know ``remote`` from now on; another generation takes the place of the one before, and its plans go.
 
-        Returns whether anything changed. Registering one generation twice changes nothing.
+        Registering one generation twice changes nothing and gives the same object. Raises `OwnEngine` for the local
+        engine.
         """
-        known = self._remotes.get(remote.engine_id)
-        if known is not None and known.generation == remote.generation:
-            return False
-        self._remotes[remote.engine_id] = remote
-        self._plans.pop(remote.engine_id, None)
-        return True
+        return self.register_card(remote.engine_id, remote.generation, lambda: remote)
 
-    def forget_remote_engine(self, engine_id: str) -> None:
-        """Forget an engine; one that is not known is forgotten already."""
-        self._remotes.pop(engine_id, None)
-        self._plans.pop(engine_id, None)
+    def register_card(
+        self,
+        engine_id: str,
+        generation: str,
+        read: Callable[[], EngineGeometry],
+        metadata: tuple[bytes, ...] = (),
+    ) -> RemoteEngine:
+        """`register_remote_engine` of an engine whose geometry is yet to be read, by ``read``."""
+        if engine_id == self.local.engine_id:
+            raise OwnEngine(f"engine {engine_id} is this engine itself: nothing is transferred within one")
+        with self._lock:
+            known = self._remotes.get(engine_id)
+            if known is None or known.generation != generation:
+                known = self._remotes[engine_id] = RemoteEngine(
+                    self.local, self.worker, engine_id, generation, read, metadata
+                )
+            return known
 
-    def engine_info(self, engine_id: str) -> EngineGeometry:
-        """The geometry that was registered last."""
-        if engine_id not in self._remotes:
+    def forget_remote_engine(self, engine_id: str, generation: str = "", reason: str = "") -> None:
+        """Forget an engine, or only that generation of it; one that is not known is forgotten already."""
+        with self._lock:
+            known = self._remotes.get(engine_id)
+            if known is not None and generation in ("", known.generation):
+                known.gone = reason
+                del self._remotes[engine_id]
+
+    def find(self, engine_id: str) -> RemoteEngine | None:
+        """The generation that is registered now, None where there is none. Takes no lock."""
+        return self._remotes.get(engine_id)
+
+    def remote(self, engine_id: str) -> RemoteEngine:
+        """`find`, but raises `UnknownEngine` where there is none."""
+        found = self.find(engine_id)
+        if found is None:
             raise UnknownEngine(
                 f"engine {engine_id} is not registered; known are {', '.join(self._remotes) or 'none'}"
             )
-        return self._remotes[engine_id]
+        return found
+
+    def engine_info(self, engine_id: str) -> EngineGeometry:
+        """The geometry that was registered last."""
+        return self.remote(engine_id).geometry
 
     def plan(self, engine_id: str) -> Plan:
         """This worker's plan for reading from the engine; made once a generation."""
-        remote = self.engine_info(engine_id)
-        if engine_id not in self._plans:
-            self._plans[engine_id] = plan_worker(
-                self.local.by_rank[self.rank], self.local.workers, remote.workers
-            )
-        return self._plans[engine_id]
+        return self.remote(engine_id).plan
 
     def tp_ratio(self, engine_id: str) -> tuple[int, int]:
         """Tensor parallel sizes (local, remote); sizes that do not divide each other are a ratio like any other."""
@@ -142,6 +279,10 @@ class TransferTopology:
         """Everything to know about reading from the engine, for all workers of this one."""
         return describe(self.local, self.engine_info(engine_id))
 
+    def describe_line(self, engine_id: str) -> str:
+        """What this worker reads from the engine, in one line (`RemoteEngine.describe_line`)."""
+        return self.remote(engine_id).describe_line()
+
     def _reads(self, engine_id: str, group: int) -> tuple[Read, ...]:
         reads = tuple(read for read in self.plan(engine_id).reads if read.group == group)
         if not reads:
@@ -150,7 +291,7 @@ class TransferTopology:
 
     def _heads(self, layer: str) -> tuple[int, int]:
         """First and one past the last of the model's heads that this worker has of a layer; (0, 0) for none."""
-        known = self.local.by_rank[self.rank].layers
+        known = self.worker.layers
         keys = known[layer][1].page.by_name.get("k") if layer in known else None
         axes = keys.axes_of("head") if keys else ()
         return (axes[0].start, axes[0].start + axes[0].extent) if axes else (0, 0)

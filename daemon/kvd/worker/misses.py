@@ -16,7 +16,8 @@ from kvd.worker.push.arrival import Arrival
 
 def concerns(fault: Fault, geometry: WorkerGeometry) -> bool:
     """Whether a worker's part of the load is to miss: it has that rank, and holds that layer or group."""
-    if fault.rank not in (None, geometry.rank):
+    rank = geometry.rank
+    if fault.rank not in (None, rank):
         return False
     named = fault.group is not None or bool(fault.layer)
     return not named or bool(withheld(fault, geometry))

@@ -1,59 +1,89 @@
-"""A peer engine as a worker knows it: its card, the plan that this worker reads from it by, and the lane to it."""
+"""The remote engine that a thread works for, as the worker's `TransferTopology` knows it now."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from kvd.backends.contract import Backend, Lane
 from kvd.client.cards import engine_geometry
-from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import Plan, plan_worker
+from kvd.geometry.errors import GeometryError
+from kvd.topology.errors import TopologyError
+from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.wire.identity import EngineCard
+from kvd.worker.cause import Cause, from_error
 
-log = logging.getLogger(__name__)
+
+def register(topology: TransferTopology, card: EngineCard) -> RemoteEngine:
+    """Register the engine of a card; its geometry is read when it is first needed. Raises `OwnEngine`."""
+    metadata = tuple(worker.metadata for worker in card.workers)
+    return topology.register_card(
+        card.engine.engine_id, card.generation, lambda: engine_geometry(card), metadata
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer engine's card and the plan to read from it.
+class FollowedPeer:
+    """The generation of one remote engine that a thread works with; used by that thread.
 
-    ``devices`` are those of all memory that takes part, ours first.
+    ``remote`` is None where it cannot be used, and ``absent`` then says why. ``generation`` is of what is registered,
+    whether it can be used or not.
     """
 
-    card: EngineCard
-    plan: Plan
-    metadata: tuple[bytes, ...]
-    devices: tuple[str, ...]
+    def __init__(
+        self,
+        engine_id: str,
+        topology: TransferTopology,
+        prepare: Callable[[RemoteEngine], object],
+        *,
+        role: str = "peer",
+    ) -> None:
+        """``prepare`` takes of a generation what the thread needs, and raises `GeometryError` or `TopologyError`.
 
+        ``role`` is what messages call the engine.
+        """
+        self.remote: RemoteEngine | None = None
+        self.absent = Cause(f"{role} {engine_id} is not known here", "PEER_REFUSED")
+        self._engine_id = engine_id
+        self._who = f"{role} {engine_id}"
+        self._topology = topology
+        self._prepare = prepare
+        self._seen: RemoteEngine | None = None
 
-def meet(card: EngineCard, local: WorkerGeometry, siblings: tuple[WorkerGeometry, ...]) -> Peer:
-    """Plan a worker against a peer engine. Raises `GeometryError` or `TopologyError` where they do not fit."""
-    remotes = engine_geometry(card).workers
-    plan = plan_worker(local, siblings, remotes)
-    sides = (local, *(remotes[position] for position in plan.sources))
-    devices = tuple(region.device for worker in sides for region in worker.regions)
-    return Peer(card, plan, tuple(w.metadata for w in card.workers), devices)
+    @property
+    def generation(self) -> str:
+        """Of the engine as it was last looked up, "" where it is not known."""
+        return "" if self._seen is None else self._seen.generation
 
+    def parted(self) -> Cause | None:
+        """Why the generation that was worked with is over, once; nothing where it is not. Looked up anew."""
+        before, now = self._seen, self._topology.find(self._engine_id)
+        if before is None or now is before:
+            return None
+        if now is None or now.generation == before.generation:
+            text = f"{self._who} is gone: {before.gone or 'kvd knows it no longer'}"
+        else:
+            text = f"{self._who} restarted as generation {now.generation}"
+        self._seen = self.remote = None
+        self.absent = Cause(text, "PEER_GONE")
+        return self.absent
 
-def connect(backend: Backend, peer: Peer) -> Lane:
-    """A lane to all workers that the plan reads from. Raises `BackendError`; half a lane is none, and is destroyed."""
-    engine_id = peer.card.engine.engine_id
-    lane = backend.lane(engine_id)
-    try:
-        for index in peer.plan.sources:
-            lane.add(str(peer.plan.remote_ranks[index]), peer.metadata[index])
-    except Exception:  # whatever it is goes on to the caller
-        destroy(lane, engine_id)
-        raise
-    return lane
+    def learned(self) -> bool:
+        """Work with the generation that is registered now. Whether it is another one than before."""
+        now = self._topology.find(self._engine_id)
+        if now is None or now is self._seen:
+            return False
+        self._seen = now
+        try:
+            self._prepare(now)
+        except (GeometryError, TopologyError) as error:
+            self.absent = from_error(error, f"{self._who} does not fit")
+        else:
+            self.remote = now
+        return True
 
-
-def destroy(lane: Lane, engine_id: str) -> str:
-    """Why the lane still lives, or nothing."""
-    try:
-        lane.close()
-    except Exception as error:
-        log.exception("lane to %s could not be destroyed", engine_id)
-        return f"the lane to {engine_id} could not be destroyed: {error}"
-    return ""
+    def of(self, generation: str, what: str) -> RemoteEngine | Cause:
+        """The engine if it is of that generation, else why it cannot be had; ``what`` is of the generation."""
+        if self.remote is None:
+            return self.absent
+        if self.remote.generation == generation:
+            return self.remote
+        now = f"{self._who} is generation {self.remote.generation} now"
+        return Cause(f"{now}, {what} of generation {generation}", "PEER_GONE")

@@ -27,7 +27,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.grid import Selection
 from kvd.topology.plan import Plan
 from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
-from kvd.worker.peers import Peer
+from kvd.topology.transfer_topology import RemoteEngine
 from kvd.worker.pull.load import submitted
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ MEASURE_BYTES, MEASURE_SECONDS = 64 << 20, 0.05
 BARE = 64
 """Bytes of each row in the reads that show what all but the bytes takes."""
 
-Told = Callable[[Peer, str, list[Probed]], None]
+Told = Callable[[RemoteEngine, str, list[Probed]], None]
 """Told of a peer that was probed, by which backend (empty: the backend's own), and what was measured, if anything."""
 
 
@@ -69,7 +69,7 @@ class Probing:
     def __init__(self, engine_id: str, told: Told | None) -> None:
         self._engine_id = engine_id
         self._told = told
-        self._peer: Peer | None = None
+        self._peer: RemoteEngine | None = None
         self._transfers: list[Transfer] = []
         self.posted = 0.0
         self._deadline = self._measured = 0.0
@@ -83,7 +83,7 @@ class Probing:
         """Whether reads are under way."""
         return self._peer is not None
 
-    def begin(self, peer: Peer, lane: Lane) -> str:
+    def begin(self, peer: RemoteEngine, lane: Lane) -> str:
         """Post the first reads, of all workers. What went wrong, or nothing."""
         if self._told is None:
             return ""

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from kvd.topology.findings import Finding
 from kvd.topology.rate import Pace, Probed, slow_path, slow_probe
+from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.transfer import TransferRecord
-from kvd.worker.peers import Peer
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,9 @@ class Paths:
             found = slow_path(paces, (self._device,), record.backend)
         self._tell(record.remote_engine, record.remote_generation, found)
 
-    def probed(self, peer: Peer, backend: str, results: Iterable[Probed]) -> None:
+    def probed(self, peer: RemoteEngine, backend: str, results: Iterable[Probed]) -> None:
         """A probe has ended: the same warning, ahead of the first load."""
-        card = peer.card
-        self._tell(card.engine.engine_id, card.generation, slow_probe(results, peer.devices, backend))
+        self._tell(peer.engine_id, peer.generation, slow_probe(results, peer.devices, backend))
 
     def _tell(self, engine_id: str, generation: str, found: Finding | None) -> None:
         if found is None:

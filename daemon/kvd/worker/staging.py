@@ -22,11 +22,14 @@ class Stager:
     """Copies blocks of this worker to where its peers read them."""
 
     def __init__(
-        self, backend: StagingBackend, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]
+        self,
+        backend: StagingBackend,
+        geometry: WorkerGeometry,
+        record_event: Callable[[], StreamEvent | None],
     ) -> None:
-        """``mark`` gives what tells when the device has come as far as now, None where it is there already."""
+        """``record_event`` gives what tells when the device has come as far as now, None where it is there already."""
         self._backend = backend
-        self._mark = mark
+        self._record_event = record_event
         # What a worker would read of itself is every byte that a peer may read of it.
         self._plan = plan_worker(geometry, (geometry,), (geometry,))
         self._layers = plan_push(geometry, (geometry,), (geometry,), geometry.rank)
@@ -38,7 +41,7 @@ class Stager:
         """
         if not orders:
             return
-        ready = self._mark()
+        ready = self._record_event()
         while ready is not None and not ready():
             time.sleep(_LOOK_S)
         for order in orders:
@@ -61,7 +64,7 @@ class Stager:
 
 
 def stager(
-    backend: Backend, geometry: WorkerGeometry, mark: Callable[[], StreamEvent | None]
+    backend: Backend, geometry: WorkerGeometry, record_event: Callable[[], StreamEvent | None]
 ) -> Stager | None:
     """The stager of a worker whose peers read a copy of its memory; None where they read the memory itself."""
-    return Stager(backend, geometry, mark) if isinstance(backend, StagingBackend) else None
+    return Stager(backend, geometry, record_event) if isinstance(backend, StagingBackend) else None

@@ -20,11 +20,11 @@ from kvd.worker.stream_event import StreamEvent
 log = logging.getLogger(__name__)
 
 LOOK = 100e-6
-"""Seconds between two looks at a mark."""
+"""Seconds between two looks at an event."""
 
 
-class Gate:
-    """A thread that lets loads pass in order, each when its mark is reached; it starts with the first.
+class StreamGate:
+    """A thread that lets loads pass in order, each when its event is reached; it starts with the first.
 
     ``passed`` and ``refused`` are called on that thread, one of them for each load.
     """
@@ -64,7 +64,7 @@ class Gate:
                 self._passed(load)
 
     def _await(self, load: Load, ready: StreamEvent) -> Cause | None:
-        """Why it must not begin, or nothing once the mark is reached."""
+        """Why it must not begin, or nothing once the event is reached."""
         while not ready():
             if self._closing.wait(LOOK):
                 return SHUTTING_DOWN

@@ -6,12 +6,29 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
 SHORTEST, AFTER_ERROR = 0.01, 1.0
 """Least seconds between two looks, and seconds after a look that failed."""
+
+
+class Activity:
+    """What a thread does in its backend just now, for the watcher; ``now`` is empty where it does nothing there."""
+
+    def __init__(self) -> None:
+        self.now = ""
+
+    @contextmanager
+    def __call__(self, doing: str) -> Iterator[None]:
+        """Say it for as long as the block runs."""
+        before, self.now = self.now, doing
+        try:
+            yield
+        finally:
+            self.now = before
 
 
 class Watch:

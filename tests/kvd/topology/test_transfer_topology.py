@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
-from kvd.topology.errors import BlockMismatch, UnknownEngine
+from kvd.topology.errors import BlockMismatch, OwnEngine, UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology
 from tests.support.samples import engine, latent, llama
 
@@ -23,11 +26,13 @@ def topology(tp: int, rank: int) -> TransferTopology:
 def test_a_generation_registers_once_and_a_new_one_replaces_it() -> None:
     here = topology(4, 0)
     remote = engine("p", ("full", 16, None, llama(ONE)), tp=8)
-    assert here.register_remote_engine(remote)
-    assert not here.register_remote_engine(remote)
+    first = here.register_remote_engine(remote)
     before = here.plan("p")
+    assert here.register_remote_engine(remote) is first
+    assert here.plan("p") is before
     newer = replace(engine("p", ("full", 16, None, llama(ONE)), tp=2), generation="p-2")
-    assert here.register_remote_engine(newer)
+    assert here.register_remote_engine(newer) is here.find("p") is not first
+    assert first.plan is before, "whoever works with the old generation goes on with its plan"
     assert here.engine_info("p") is newer
     assert here.plan("p") is not before
 
@@ -80,3 +85,67 @@ def test_questions_that_have_no_answer_are_typed_errors() -> None:
     here.forget_remote_engine("p")
     with pytest.raises(UnknownEngine):
         here.engine_info("p")
+
+
+def test_an_engine_is_never_its_own_peer() -> None:
+    here = topology(4, 0)
+    with pytest.raises(OwnEngine, match="engine d is this engine itself"):
+        here.register_remote_engine(here.local)
+    assert here.find("d") is None
+
+
+def test_only_the_generation_that_is_named_is_forgotten() -> None:
+    here = topology(4, 0)
+    remote = here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
+    here.forget_remote_engine("p", "another")
+    assert here.find("p") is remote
+    here.forget_remote_engine("p", remote.generation)
+    assert here.find("p") is None
+
+
+def test_a_card_is_read_and_planned_once_however_many_threads_ask() -> None:
+    here, reads = topology(4, 1), []
+    geometry = engine("p", ("full", 16, None, llama(ONE)), tp=8)
+
+    def read() -> EngineGeometry:
+        reads.append(1)
+        return geometry
+
+    remote = here.register_card("p", "g", read, (b"a",) * 8)
+    assert not reads, "nobody has asked yet"
+    with ThreadPoolExecutor(8) as threads:
+        plans = list(threads.map(lambda _: here.plan("p"), range(32)))
+    assert reads == [1]
+    assert all(plan is remote.plan for plan in plans)
+
+
+def test_layers_that_are_read_and_written_are_planned_once_for_each_rank() -> None:
+    here = topology(4, 1)
+    remote = here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
+    assert remote.layer_reads(Rank(tp=2)) is remote.layer_reads(Rank(tp=2))
+    assert set(remote.layer_reads(Rank(tp=2))) == set(ONE)
+    assert remote.layer_reads(Rank(tp=0)) == {}
+    assert set(remote.pushes(Rank(tp=3))) == set(ONE)
+    with pytest.raises(UnknownEngine, match="it has no worker tp9"):
+        remote.pushes(Rank(tp=9))
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        (
+            ("full", 16, None, llama(ONE)),
+            "group 0 full: blocks of 16 from 16, 16384 bytes a layer, heads 0..1",
+        ),
+        (("mla", 16, None, latent(ONE)), "group 0 mla: blocks of 16 from 16, 73728 bytes a layer"),
+        (
+            ("sliding", 16, 64, llama(ONE)),
+            "group 0 sliding: blocks of 16 from 16, 16384 bytes a layer, heads 0..1",
+        ),
+    ],
+    ids=["dense", "mla", "sliding"],
+)
+def test_one_line_says_who_reads_what_from_whom(groups: tuple[Any, ...], says: str) -> None:
+    here = TransferTopology(engine("d", groups, tp=4), Rank(tp=0))
+    here.register_remote_engine(engine("p", groups, tp=4))
+    assert here.describe_line("p") == f"tp0 of d (tp4) reads from tp0 of p (tp4, generation p-1); {says}"

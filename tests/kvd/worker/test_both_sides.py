@@ -119,9 +119,9 @@ class Both:
         self.half.start(StepOrders(loads=[order]))
 
     def expire(self, name: str = "x") -> None:
-        eventually(lambda: self.half._arrivals["p"]._underway._active[name].asked)
+        eventually(lambda: self.half._peers.arrivals["p"]._arrivals._active[name].asked)
         self.half._begun[name].deadline = 0.0
-        self.half._arrivals["p"].gone("another", "have the thread look")
+        self.half._peers.arrivals["p"].on_peer_changed()  # have the thread look
 
     def untouched(self) -> bool:
         return all(bool((region == oracle.UNTOUCHED).all()) for region in self.rig.targets[self.rank].regions)

@@ -72,7 +72,9 @@ def test_a_pull_leaves_nothing(sides: Both) -> None:
 def test_before_a_byte_is_read_the_rest_is_zero(sides: Both) -> None:
     sides.faults.hold = {0, 1}
     pull(sides)
-    eventually(lambda: sides.half._lanes["p"]._active and sides.half._lanes["p"]._active[0].posted)
+    eventually(
+        lambda: sides.half._peers.lanes["p"]._active and sides.half._peers.lanes["p"]._active[0].posted
+    )
     assert zeroed_alone(sides)
     sides.faults.hold.clear()
     assert not gather(sides.half, 1).failed

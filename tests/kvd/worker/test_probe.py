@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -17,12 +16,12 @@ from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import rate as pace
 from kvd.topology.descriptors import Descriptors, Int64
 from kvd.topology.plan import plan_worker
+from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.handshake import PeerGone
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker import probe as probes
-from kvd.worker.peers import meet
+from kvd.worker.peers import register
 from kvd.worker.probe import null_reads
-from kvd.worker.pull import reader as lanes
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.kvd.topology.test_oracle import THOROUGH, cases
@@ -51,8 +50,8 @@ def load(rig: Rig, seconds: float = 10.0) -> None:
 
 def over(rig: Rig) -> bool:
     """Whether the lane's thread has probed and has nothing left to do."""
-    lane = rig.decoder._lanes["p"]
-    return lane._probing.posted > 0 and not lane._probing.on and not lane._doing
+    lane = rig.decoder._peers.lanes["p"]
+    return lane._probing.posted > 0 and not lane._probing.on and not lane._activity.now
 
 
 def test_the_null_block_is_read_and_no_other(probing: Rig) -> None:
@@ -91,9 +90,9 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
             script.open,
         )
     script.push(ready(rig.card))
-    eventually(lambda: half._lanes["p"]._lane)
+    eventually(lambda: half._peers.lanes["p"]._lane)
     half.close()  # ends the lane's thread, which had all the time it wanted
-    assert half._lanes["p"]._probing.posted == 0
+    assert half._peers.lanes["p"]._probing.posted == 0
     assert not rig.target.any()
     rig.close()
 
@@ -105,7 +104,7 @@ def test_a_load_that_waits_already_is_probe_enough(probing: Rig) -> None:
     load(probing)
     go_on.set()
     assert not probing.results().failed
-    assert probing.decoder._lanes["p"]._probing.posted == 0
+    assert probing.decoder._peers.lanes["p"]._probing.posted == 0
     assert probing.untouched(0)
 
 
@@ -136,11 +135,11 @@ def test_a_probe_that_fails_on_its_way_takes_its_lane_along(probing: Rig) -> Non
 def test_a_load_does_not_wait_for_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
     load(probing)
     assert not probing.results().failed
     assert probing.gates.opened == 1
-    assert probing.decoder._lanes["p"]._probing.on
+    assert probing.decoder._peers.lanes["p"]._probing.on
 
 
 def test_a_probe_past_its_time_loses_its_lane(
@@ -162,9 +161,9 @@ def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(
     monkeypatch.setattr(probes, "PROBE_SECONDS", 0.2)
     probing.faults.hold = {0, 1}
     introduce(probing)
-    eventually(lambda: probing.decoder._lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
     load(probing)
-    lane = probing.decoder._lanes["p"]
+    lane = probing.decoder._peers.lanes["p"]
     eventually(lambda: lane._active)
     eventually(lambda: time.monotonic() > lane._probing._deadline)
     assert probing.gates.closed == 0
@@ -176,7 +175,7 @@ def test_a_probe_past_its_time_does_not_take_the_lane_from_under_a_load(
 def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    lane = probing.decoder._lanes["p"]
+    lane = probing.decoder._peers.lanes["p"]
     eventually(lambda: lane._probing.on)
     probing.script.push(PeerGone(engine_id="p", generation="gen-1", reason="killed"))
     eventually(lambda: probing.gates.closed)
@@ -188,7 +187,7 @@ def test_a_peer_that_goes_takes_its_probe_along(probing: Rig) -> None:
 def test_closing_ends_a_probe_that_hangs(probing: Rig) -> None:
     probing.faults.hold = {0}
     introduce(probing)
-    eventually(lambda: probing.decoder._lanes["p"]._probing.on)
+    eventually(lambda: probing.decoder._peers.lanes["p"]._probing.on)
     probing.decoder.close()
     assert probing.gates.closed == 1
     assert probing.backend.closed
@@ -200,7 +199,7 @@ def test_closing_ends_a_probe_that_hangs(probing: Rig) -> None:
 @pytest.fixture
 def measured(probing: Rig, monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Memory that passes for a GPU's, and tiny rows for long ones."""
-    monkeypatch.setattr(lanes, "meet", lambda *of: replace(meet(*of), devices=("cuda:0", "cuda:1")))
+    monkeypatch.setattr(RemoteEngine, "devices", ("cuda:0", "cuda:1"))
     for module in (probes, pace):
         monkeypatch.setattr(module, "PIECE", 64)
     monkeypatch.setattr(pace, "PROBED_BYTES", 256)
@@ -231,7 +230,7 @@ def test_nothing_is_said_of_a_fast_one(
 def test_a_load_ends_the_measuring(measured: Rig) -> None:
     measured.faults.hold = {1}  # the first read that is measured
     introduce(measured)
-    lane = measured.decoder._lanes["p"]
+    lane = measured.decoder._peers.lanes["p"]
     eventually(lambda: lane._probing._now)
     measured.faults.hold.add(2)  # the load
     load(measured)
@@ -276,6 +275,6 @@ def inside_null(worker: WorkerGeometry, addresses: Int64, rows: Descriptors) -> 
 
 
 def test_a_row_of_each_layer_is_read(probing: Rig) -> None:
-    peer = meet(ready(probing.card).peer, probing.decoder.geometry, (probing.decoder.geometry,))
-    (copies,) = null_reads(peer.plan, 0, selection=False)
+    remote = register(probing.decoder.topology, ready(probing.card).peer)
+    (copies,) = null_reads(remote.plan, 0, selection=False)
     assert copies.descriptors.nbytes == 2 * ELEMENTS * 2

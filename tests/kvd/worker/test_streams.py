@@ -38,7 +38,7 @@ class Device:
 def device(rig: Rig) -> Device:
     """The decoder's."""
     device = Device()
-    rig.decoder._mark = device.mark  # type: ignore[assignment]
+    rig.decoder._record_event = device.mark  # type: ignore[assignment]
     return device
 
 
@@ -115,7 +115,7 @@ def pushing() -> Iterator[PushRig]:
 
 def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._mark = device.mark  # type: ignore[assignment]
+    pushing.decoder._record_event = device.mark  # type: ignore[assignment]
     orders = StepOrders(loads=[pushed((2, 9))])
     pushing.decoder.bound(orders)
     pushing.decoder.start(orders)
@@ -127,7 +127,7 @@ def test_a_push_is_announced_when_its_mark_is_reached(pushing: PushRig) -> None:
 
 def test_a_push_that_is_dropped_before_its_mark_is_reached_is_declined(pushing: PushRig) -> None:
     device = Device()
-    pushing.decoder._mark = device.mark  # type: ignore[assignment]
+    pushing.decoder._record_event = device.mark  # type: ignore[assignment]
     orders = StepOrders(loads=[pushed((2, 9))])
     pushing.decoder.bound(orders)
     pushing.decoder.start(orders)

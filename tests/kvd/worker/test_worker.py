@@ -16,6 +16,7 @@ from kvd.client.errors import RefusedByDaemon
 from kvd.wire.handshake import GetPeer, PeerGone
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok, Refused
+from kvd.worker import unclosed
 from kvd.worker.orders import StepOrders
 from kvd.worker.pull import reader as lanes
 from tests.support.rigs.bench import cache_config, eventually, full, order, prefill, ready
@@ -111,6 +112,29 @@ def test_a_peer_that_does_not_become_known_is_a_miss(answer: Ok | Exception, cau
     assert rig.results().bad_blocks == {2, 9}
     assert rig.causes() == {"d-1": cause}
     rig.close()
+
+
+def test_each_generation_of_a_peer_is_described_in_one_line(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "kvd.worker.pull.reader"):
+        for generation in ("gen-2", "gen-2", "gen-3"):
+            rig.script.push(ready(rig.card, generation))
+        eventually(lambda: "generation gen-3" in caplog.text)
+    said = [m for m in caplog.messages if "reads from" in m]
+    assert said[-1] == (
+        "tp0 of d (tp1) reads from tp0 of p (tp1, generation gen-3);"
+        " group 0 full: blocks of 4 from 4, 128 bytes a layer, heads 0..1"
+    )
+    assert len(said) == len(set(said))
+
+
+def test_an_engine_does_not_read_from_itself(rig: Rig) -> None:
+    rig.start(order(prefill(((5, 6),), engine_id="d"), (2, 9)))
+    rig.script.asked(GetPeer)[-1].answer(ready(rig.script.card().card))
+    assert rig.results().failed == {"d-1"}
+    assert "engine d is this engine itself" in rig.causes()["d-1"]
+    assert "d" not in rig.decoder._peers.lanes
 
 
 def test_a_refused_submit_is_tried_again_on_a_new_lane(rig: Rig) -> None:
@@ -213,7 +237,7 @@ def test_a_peer_that_restarted_is_asked_for_and_the_old_blocks_are_a_miss(rig: R
 def test_loads_on_the_way_end_when_the_peer_restarts(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    eventually(lambda: rig.decoder._lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
     rig.script.push(ready(rig.card, "gen-2"))
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "peer p restarted as generation gen-2"}
@@ -317,7 +341,7 @@ def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: Rig) -> None:
 def test_what_starts_over_behind_a_stuck_call_is_ended_in_time_and_not_posted_afterwards(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5,),), tokens=4), (2,), request_id="first"))
-    eventually(lambda: rig.decoder._lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
     go_on, reached = rig.gates.stop("close")
     rig.faults.fail_after = {1: 0}
     rig.start(order(prefill(((6,),), tokens=4), (9,), request_id="second", seconds=0.3))
@@ -353,7 +377,7 @@ def test_a_stuck_load_is_never_reported_before_its_call_returns(
 def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lanes, "DESTROY_AGAIN", 0.02)
+    monkeypatch.setattr(unclosed, "RETRY_SECONDS", 0.02)
     rig.faults.hold = {0, 1}
     rig.gates.close_errors.append(BackendError("something holds the agent"))
     with caplog.at_level(logging.CRITICAL):
@@ -368,7 +392,7 @@ def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
         rig.gates.close_errors.clear()
         results = rig.results(2)
     assert results.failed == {"given-up", "beside"}
-    assert rig.causes()["beside"].endswith("could not be destroyed: something holds the agent")
+    assert rig.causes()["beside"].endswith("could not be closed: something holds the agent")
     assert rig.untouched(2, 9)
 
 
@@ -378,7 +402,7 @@ def test_a_lane_that_cannot_be_destroyed_holds_back_all_that_was_posted_on_it(
 def test_closing_gives_up_what_is_on_the_way(rig: Rig) -> None:
     rig.faults.hold = {0}
     rig.start(order(prefill(((5, 6),)), (2, 9)))
-    eventually(lambda: rig.decoder._lanes["p"]._active)
+    eventually(lambda: rig.decoder._peers.lanes["p"]._active)
     rig.decoder.close()
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "the engine is shutting down"}
@@ -415,5 +439,5 @@ def test_memory_stays_registered_while_a_lane_is_at_work(
 
 
 def _of(rig: Rig, thread: threading.Thread) -> bool:
-    lanes_of = [lane._thread for lane in rig.decoder._lanes.values()]
-    return thread in (*lanes_of, rig.decoder._watch._thread)
+    lanes_of = [lane._thread for lane in rig.decoder._peers.lanes.values()]
+    return thread in (*lanes_of, rig.decoder._peers._watch._thread)

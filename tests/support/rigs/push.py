@@ -235,7 +235,9 @@ class PushRig:
     def rows(self, layer: str, announced: PushAnnounce, blocks: Sequence[int], *, tp: int = 0) -> Descriptors:
         """What a prefilling worker writes of a layer, all of it, from its ``blocks``."""
         remotes = engine_geometry(self.p.card()).workers
-        push = plan_push(self.decoder.geometry, self.decoder._siblings, remotes, Rank(tp=tp))[layer]
+        push = plan_push(self.decoder.geometry, self.decoder.topology.local.workers, remotes, Rank(tp=tp))[
+            layer
+        ]
         local = {run.group: BlockList(run.first, np.array(run.ids, np.int64)) for run in announced.blocks}
         source = {push.source_group: BlockList(0, np.array(blocks, np.int64))}
         total = announced.tokens

@@ -14,17 +14,16 @@ from concurrent.futures import TimeoutError as NotYet
 
 import numpy as np
 
-from kvd.client.cards import engine_geometry
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import WorkerGeometry
 from kvd.topology.checksum import Summer, Words
 from kvd.topology.comparison import Comparison, Wanted, comparison
 from kvd.topology.errors import NotSummable, TopologyError
 from kvd.topology.plan import Plan
+from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.frame import Message, kind_of
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import Checksum, GroupChecksum
 from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
@@ -38,7 +37,7 @@ AGAIN = (0.005, 0.2)
 """First and longest pause before sums that are not ready are asked for again; it doubles in between."""
 
 
-class _Unknown(Exception):
+class _SumsUnavailable(Exception):
     """The sums could not be compared; it says why."""
 
 
@@ -49,16 +48,13 @@ class Checking:
 
     def __init__(
         self,
-        geometry: WorkerGeometry,
+        topology: TransferTopology,
         summer: Callable[[], Summer],
         session: Callable[[], SessionProtocol],
-        card: Callable[[str], EngineCard | None],
     ) -> None:
-        """``card`` gives a peer engine as it is known now."""
-        self._geometry = geometry
+        self._topology = topology
         self._summer = summer
         self._session = session
-        self._card = card
         self._adding = threading.Lock()
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
@@ -103,7 +99,7 @@ class Checking:
         began = time.monotonic()
         try:
             found = self._compared(load, plan, min(load.deadline, began + WAIT_SECONDS))
-        except (_Unknown, GeometryError, TopologyError) as error:
+        except (_SumsUnavailable, GeometryError, TopologyError) as error:
             found = Checksum(state="unknown", why=str(error))
         except Exception as error:  # the load has come all the same
             log.exception("checksums of the load of %s", load.order.request_id)
@@ -116,15 +112,15 @@ class Checking:
 
     def _compared(self, load: Load, plan: Plan, until: float) -> Checksum:
         order = load.order
-        card = self._card(order.prefill.engine_id)
-        if card is None or card.generation != order.prefill.generation:
-            raise _Unknown(f"prefiller {order.prefill.engine_id} is gone")
+        remote = self._topology.find(order.prefill.engine_id)
+        if remote is None or remote.generation != order.prefill.generation:
+            raise _SumsUnavailable(f"prefiller {order.prefill.engine_id} is gone")
         if not self._session().state.connected:
-            raise _Unknown("kvd is away")
+            raise _SumsUnavailable("kvd is away")
         against = comparison(
             plan,
-            self._geometry,
-            engine_geometry(card).workers,
+            self._topology.worker,
+            remote.geometry.workers,
             order.block_lists(),
             tokens=order.tokens,
             total=order.prefill.tokens,
@@ -164,19 +160,19 @@ class Checking:
             except RefusedByDaemon as error:
                 late = time.monotonic() + pause >= until
                 if error.refusal.final or late or self._closing.wait(pause):
-                    raise _Unknown(f"{who}: {error.message}") from None
+                    raise _SumsUnavailable(f"{who}: {error.message}") from None
                 pause = min(2 * pause, AGAIN[1])
                 future = self._ask(load, against, at, until)
             except (ClientError, NotYet) as error:
                 said = error.message if isinstance(error, ClientError) else "no answer in time"
-                raise _Unknown(f"{who}: {said}") from None
+                raise _SumsUnavailable(f"{who}: {said}") from None
             else:
                 return _read(answer, load, who)
 
 
 def _read(answer: Message, load: Load, who: str) -> list[Words]:
     if not isinstance(answer, Sums):
-        raise _Unknown(f"{who} answered {kind_of(answer)}")
+        raise _SumsUnavailable(f"{who} answered {kind_of(answer)}")
     if answer.tokens != load.order.prefill.tokens:
         raise NotSummable(
             f"{who} has checksums of {answer.tokens} tokens, its blocks hold {load.order.prefill.tokens}"

@@ -68,12 +68,15 @@ class Summing:
     name = "checksums of prefills"
 
     def __init__(
-        self, geometry: WorkerGeometry, summer: Callable[[], Summer], mark: Callable[[], StreamEvent | None]
+        self,
+        geometry: WorkerGeometry,
+        summer: Callable[[], Summer],
+        record_event: Callable[[], StreamEvent | None],
     ) -> None:
-        """``mark`` gives what tells when the device has come as far as now, None where it is there already."""
+        """``record_event`` gives what tells when the device has come as far as now, None where it is there already."""
         self._geometry = geometry
         self._summer = summer
-        self._mark = mark
+        self._record_event = record_event
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
         self._classes = ALL_TOKENS
@@ -97,7 +100,7 @@ class Summing:
         if not self._coming:
             return
         coming, self._coming = self._coming, []
-        ready, now = self._mark(), time.monotonic()
+        ready, now = self._record_event(), time.monotonic()
         made = [_Kept(order, ready, self._classes) for order in coming]
         with self._lock:
             self._tidy(now)

@@ -12,7 +12,7 @@ NAMES_KEPT = 900.0
 """Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""
 
 
-class Intake:
+class AdmissionQueue:
     """Used by the step, the thread and the watcher."""
 
     def __init__(self) -> None:
@@ -35,17 +35,17 @@ class Intake:
             self._stopped = True
 
     def holds(self, load: Load) -> bool:
-        """Whether nobody has claimed it."""
+        """Whether nobody has acquired it."""
         with self._lock:
             return id(load) in self._waiting
 
-    def claim(self, load: Load) -> bool:
+    def acquire(self, load: Load) -> bool:
         """Whether the load is the caller's from now on, to announce or to end."""
         with self._lock:
             return self._waiting.pop(id(load), None) is not None
 
-    def claim_late(self, now: float, *, everything: bool = False) -> list[Load]:
-        """Claim what is past its deadline, or ``everything``."""
+    def acquire_late(self, now: float, *, everything: bool = False) -> list[Load]:
+        """Acquire what is past its deadline, or ``everything``."""
         with self._lock:
             late = [load for load in self._waiting.values() if everything or now > load.deadline]
             for load in late:

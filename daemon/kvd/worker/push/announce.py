@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-from kvd.backends.contract import Backend
-from kvd.geometry.model import WorkerGeometry
-from kvd.geometry.rank import Rank
 from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushWithdraw
-from kvd.worker.cause import Cause
-from kvd.worker.pull.load import Load
+from kvd.worker.context import WorkerContext
 from kvd.worker.push.arrival import Arrival
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
@@ -23,36 +17,14 @@ WORDS_KEPT = 60.0
 """Seconds for which a withdrawal or a done is repeated to a kvd that does not take it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
-    """This worker, as its arrivals need to know it.
-
-    ``announce_seconds`` is how long a prefiller may take to acknowledge an announcement. ``ended`` is told of arrivals
-    that ended, ``refused`` of loads that ended before they became one. Where this side reads by itself ``read`` begins
-    a read on the peer's lane, and each may take ``read_seconds``.
-    """
-
-    engine_id: str
-    rank: Rank
-    backend: Backend
-    local: WorkerGeometry
-    siblings: tuple[WorkerGeometry, ...]
-    session: SessionProtocol
-    announce_seconds: float
-    read_seconds: float
-    read: Callable[[Load], None]
-    ended: Callable[[Arrival], None]
-    refused: Callable[[Load, Cause], None]
-
-
-def push_key(engine_id: str, rank: Rank, transfer_id: str, prefill: RemotePrefill) -> PushKey:
+def push_key(context: WorkerContext, transfer_id: str, prefill: RemotePrefill) -> PushKey:
     """The name of this worker's part of a transfer."""
     return PushKey(
         transfer_id=transfer_id,
         prefiller=prefill.engine_id,
         prefiller_endpoint=Endpoint(prefill.host, prefill.port),
-        decoder=engine_id,
-        rank=rank,
+        decoder=context.engine_id,
+        rank=context.rank,
     )
 
 

@@ -12,22 +12,25 @@ import time
 
 from kvd.backends.errors import BackendError
 from kvd.worker.cause import Cause, from_error
+from kvd.worker.context import WorkerContext
 from kvd.worker.pull.load import clear_leftover
-from kvd.worker.push.admission import Intake
-from kvd.worker.push.announce import Here, done, withdraw
+from kvd.worker.push.admission import AdmissionQueue
+from kvd.worker.push.announce import done, withdraw
 from kvd.worker.push.arrival import Arrival
 from kvd.worker.push.window import Windows
 
 log = logging.getLogger(__name__)
 
 
-class Underway:
+class Arrivals:
     """Used by one thread; `held` by others too."""
 
-    def __init__(self, engine_id: str, here: Here, intake: Intake, windows: Windows) -> None:
+    def __init__(
+        self, engine_id: str, context: WorkerContext, admission: AdmissionQueue, windows: Windows
+    ) -> None:
         self._engine_id = engine_id
-        self._here = here
-        self._intake = intake
+        self._context = context
+        self._admission = admission
         self._windows = windows
         self._lock = threading.Lock()
         self._active: dict[str, Arrival] = {}  # by transfer id
@@ -44,7 +47,7 @@ class Underway:
     def held(self) -> list[Arrival]:
         """The same and what waits for a window that could not be closed; on any thread."""
         with self._lock:
-            return [*self._active.values(), *self._windows.held]
+            return [*self._active.values(), *(arrival for arrival, _ in self._windows.unclosed.held)]
 
     def find(self, transfer_id: str) -> Arrival | None:
         """The arrival of that transfer."""
@@ -65,23 +68,23 @@ class Underway:
         with self._lock:
             self._active.pop(arrival.key.transfer_id, None)
 
-    def claim(self, arrival: Arrival) -> bool:
+    def acquire(self, arrival: Arrival) -> bool:
         """Whether it is ours to announce from now on. What nobody will write of its blocks is zeroed then.
 
         Not where somebody else has ended it, nor where its blocks could not be zeroed: then it has ended here.
         """
         load = arrival.load
-        if not self._intake.claim(load):
+        if not self._admission.acquire(load):
             self.forget(arrival)
             return False
         try:
-            clear_leftover(load, arrival.plan, self._here.local)
+            clear_leftover(load, arrival.plan, self._context.topology.worker)
         except Exception as error:  # nobody else can end the load from here on
             if not isinstance(error, BackendError):
                 log.exception("zeroing blocks of the load of %s", load.order.request_id)
             self.forget(arrival)
             self._withdraw(arrival)
-            self._here.refused(load, from_error(error))
+            self._context.ends.refuse(load, from_error(error))
             return False
         return True
 
@@ -116,15 +119,15 @@ class Underway:
         """
         self.forget(arrival)
         if not arrival.announced:
-            ours = self._intake.claim(arrival.load) if cause else self.claim(arrival)
+            ours = self._admission.acquire(arrival.load) if cause else self.acquire(arrival)
             if not ours:
                 return
         if not cause and not self._windows.possible and arrival.announced:
-            done(self._here.session, arrival.key)
+            done(self._context.session(), arrival.key)
         arrival.load.cause = cause
         arrival.load.ended = time.monotonic()
         try:
-            self._here.ended(arrival)
+            self._context.ends.arrival(arrival)
         except Exception:  # of whoever is told; the thread has other loads to end
             log.exception("end of the load of %s from %s", arrival.load.order.request_id, self._engine_id)
 
@@ -160,7 +163,7 @@ class Underway:
         # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
         window, error = stands
         with self._lock:
-            self._windows.hold(
+            self._windows.unclosed.hold(
                 window, [(arrival, arrival.cause or Cause(error, "TRANSFER_FAILED")) for arrival in held]
             )
             for arrival in held:
@@ -171,8 +174,8 @@ class Underway:
 
     def retry_close(self, now: float) -> None:
         """Report what waited for a window that could be closed at last."""
-        for arrival, cause in self._windows.retry_close(now):
+        for arrival, cause in self._windows.unclosed.retry_close(now):
             self.end(arrival, cause)
 
     def _withdraw(self, arrival: Arrival) -> None:
-        withdraw(self._here.session, arrival.key, arrival.load.order.prefill.generation)
+        withdraw(self._context.session(), arrival.key, arrival.load.order.prefill.generation)

@@ -105,9 +105,9 @@ class _Owed:
 class Outgoing:
     """The transfers of one prefilling worker."""
 
-    def __init__(self, mark: Callable[[], StreamEvent | None]) -> None:
-        """``mark`` gives what tells when the device has come as far as now; None where it is there already."""
-        self._mark = mark
+    def __init__(self, record_event: Callable[[], StreamEvent | None]) -> None:
+        """``record_event`` gives what tells when the device has come as far as now; None where it is there already."""
+        self._record_event = record_event
         self._lock = threading.Lock()
         self._transfers: dict[str, _Transfer] = {}
         self._epochs = itertools.count()
@@ -128,7 +128,7 @@ class Outgoing:
         Blocks of what was preempted or aborted are overwritten only after this has returned.
         """
         now = time.monotonic()
-        ready = self._mark() if any(step.held for step in steps) else None
+        ready = self._record_event() if any(step.held for step in steps) else None
         with self._lock:
             for end in ends:
                 self._end(end, now)
@@ -305,7 +305,7 @@ class Outgoing:
 
     def _note(self, layers: tuple[str, ...]) -> None:
         """Takes the lock itself."""
-        ready = self._mark()
+        ready = self._record_event()
         with self._lock:
             for name in self._now:
                 if transfer := self._transfers.get(name):

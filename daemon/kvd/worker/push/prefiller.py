@@ -7,15 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvd.backends.contract import Backend
-from kvd.geometry.model import WorkerGeometry
-from kvd.wire.handshake import PeerGone, PeerReady
 from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
 from kvd.wire.reply import Ok, Refused
+from kvd.worker.context import WorkerContext
 from kvd.worker.orders import StepOrders
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.sender import Sender
-from kvd.worker.session import SessionProtocol
 from kvd.worker.staging import Stager
 from kvd.worker.stream_event import StreamEvent
 
@@ -27,31 +24,23 @@ MOST_SENDERS = 256
 class Pushing:
     """All that one prefilling worker pushes.
 
-    `begin`, `saved` and `stepped` are called in vLLM's step, `sent` after it; `pushed`, `know` and `gone` on the
-    session's thread. None of them waits for anything.
+    `begin`, `saved` and `stepped` are called in vLLM's step, `sent` after it; `on_message` and
+    `on_peer_changed` on the session's thread. None of them waits for anything.
     """
 
     def __init__(
         self,
-        engine_id: str,
-        backend: Backend,
-        geometry: WorkerGeometry,
-        siblings: tuple[WorkerGeometry, ...],
-        session: Callable[[], SessionProtocol],
-        mark: Callable[[], StreamEvent | None],
+        context: WorkerContext,
+        record_event: Callable[[], StreamEvent | None],
         stager: Stager | None = None,
     ) -> None:
-        """``mark`` gives what tells when the device has come as far as now, None where it is there already.
+        """``record_event`` gives what tells when the device has come as far as now, None where it is there already.
 
         With a ``stager`` layers are copied to where decoders read them before these hear of them.
         """
+        self._context = context
         self._stager = stager
-        self._engine_id = engine_id
-        self._backend = backend
-        self._geometry = geometry
-        self._siblings = siblings
-        self._session = session
-        self._outgoing = Outgoing(mark)
+        self._outgoing = Outgoing(record_event)
         self._lock = threading.Lock()
         self._senders: dict[str, Sender] = {}
         self._generation = ""
@@ -71,7 +60,7 @@ class Pushing:
 
     def stepped(self) -> None:
         """The step that `begin` announced has run."""
-        self._outgoing.stepped(self._geometry.layers)
+        self._outgoing.stepped(self._context.topology.worker.layers)
 
     def sent(self) -> set[str]:
         """Requests whose blocks are needed no longer, each once."""
@@ -79,13 +68,13 @@ class Pushing:
 
     # --- the session's thread ---
 
-    def pushed(self, message: PushAnnounce | PushWithdraw | PushDone) -> Ok | Refused:
+    def on_message(self, message: PushAnnounce | PushWithdraw | PushDone) -> Ok | Refused:
         """A decoding worker's message."""
         key = message.key
-        if key.prefiller != self._engine_id:
+        if key.prefiller != self._context.engine_id:
             return Refused(
                 code="KVD-CONNECTOR-PUSH",
-                message=f"this is a worker of {self._engine_id}, the message is for {key.prefiller}",
+                message=f"this is a worker of {self._context.engine_id}, the message is for {key.prefiller}",
                 final=True,
             )
         if isinstance(message, PushAnnounce) and (refused := self._stale(message)):
@@ -108,19 +97,12 @@ class Pushing:
         sender.take(message)
         return Ok()
 
-    def know(self, ready: PeerReady) -> None:
-        """A peer became known; a new generation of a decoder ends what the old one was owed."""
+    def on_peer_changed(self, engine_id: str) -> None:
+        """Another generation of a decoder is registered, or none: that ends what the one before was owed."""
         with self._lock:
-            sender = self._senders.get(ready.peer.engine.engine_id)
+            sender = self._senders.get(engine_id)
         if sender is not None:
-            sender.take(ready.peer)
-
-    def gone(self, message: PeerGone) -> None:
-        """A generation of a peer ended."""
-        with self._lock:
-            sender = self._senders.get(message.engine_id)
-        if sender is not None:
-            sender.gone(message.generation)
+            sender.on_peer_changed()
 
     # --- the end ---
 
@@ -143,13 +125,13 @@ class Pushing:
     def _stale(self, message: PushAnnounce) -> Refused | None:
         """Refuse what was announced to another life of this engine."""
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
-        self._generation = self._session().state.engine_generation or self._generation
+        self._generation = self._context.session().state.engine_generation or self._generation
         wanted = message.generations[0]
         if not self._generation or wanted == self._generation:
             return None
         return Refused(
             code="KVD-CONNECTOR-PUSH",
-            message=f"{self._engine_id} is generation {self._generation}, announced to was generation {wanted}",
+            message=f"{self._context.engine_id} is generation {self._generation}, announced to was generation {wanted}",
             final=True,
         )
 
@@ -159,14 +141,5 @@ class Pushing:
                 return None
             sender = self._senders.get(decoder)
             if sender is None and len(self._senders) < MOST_SENDERS:
-                sender = self._senders[decoder] = Sender(
-                    decoder,
-                    self._engine_id,
-                    self._backend,
-                    self._siblings,
-                    self._geometry.rank,
-                    self._outgoing,
-                    self._session,
-                    self._stager,
-                )
+                sender = self._senders[decoder] = Sender(decoder, self._context, self._outgoing, self._stager)
             return sender

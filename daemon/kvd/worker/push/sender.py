@@ -16,26 +16,25 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from kvd.backends.contract import Backend
 from kvd.client.errors import RefusedByDaemon
-from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
+from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import EngineCard
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
+from kvd.worker.context import WorkerContext
+from kvd.worker.handshake import ask_for_peer
+from kvd.worker.peers import FollowedPeer
 from kvd.worker.push.computed import Outgoing
-from kvd.worker.push.decoder import Decoder, ask_for_decoder, know_decoder
 from kvd.worker.push.send_step import advance, close, poll, quieten
 from kvd.worker.push.target import Target, expired, nothing, progress, release_at, same, settle
 from kvd.worker.push.write_lanes import WriteLanes
-from kvd.worker.session import SessionProtocol
 from kvd.worker.staging import Stager
 
 log = logging.getLogger(__name__)
@@ -50,6 +49,7 @@ KEEP = 120.0
 MOST_TARGETS = 8192
 TIDY = 1.0
 """Seconds between two looks for targets that need not be remembered any more."""
+HANDSHAKE_SECONDS = 10.0
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
 
@@ -64,17 +64,19 @@ class _Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Absent:
+class _Answered:
+    """kvd was asked for this generation: the decoder is registered, or ``cause`` says why not."""
+
     generation: str
-    cause: Cause
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Gone:
-    generation: str
+class _DecoderChanged:
+    """Another generation of the decoder is registered, or none."""
 
 
-_Inbox = PushAnnounce | PushWithdraw | PushDone | EngineCard | _Heard | _Absent | _Gone
+_Inbox = PushAnnounce | PushWithdraw | PushDone | _Heard | _Answered | _DecoderChanged
 
 
 class Sender:
@@ -83,30 +85,22 @@ class Sender:
     def __init__(
         self,
         decoder: str,
-        prefiller: str,
-        backend: Backend,
-        siblings: tuple[WorkerGeometry, ...],
-        rank: Rank,
+        context: WorkerContext,
         outgoing: Outgoing,
-        session: Callable[[], SessionProtocol],
         stager: Stager | None = None,
     ) -> None:
-        """``siblings`` are all workers of this engine, ``rank`` is this one's place among them."""
         self.decoder = decoder
-        self._prefiller = prefiller
-        self._siblings = siblings
-        self._rank = rank
+        self._context = context
         self._outgoing = outgoing
-        self._session = session
         self._stager = stager
         self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
         self._event = threading.Event()
         self._targets: dict[Name, Target] = {}
         self._live: list[Target] = []  # those for which there is something left to do
         self._tidied = 0.0
-        self._peer: Decoder | None = None
+        self._peer = FollowedPeer(decoder, context.topology, lambda remote: remote.geometry, role="decoder")
         self._asked: str | None = None
-        self._lanes = WriteLanes(decoder, backend)
+        self._lanes = WriteLanes(decoder, context.backend)
         self._behind = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
         self._thread.start()
@@ -115,13 +109,13 @@ class Sender:
         """More is computed."""
         self._event.set()
 
-    def take(self, message: PushAnnounce | PushWithdraw | PushDone | EngineCard) -> None:
-        """A message of the decoder's, or its card."""
+    def take(self, message: PushAnnounce | PushWithdraw | PushDone) -> None:
+        """A message of the decoder's."""
         self._put(message)
 
-    def gone(self, generation: str) -> None:
-        """This generation of the decoder ended."""
-        self._put(_Gone(generation))
+    def on_peer_changed(self) -> None:
+        """Another generation of the decoder is registered, or none."""
+        self._put(_DecoderChanged())
 
     def stop(self) -> None:
         """Give up whatever is under way and end the thread: begin that."""
@@ -220,13 +214,10 @@ class Sender:
                     target.withdrawn = target.withdrawn or target.settled is not None
                     settle(target)
                     self._release(target)
-            case EngineCard():
-                self._know(item)
-            case _Absent():
-                self._absent(item)
-            case _Gone():
-                if self._peer is not None and self._peer.generation == item.generation:
-                    self._part()
+            case _DecoderChanged():
+                self._follow()
+            case _Answered():
+                self._answered(item)
             case _Heard():
                 self._heard(item)
 
@@ -235,6 +226,7 @@ class Sender:
         return target if target is not None and target.key.attempt == key.attempt else None
 
     def _announced(self, announce: PushAnnounce) -> None:
+        self._follow()
         key = announce.key
         name = (key.transfer_id, key.rank)
         before = self._targets.get(name)
@@ -253,12 +245,13 @@ class Sender:
         target = Target(announce, time.monotonic() + announce.seconds)
         self._put_in(target)
         generation = announce.generations[1]
-        if self._peer is not None and self._peer.generation == generation:
-            self._meet(target, self._peer)
+        if self._peer.generation == generation:
+            self._meet(target)
         elif self._asked != generation:
             self._ask(key, generation)
 
     def _withdrawn(self, message: PushWithdraw) -> None:
+        self._follow()
         key = message.key
         target = self._find(key)
         if target is None:
@@ -271,8 +264,8 @@ class Sender:
             self._put_in(target)
             # It counts as a worker that has its part; who the others are stands in the card.
             self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
-            if self._peer is not None:
-                self._outgoing.workers(key.transfer_id, self.decoder, self._peer.ranks)
+            if self._peer.remote is not None:
+                self._outgoing.workers(key.transfer_id, self.decoder, self._ranks)
             elif self._asked is None:
                 self._ask(key, "")
         target.withdrawn = True
@@ -304,58 +297,71 @@ class Sender:
 
     # --- the peer ---
 
+    @property
+    def _ranks(self) -> frozenset[Rank]:
+        """All workers of the decoder, none where it is not known."""
+        remote = self._peer.remote
+        return frozenset(rank for rank in remote.geometry.by_rank) if remote else frozenset()
+
     def _ask(self, key: PushKey, generation: str) -> None:
         self._asked = generation
 
         def answered(found: EngineCard | Cause) -> None:
-            self._put(found if isinstance(found, EngineCard) else _Absent(generation, found))
+            if not isinstance(found, Cause):
+                self._context.register(found)
+            self._put(_Answered(generation, found if isinstance(found, Cause) else None))
 
-        ask_for_decoder(self._session(), self._prefiller, key, generation, answered)
+        question = GetPeer(
+            local_engine=self._context.engine_id,
+            engine_id=key.decoder,
+            endpoint=key.decoder_endpoint,
+            generation=generation,
+        )
+        ask_for_peer(self._context.session(), question, HANDSHAKE_SECONDS, answered, role="decoder")
 
-    def _know(self, card: EngineCard) -> None:
-        self._asked = None
-        if self._peer is None or self._peer.generation != card.generation:
-            self._part()
-            try:
-                self._peer = know_decoder(card, self._siblings, self._rank)
-            except GeometryError as error:
-                cause = from_error(error, f"decoder {self.decoder} does not fit")
-                self._absent(_Absent(card.generation, cause))
-                return
-        for name, _ in self._targets:
-            self._outgoing.workers(name, self.decoder, self._peer.ranks)
-        for target in self._open():
-            if target.pushes is None and target.closing is None:
-                self._meet(target, self._peer)
+    def _follow(self) -> None:
+        """Go by the decoder as it is registered now."""
+        generation = self._peer.generation
+        if self._peer.parted():
+            self._part(generation)
+        if self._peer.learned():
+            for name, _ in self._targets:
+                self._outgoing.workers(name, self.decoder, self._ranks)
+            for target in self._open():
+                if target.pushes is None and target.closing is None:
+                    self._meet(target)
 
-    def _meet(self, target: Target, peer: Decoder) -> None:
-        """Give a target its plan."""
-        wanted = target.announce.generations[1]
-        if wanted != peer.generation:
-            now = peer.generation
-            other = f"decoder {self.decoder} is generation {now}, the announcement is of generation {wanted}"
-            close(target, Cause(other, "PEER_GONE"))
+    def _meet(self, target: Target) -> None:
+        """Give a target its plan, if the decoder is known by the generation that announced it."""
+        if target.announce.generations[1] != self._peer.generation:
             return
-        self._outgoing.workers(target.key.transfer_id, self.decoder, peer.ranks)
+        if self._peer.remote is None:
+            close(target, self._peer.absent)
+            return
+        self._outgoing.workers(target.key.transfer_id, self.decoder, self._ranks)
         try:
-            target.pushes = peer.plan(target.key.rank)
+            target.pushes = self._peer.remote.pushes(target.key.rank)
         except TopologyError as error:
             close(target, from_error(error, f"decoder {self.decoder} does not fit"))
 
-    def _absent(self, item: _Absent) -> None:
+    def _answered(self, item: _Answered) -> None:
+        """Whoever waits for that generation has it now, or never will."""
         self._asked = None
+        self._follow()
+        why = item.cause or self._peer.of(item.generation, "the announcement is")
         for target in self._open():
-            if target.pushes is None and target.announce.generations[1] == item.generation:
-                close(target, item.cause)
+            if (
+                isinstance(why, Cause)
+                and target.pushes is None
+                and target.announce.generations[1] == item.generation
+            ):
+                close(target, why)
 
-    def _part(self) -> None:
+    def _part(self, generation: str) -> None:
         """The decoder as it was is no more: nobody waits for what it was owed."""
-        peer, self._peer = self._peer, None
-        if peer is None:
-            return
         self._lanes.leave()
         for name, target in list(self._targets.items()):
-            if target.announce.generations[1] in ("", peer.generation):
+            if target.announce.generations[1] in ("", generation):
                 self._outgoing.gone(name[0], self.decoder)
                 del self._targets[name]
         self._live = [t for t in self._live if (t.key.transfer_id, t.key.rank) in self._targets]
@@ -369,9 +375,9 @@ class Sender:
     def _tell(self, target: Target) -> None:
         target.news = False
         key, heard = target.key, dict(target.unheard)
-        future = self._session().deliver(
+        future = self._context.session().deliver(
             f"push {key.transfer_id} {key.decoder} {key.rank} {key.attempt}",
-            progress(target, self._rank),
+            progress(target, self._context.rank),
             max(LEAST_KEPT, target.deadline - time.monotonic()),
         )
         future.add_done_callback(functools.partial(self._told, target, heard))

@@ -7,18 +7,13 @@ be over; only the decoder can end it, by closing its window.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Iterable
 
 from kvd.backends.contract import Backend, Lane, State
 from kvd.topology.descriptors import Descriptors
 from kvd.worker.push.target import Piece, Target
-
-log = logging.getLogger(__name__)
-
-CLOSE_AGAIN = 1.0
-"""Seconds before a lane that could not be closed is tried again."""
+from kvd.worker.unclosed import Unclosed
+from kvd.worker.watchdog import Activity
 
 
 class WriteLanes:
@@ -28,17 +23,18 @@ class WriteLanes:
         self._decoder = decoder
         self._backend = backend
         self._lane: Lane | None = None
-        self._former: list[tuple[Lane, float]] = []
+        self._former: list[Lane] = []
+        self._unclosed: Unclosed[None] = Unclosed(f"the lane to {decoder}", Activity())
 
     @property
     def clean(self) -> bool:
         """Whether no lane is left."""
-        return self._lane is None and not self._former
+        return self._lane is None and not self._former and not self._unclosed
 
     @property
     def due(self) -> list[float]:
         """When closing is tried again, in time.monotonic() seconds."""
-        return [again for _, again in self._former if again]
+        return self._unclosed.due
 
     def post(self, target: Target, rows: Descriptors, layers: dict[str, int], epoch: int) -> Piece:
         """Write to a target's window. Raises `BackendError` where it could not be started; nothing moves then."""
@@ -56,26 +52,16 @@ class WriteLanes:
     def leave(self) -> None:
         """New posts take a new lane."""
         if self._lane is not None:
-            self._former.append((self._lane, 0.0))
+            self._former.append(self._lane)
             self._lane = None
 
     def sweep(self, flying: Iterable[Piece], now: float) -> None:
         """Close former lanes on which nothing of ``flying`` is under way."""
-        if not self._former:
-            return
-        used = {id(piece.lane) for piece in flying}
-        kept = []
-        for lane, due in self._former:
-            if id(lane) in used or now < due:
-                kept.append((lane, due))
-            elif not self._close(lane):
-                kept.append((lane, time.monotonic() + CLOSE_AGAIN))
-        self._former = kept
-
-    def _close(self, lane: Lane) -> bool:
-        try:
-            lane.close()
-        except Exception:  # of any library: until it is closed its bytes may land, so it is kept
-            log.exception("lane to %s could not be closed; it will be tried again", self._decoder)
-            return False
-        return True
+        if self._former:
+            used = {id(piece.lane) for piece in flying}
+            over = [lane for lane in self._former if id(lane) not in used]
+            self._former = [lane for lane in self._former if id(lane) in used]
+            for lane in over:
+                if self._unclosed.close(lane):  # its bytes may land until it is
+                    self._unclosed.hold(lane)
+        self._unclosed.retry_close(now)

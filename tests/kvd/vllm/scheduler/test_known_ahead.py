@@ -63,7 +63,7 @@ def test_the_first_request_of_configured_peers_pays_no_handshake() -> None:
         generation = prefiller.wait(lambda s: bool(s.engine_generation), LONG).engine_generation
         source[:] = np.arange(len(source)) % 65535 + 1
         with worker(near, "d") as (target, decoder, _), session(near, scheduler(facts("d"))) as chief:
-            wait_for(lambda: decoder._known.get("p"), LONG)
+            wait_for(lambda: decoder.topology.find("p"), LONG)
             wait_for(lambda: chief.counters["pushed.peer_ready"], LONG)
             asked = GetPeer(local_engine="d", engine_id="p", endpoint=far.endpoint, generation=generation)
             known = chief.call(asked, LONG).result(LONG)

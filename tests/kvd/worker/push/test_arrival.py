@@ -43,7 +43,9 @@ def test_expected_is_what_has_bytes_to_send(case: Case) -> None:
 
 def test_groups_without_blocks_expect_nothing() -> None:
     rig = PushRig()
-    plan = plan_worker(rig.decoder.geometry, rig.decoder._siblings, [w.geometry for w in rig.p.workers])
+    plan = plan_worker(
+        rig.decoder.geometry, rig.decoder.topology.local.workers, [w.geometry for w in rig.p.workers]
+    )
     nothing = {0: BlockList(0, np.zeros(0, np.int64))}
     for blocks in ({}, nothing):
         assert expect(plan, blocks, 8).parts == frozenset()
@@ -52,7 +54,9 @@ def test_groups_without_blocks_expect_nothing() -> None:
 
 def test_a_new_attempt_begins_from_nothing() -> None:
     rig = PushRig()
-    plan = plan_worker(rig.decoder.geometry, rig.decoder._siblings, [w.geometry for w in rig.p.workers])
+    plan = plan_worker(
+        rig.decoder.geometry, rig.decoder.topology.local.workers, [w.geometry for w in rig.p.workers]
+    )
     order = pushed((2,), tokens=4)
     key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="d", rank=Rank(0))
     arrival = Arrival(Load(order, 0.0, 30.0), plan, expect(plan, order.block_lists(), order.tokens), key)

@@ -17,11 +17,11 @@ from kvd.topology.blocks import BlockList
 from kvd.wire.handshake import GetPeer
 from kvd.wire.push import PushProgress
 from kvd.wire.reply import Ok, Refused
+from kvd.worker import unclosed
 from kvd.worker.orders import PushEnd
 from kvd.worker.push import computed as outgoing
 from kvd.worker.push import send_step as transmit
 from kvd.worker.push import target
-from kvd.worker.push import write_lanes as write_lane
 from tests.kvd.topology.test_oracle import cases
 from tests.support import oracle, samples
 from tests.support.rigs.bench import eventually
@@ -466,7 +466,7 @@ def test_a_target_fails_for_good_after_three_failures_and_others_go_on(rig: Send
 
 
 def test_a_lane_that_cannot_be_closed_is_tried_again(rig: SendRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write_lane, "CLOSE_AGAIN", 0.05)
+    monkeypatch.setattr(unclosed, "RETRY_SECONDS", 0.05)
     worker = rig.workers[0]
     worker.faults.refuse |= {0}
     worker.gates.close_errors.append(BackendError("it is stuck"))
@@ -482,7 +482,10 @@ def test_a_lane_that_cannot_be_closed_is_tried_again(rig: SendRig, monkeypatch: 
     ("more", "words"),
     [
         ({"tokens": 41}, "prompt has 40 tokens, announced were 41"),
-        ({"generations": ("gen-1", "older")}, "generation d-gen, the announcement is of generation older"),
+        (
+            {"generations": ("gen-1", "older")},
+            "decoder d is generation d-gen now, the announcement is of generation older",
+        ),
     ],
 )
 def test_an_announcement_that_does_not_fit_fails_with_both_values(
@@ -609,11 +612,11 @@ def test_nothing_is_read_before_the_device_has_written_it() -> None:
     done: list[bool] = []
     with sending(dense("p"), dense("d")) as rig:
         rig.fill(REQUEST.remote)
-        rig.workers[0].half.pushing._outgoing._mark = lambda: lambda: bool(done)
+        rig.workers[0].half.pushing._outgoing._record_event = lambda: lambda: bool(done)
         announce(rig)
         rig.run(step(REQUEST.remote, 40, 40))
         announce(rig, name="y")
-        rig.workers[0].half.pushing._outgoing._mark = lambda: None
+        rig.workers[0].half.pushing._outgoing._record_event = lambda: None
         rig.run(step(REQUEST.remote, 40, 40, name="y", request_id="s"))
         eventually(lambda: len(rig.there(name="y")) == 2)
         assert not rig.there()

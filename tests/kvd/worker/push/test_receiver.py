@@ -16,10 +16,9 @@ from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import LayersThere, PushAnnounce, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok, Refused
+from kvd.worker import unclosed
 from kvd.worker.orders import StepOrders
-from kvd.worker.pull import reader as lane
 from kvd.worker.push import receiver as arriving
-from kvd.worker.push import window
 from tests.support.rigs.bench import GENERATION, eventually
 from tests.support.rigs.push import BLOCKS, PushRig, pushed
 
@@ -54,10 +53,10 @@ def quiet_seconds(monkeypatch: pytest.MonkeyPatch) -> Quiet:
 
 def pending(rig: PushRig) -> bool:
     """Whether nothing has ended although every word said so far was heard."""
-    arrivals = rig.decoder._arrivals["p"]
+    arrivals = rig.decoder._peers.arrivals["p"]
     eventually(arrivals._inbox.empty)
     number = rig.backend.windows[-1].served if rig.lands and rig.backend.windows else 0
-    if rig.lands and rig.backend.windows and rig.backend.windows[-1].open and arrivals._underway:
+    if rig.lands and rig.backend.windows and rig.backend.windows[-1].open and arrivals._arrivals:
         eventually(lambda: not rig.backend.windows[-1].open or rig.backend.windows[-1].served > number + 1)
     return not rig.decoder.results().received
 
@@ -307,7 +306,7 @@ def test_a_window_that_cannot_be_closed_holds_back_all_that_was_announced_on_it(
     rig: PushRig, quiet_seconds: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     quiet_seconds(0.05)
-    monkeypatch.setattr(window, "DESTROY_AGAIN", 0.02)
+    monkeypatch.setattr(unclosed, "RETRY_SECONDS", 0.02)
     rig.gates.close_errors.append(BackendError("something holds the agent"))
     with caplog.at_level(logging.CRITICAL):
         rig.start(pushed((2,), tokens=4), pushed((9,), tokens=4, name="y", request_id="d-2"))
@@ -381,7 +380,7 @@ def test_a_push_that_is_dropped_while_its_peer_is_asked_for_is_never_announced()
 def test_a_push_that_is_dropped_before_it_could_be_announced_is_declined(rig: PushRig) -> None:
     rig.script.state = replace(rig.script.state, engine_generation="")
     rig.start(pushed((2, 9)))
-    eventually(lambda: rig.decoder._arrivals["p"]._underway)
+    eventually(lambda: rig.decoder._peers.arrivals["p"]._arrivals)
     rig.decoder.start(StepOrders(dropped=["d-1"]))
     assert rig.results().failed == {"d-1"}
     assert rig.script.told(PushAnnounce) == []
@@ -547,7 +546,7 @@ def test_what_was_announced_is_never_reported_before_a_stuck_call_returns(
         go_on, reached = rig.gates.stop("progress")
         assert reached.wait(10)
         rig.expire()
-        rig.decoder._watch.nudge()
+        rig.decoder._peers._watch.nudge()
         eventually(lambda: "load of d-1 from p" in caplog.text)
     assert "while its thread is busy serving its window" in caplog.text
     assert not rig.decoder.results().received
@@ -588,7 +587,7 @@ def test_memory_stays_registered_while_a_window_stands(
     rig: PushRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("kvd.worker.worker.CLOSE_SECONDS", 0.05)
-    monkeypatch.setattr(lane, "DESTROY_AGAIN", 0.02)
+    monkeypatch.setattr(unclosed, "RETRY_SECONDS", 0.02)
     go_on, reached = rig.gates.stop("window.close")
     rig.start(pushed((2, 9)))
     rig.announced()

@@ -1,0 +1,39 @@
+"""What every part of a worker knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvd.backends.contract import Backend
+from kvd.geometry.rank import Rank
+from kvd.topology.transfer_topology import TransferTopology
+from kvd.wire.identity import EngineCard
+from kvd.worker.ends import LoadEnds
+from kvd.worker.session import SessionProtocol
+from kvd.worker.settings import ConnectorSettings
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """One worker: who it is, whom it knows, what it transfers by, and whom it tells.
+
+    ``register`` makes a peer engine known to every thread that has to do with it; it raises `OwnEngine`.
+    """
+
+    settings: ConnectorSettings
+    topology: TransferTopology
+    backend: Backend
+    session: Callable[[], SessionProtocol]
+    ends: LoadEnds
+    register: Callable[[EngineCard], None]
+
+    @property
+    def engine_id(self) -> str:
+        """This worker's engine."""
+        return self.topology.local.engine_id
+
+    @property
+    def rank(self) -> Rank:
+        """This worker's place in it."""
+        return self.topology.rank
