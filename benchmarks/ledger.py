@@ -35,7 +35,7 @@ import numpy as np
 import zmq
 
 from kvd.client.operator import connect
-from kvd.service.daemon import LEDGER_NAME
+from kvd.service.run import LEDGER_NAME
 from kvd.wire.frame import decode, encode
 from kvd.wire.identity import EngineFacts
 from kvd.wire.query import GetStatus

@@ -28,7 +28,7 @@ from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvd.wire.order import MISS_ENDS, Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from kvd.wire.order import MISS_ENDS, ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from tests.support.standstill import watching
 
 START_SECONDS, ANSWER_SECONDS, FOLLOW_SECONDS = 600.0, 300.0, 300.0
@@ -134,12 +134,12 @@ def _together(
         return list(threads.map(do, prompts))
 
 
-def _followed(engines: Deployment, order_id: str) -> Forced:
+def _followed(engines: Deployment, order_id: str) -> ForcedMisses:
     """The order when all its misses have ended, or as far as it came."""
     deadline, revision = time.monotonic() + FOLLOW_SECONDS, -1
     while True:
         question = GetForced(order_id=order_id, revision=revision, seconds=1.0)
-        forced = cast("Forced", engines.decode_host.ask(question))
+        forced = cast("ForcedMisses", engines.decode_host.ask(question))
         revision = forced.revision
         ended = sum(miss.state in MISS_ENDS for miss in forced.misses)
         if (not forced.order.open and ended == forced.order.taken) or time.monotonic() > deadline:

@@ -15,7 +15,7 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message
 from kvd.wire.names import SOCKET_NAME, runtime_dir
 
@@ -67,7 +67,7 @@ def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
 
 def follow(
     operator: Operator, kinds: tuple[str, ...], timeout: float | None, connected: Callable[[bool], None]
-) -> Iterator[Event]:
+) -> Iterator[KvdEvent]:
     """Events as they come; ends when none came for ``timeout`` seconds.
 
     ``connected`` is told when kvd goes away and when it is there (again). Raises `kvd.client.errors.ClientError`.
@@ -91,7 +91,7 @@ def _translated(error: client.ClientError, place: Path) -> KvctlError:
         return _MEANINGS[error.code](error.message, error.hint, error.code)
     if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
         return RefusedError(error.message, error.hint, error.code)
-    if isinstance(error, client.NotPermitted):
+    if isinstance(error, client.SocketNotPermitted):
         return NotPermitted(error.message, _who_may(place), error.code)
     return DaemonUnreachable(error.message, error.hint, error.code)
 

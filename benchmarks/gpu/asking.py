@@ -16,7 +16,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
 from kvctl.demo.models import prompt
 from kvd.wire.query import GetStatus
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 
 Mode = Literal["pull", "push"]
 ANSWER_SECONDS = 30.0
@@ -97,7 +97,7 @@ def records(pair: Pair, handed_over: str, workers: int = 1) -> list[TransferReco
     until = time.monotonic() + LEDGER_SECONDS
     while True:
         answer = pair.hosts[1].ask(ListTransfers(any_id=handed_over, limit=50))
-        found = [row.record for row in answer.rows] if isinstance(answer, Transfers) else []
+        found = [row.record for row in answer.rows] if isinstance(answer, TransferList) else []
         if len(found) >= workers or time.monotonic() > until:
             return found
         time.sleep(0.01)

@@ -14,7 +14,7 @@ from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
 from kvctl.processes.halting import halted
-from kvd.wire.order import Forced, ForceMiss, GetForced, NextLoads, When
+from kvd.wire.order import ForcedMisses, ForceMiss, GetForced, NextLoads, When
 
 MISS_SECONDS = 10.0
 PAUSE_SECONDS = 5.0
@@ -34,7 +34,9 @@ def forced(fleet: Fleet, pair: Pair, tokens: int, when: When) -> bool:
     asks = question(pair, tokens, fleet.sizes.answer)
     asked = ask(pair, "pull", asks.prompt, fleet.sizes.answer)
     outcome: Any = pair.hosts[1].ask(GetForced(order_id=getattr(order, "order_id", ""), seconds=0.0))
-    misses = [(m.state, m.cause) for m in outcome.misses] if isinstance(outcome, Forced) else str(outcome)
+    misses = (
+        [(m.state, m.cause) for m in outcome.misses] if isinstance(outcome, ForcedMisses) else str(outcome)
+    )
     return _judge(
         fleet, pair, f"force-miss {when}", asks, asked.decoded, asked.handed_over,
         order=str(order)[:300], misses=misses,

@@ -21,11 +21,11 @@ import msgspec
 from kvctl.demo.deployment import Kvd, two_hosts
 from kvctl.processes.errors import WorkerFailed
 from kvd.client.errors import ClientError
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import RegisterWorker
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _round(
 @contextmanager
 def registered(
     host: Kvd, geometry: EngineGeometry, role: Literal["prefill", "decode"], name: str
-) -> Iterator[list[Session]]:
+) -> Iterator[list[KvdSession]]:
     """The sessions of all workers of an engine, when it is complete."""
     facts = EngineFacts(
         engine_id=name,
@@ -114,7 +114,7 @@ def registered(
         world_size=geometry.world_size,
         facts=geometry.facts,
     )
-    sessions: list[Session] = []
+    sessions: list[KvdSession] = []
     try:
         for worker in geometry.workers:
             card = WorkerCard(
@@ -128,7 +128,7 @@ def registered(
                 metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
             )
             presented = RegisterWorker(card)
-            sessions.append(Session(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
+            sessions.append(KvdSession(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
         for session in sessions:
             session.wait(lambda state: bool(state.engine_generation), SECONDS)
         yield sessions
@@ -138,7 +138,7 @@ def registered(
 
 
 def _ask(
-    hosts: tuple[Kvd, Kvd], decoders: list[Session], prefillers: list[Session], name: str, waits: Waits
+    hosts: tuple[Kvd, Kvd], decoders: list[KvdSession], prefillers: list[KvdSession], name: str, waits: Waits
 ) -> None:
     """All decoding ranks ask for the engine at once."""
     state = prefillers[0].state
@@ -175,7 +175,7 @@ def _wait_prepared(host: Kvd) -> None:
     deadline = time.monotonic() + SECONDS
     while True:
         status = host.ask(GetStatus())
-        if isinstance(status, Status) and status.gauges.get("handshakes.prepared", 1.0):
+        if isinstance(status, KvdStatus) and status.gauges.get("handshakes.prepared", 1.0):
             return
         if time.monotonic() > deadline:
             raise WorkerFailed(f"kvd of host {host.name} was not prepared within {SECONDS:g} s")

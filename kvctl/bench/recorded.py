@@ -25,7 +25,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import plan_worker
-from kvd.trace.model import Trace, Transfer, block_lists
+from kvd.trace.model import RecordedTrace, TransferLine, block_lists
 
 MOST_BLOCKS = 8_000_000
 """Blocks of all transfers that are replayed together: their numbers are held in memory, 8 bytes each."""
@@ -40,7 +40,7 @@ class Stream:
     remote: str
     mode: Literal["pull", "push"]
     scene: Scene
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TransferLine, ...]
     requests: tuple[Request, ...]
 
 
@@ -52,13 +52,13 @@ class Recorded:
     left_out: dict[str, int]
 
 
-def recorded(trace: Trace, limit: int, scale: float) -> Recorded:
+def recorded(trace: RecordedTrace, limit: int, scale: float) -> Recorded:
     """The first ``limit`` transfers that can be replayed; of long prompts the last part, ``scale`` of their tokens.
 
     Raises `CheckFailed` where none can, or where there is too much of them.
     """
     left_out: Counter[str] = Counter()
-    chosen: dict[tuple[int, str, int, str], list[Transfer]] = {}
+    chosen: dict[tuple[int, str, int, str], list[TransferLine]] = {}
     taken = blocks = 0
     for transfer in sorted(trace.transfers, key=lambda one: one.at):
         if why := _not_replayable(trace, transfer):
@@ -87,7 +87,7 @@ def recorded(trace: Trace, limit: int, scale: float) -> Recorded:
     return Recorded(tuple(streams), dict(left_out))
 
 
-def _not_replayable(trace: Trace, transfer: Transfer) -> str:
+def _not_replayable(trace: RecordedTrace, transfer: TransferLine) -> str:
     """Why a transfer cannot be replayed; empty where it can."""
     geometries = trace.geometries
     if transfer.local not in geometries or transfer.remote not in geometries:
@@ -104,7 +104,7 @@ def _not_replayable(trace: Trace, transfer: Transfer) -> str:
 def _stream(
     engines: tuple[EngineGeometry, EngineGeometry],
     rank: str,
-    transfers: Sequence[Transfer],
+    transfers: Sequence[TransferLine],
     scale: float,
     left_out: Counter[str],
 ) -> Stream | None:

@@ -15,7 +15,7 @@ from kvctl.bench.recorded import Stream, batches
 from kvctl.bench.remote import Target
 from kvctl.views.replay import RecordedFigures, Variant
 from kvd.backends.contract import Operation
-from kvd.trace.model import Transfer
+from kvd.trace.model import TransferLine
 
 BATCH = 256
 LONGEST = 20.0
@@ -79,7 +79,7 @@ def replay(
     return _variant(way, found, verify=verify)
 
 
-def recorded_figures(transfers: Sequence[Transfer]) -> RecordedFigures:
+def recorded_figures(transfers: Sequence[TransferLine]) -> RecordedFigures:
     """The record of what is replayed."""
     names = dict.fromkeys((*RECORDED_STAGES, *(name for one in transfers for name in one.stages)))
     moving = sum(one.stages.get("post", 0.0) + one.stages.get("wire", 0.0) for one in transfers)

@@ -32,7 +32,7 @@ from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvctl.views.replay import LeftOut, Replay, Variant
 from kvd.trace.errors import TraceError
-from kvd.trace.model import Trace
+from kvd.trace.model import RecordedTrace
 from kvd.trace.read import read_trace
 
 
@@ -128,7 +128,7 @@ def _ways(wanted: Wanted, found: Recorded) -> tuple[list[Way], list[str]]:
 
 def _document(
     wanted: Wanted,
-    trace: Trace,
+    trace: RecordedTrace,
     found: Recorded,
     variants: list[Variant],
     notes: list[str],

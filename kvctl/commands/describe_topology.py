@@ -107,7 +107,7 @@ def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     from kvctl.engines.cards import engine_geometry
     from kvd.wire import query
 
-    rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
+    rows = daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
     pairs = list(suggested(rows, ready_row(rows, engine_id) if engine_id else None))
     if not pairs:
         sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")

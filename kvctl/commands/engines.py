@@ -13,7 +13,7 @@ from kvctl.cli.settings import Settings
 from kvctl.views.engines import Engines, engine_document
 from kvctl.views.output import show_repeatedly
 from kvd.wire import query
-from kvd.wire.served import GetServed, Served
+from kvd.wire.outcomes import GetOutcomes, Outcomes
 
 SECTION = "Look"
 STATES = ("ready", "partial", "gone", "unreachable")
@@ -38,8 +38,8 @@ def engines(
     """
 
     def fetch() -> Engines:
-        rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
-        served = {row.engine_id: row.lately for row in daemon.ask(settings, GetServed(), Served).rows}
+        rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+        served = {row.engine_id: row.lately for row in daemon.ask(settings, GetOutcomes(), Outcomes).rows}
         return Engines(
             engines=tuple(
                 engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())

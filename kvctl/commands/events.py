@@ -45,7 +45,7 @@ def events(
             presence.connected,
         )
         # Only a kvd that answers is worth waiting for: a socket alone says nothing of the process behind it.
-        daemon.put(operator, query.GetStatus(), query.Status)
+        daemon.put(operator, query.GetStatus(), query.KvdStatus)
         shown, last = 0, None
         for event in stream:
             if last is not None and not kinds and event.seq != last + 1:

@@ -28,8 +28,8 @@ from kvd.wire.order import (
     MISS_ENDS,
     AllWaiting,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -185,7 +185,7 @@ def _one_of(**given: bool) -> None:
 
 
 def _only_engine(settings: Settings) -> str:
-    rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+    rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
     here = [
         row.engine.engine_id for row in rows if row.local and row.scheduler and row.engine.role != "prefill"
     ]
@@ -203,7 +203,7 @@ def _clear(settings: Settings, engine: str) -> None:
 
 
 def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
-    forced = daemon.ask(settings, GetForced(order_id=order_id), Forced)
+    forced = daemon.ask(settings, GetForced(order_id=order_id), ForcedMisses)
     if not wait:
         show(forced_document(forced), settings)
         if not _over(forced):
@@ -216,7 +216,7 @@ def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
     _judge(forced, body, patience)
 
 
-def _followed(settings: Settings, forced: Forced, deadline: float) -> Forced:
+def _followed(settings: Settings, forced: ForcedMisses, deadline: float) -> ForcedMisses:
     """The order when it is over, or as it was last seen before the deadline. kvd may go away and come back."""
     order_id = forced.order.plan.order_id
     told = False
@@ -225,7 +225,7 @@ def _followed(settings: Settings, forced: Forced, deadline: float) -> Forced:
             tell(forced)
             question = GetForced(order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN))
             try:
-                forced = daemon.ask(settings, question, Forced)
+                forced = daemon.ask(settings, question, ForcedMisses)
             except (DaemonUnreachable, CheckFailed) as error:
                 # A kvd that was started again knows the order when the engine has reported again.
                 if time.monotonic() + AWAY_PAUSE > deadline:
@@ -238,7 +238,7 @@ def _followed(settings: Settings, forced: Forced, deadline: float) -> Forced:
 
 
 @contextlib.contextmanager
-def _progress(settings: Settings) -> Iterator[Callable[[Forced], None]]:
+def _progress(settings: Settings) -> Iterator[Callable[[ForcedMisses], None]]:
     """A line on stderr where that is a terminal; gives the function that renews it."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -248,20 +248,20 @@ def _progress(settings: Settings) -> Iterator[Callable[[Forced], None]]:
     console = Console(stderr=True, no_color=settings.color == "never")
     with console.status("waiting") as status:
 
-        def tell(forced: Forced) -> None:
+        def tell(forced: ForcedMisses) -> None:
             body = forced_document(forced)
             status.update(f"{body.recovered} of {body.taken} have recovered")
 
         yield tell
 
 
-def _over(forced: Forced) -> bool:
+def _over(forced: ForcedMisses) -> bool:
     ended = sum(miss.state in MISS_ENDS for miss in forced.misses)
     complete = ended == len(forced.misses) >= forced.order.taken
     return bool(forced.gone) or (complete and not forced.order.open)
 
 
-def _judge(forced: Forced, body: ForcedMiss, patience: float) -> None:
+def _judge(forced: ForcedMisses, body: ForcedMiss, patience: float) -> None:
     failed = [f"{r.request_id} ({r.state})" for r in body.requests if r.state != "recovered"]
     if forced.gone:
         raise CheckFailed(f"engine {body.engine_id} carries order {body.order_id} out no more: {forced.gone}")

@@ -19,6 +19,6 @@ def status(settings: Settings, *, watch: Watch = None) -> None:
     """
 
     def fetch() -> Status:
-        return status_document(daemon.ask(settings, query.GetStatus(), query.Status))
+        return status_document(daemon.ask(settings, query.GetStatus(), query.KvdStatus))
 
     show_repeatedly(fetch, settings, watch)

@@ -115,7 +115,7 @@ def _tell(what: str) -> None:
 
 
 def _only_engine(settings: Settings) -> str:
-    rows = daemon.ask(settings, query.ListEngines(), query.Engines).rows
+    rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
     here = [r.engine.engine_id for r in rows if r.local and r.scheduler and r.engine.role != "prefill"]
     if len(here) != 1:
         said = f"kvd has {len(here)} decoding engines{': ' if here else ''}{', '.join(here)}"

@@ -45,7 +45,7 @@ def _daemon(settings: Settings) -> Daemon | None:
     from kvd.wire import query
 
     try:
-        status = daemon.ask(settings, query.GetStatus(), query.Status)
+        status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
     except (DaemonUnreachable, NotPermitted):
         return None
     return documents.Daemon(

@@ -30,7 +30,7 @@ def workers(
     """
 
     def fetch() -> Workers:
-        rows = daemon.ask(settings, query.ListWorkers(), query.Workers).rows
+        rows = daemon.ask(settings, query.ListWorkers(), query.WorkerList).rows
         return Workers(workers=tuple(worker_document(row) for row in rows if engine in (None, row.engine_id)))
 
     show_repeatedly(fetch, settings, watch)

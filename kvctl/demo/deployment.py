@@ -32,7 +32,7 @@ from kvd.client.operator import connect
 from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import socket_address
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import GetStatus, KvdStatus
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
 """What a router sends along with the prompt to the prefiller, in mode pull."""
@@ -64,7 +64,7 @@ class Kvd:
 
     def endpoint(self) -> Endpoint:
         """Where other kvds reach it. Raises `ClientError`."""
-        return cast("Status", self.ask(GetStatus())).endpoint
+        return cast("KvdStatus", self.ask(GetStatus())).endpoint
 
     def wait_ready(self, timeout: float = 30.0) -> None:
         """Wait until it answers, at most ``timeout`` seconds.

@@ -14,8 +14,8 @@ from kvctl.processes.errors import EngineError, WorkerFailed
 from kvctl.views.demo import Demo, DemoRequest, Mode
 from kvctl.views.topology.document import Topology, pair_document
 from kvd.topology.describe import describe
-from kvd.wire.query import Engines, GetStatus, ListEngines, Status
-from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
 LEDGER_SECONDS = 5.0
 """How long to wait for what workers report on their own time: the ledger's rows, the release of leases."""
@@ -161,7 +161,7 @@ def _ledger(host: Kvd, wanted: set[str]) -> dict[str, list[LedgerRow]]:
     while True:
         found: dict[str, list[LedgerRow]] = {}
         answer = host.ask(ListTransfers(limit=1000))
-        if isinstance(answer, Transfers):
+        if isinstance(answer, TransferList):
             for row in answer.rows:
                 found.setdefault(row.record.remote_request_id, []).append(row)
         if wanted <= found.keys() or time.monotonic() > until:
@@ -173,7 +173,7 @@ def _leases_released(host: Kvd, wanted: int) -> int:
     until = time.monotonic() + LEDGER_SECONDS
     while True:
         answer = host.ask(GetStatus())
-        released = answer.counters.get("leases.released", 0) if isinstance(answer, Status) else 0
+        released = answer.counters.get("leases.released", 0) if isinstance(answer, KvdStatus) else 0
         if released >= wanted or time.monotonic() > until:
             return released
         time.sleep(0.05)
@@ -182,7 +182,7 @@ def _leases_released(host: Kvd, wanted: int) -> int:
 def _topology(host: Kvd) -> Topology:
     """Every pair of a local engine and a peer's, as `kvctl describe-topology` shows it."""
     answer = host.ask(ListEngines(cards=True))
-    rows = answer.rows if isinstance(answer, Engines) else ()
+    rows = answer.rows if isinstance(answer, EngineList) else ()
     known = [row for row in rows if row.card is not None]
     pairs = [
         describe(engine_geometry(local), engine_geometry(peer))

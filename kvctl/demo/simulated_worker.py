@@ -36,7 +36,7 @@ from kvd.backends.contract import Backend, Lane, State, Transfer
 from kvd.backends.registry import open_backend
 from kvd.client.cards import engine_geometry
 from kvd.client.records import block_runs
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
@@ -83,9 +83,9 @@ class Worker:
     cache: Cache
     backend: str
     home: Backend
-    session: Session
+    session: KvdSession
     incarnation: str
-    scheduler: Session | None
+    scheduler: KvdSession | None
     leases: dict[str, float]
     peers: dict[str, Peer] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ def _open(who: Orders) -> Worker:
         metadata=home.metadata(),
     )
     directory = who["runtime_dir"]
-    session = Session(lambda: RegisterWorker(card), directory=directory, name=f"worker-{rank}")
+    session = KvdSession(lambda: RegisterWorker(card), directory=directory, name=f"worker-{rank}")
     leases: dict[str, float] = {}
     scheduler = _scheduler(facts, leases, directory) if rank == 0 else None
     worker = Worker(facts, cache, who["backend"], home, session, incarnation, scheduler, leases)
@@ -166,7 +166,7 @@ def _open(who: Orders) -> Worker:
     return worker
 
 
-def _scheduler(facts: EngineFacts, leases: dict[str, float], directory: str) -> Session:
+def _scheduler(facts: EngineFacts, leases: dict[str, float], directory: str) -> KvdSession:
     incarnation = uuid.uuid4().hex
 
     def card() -> RegisterScheduler:
@@ -186,7 +186,7 @@ def _scheduler(facts: EngineFacts, leases: dict[str, float], directory: str) -> 
         left = leases.get(message.request_id, 0.0) - time.monotonic()
         return LeaseClaimed(request_id=message.request_id, seconds=max(0.0, left))
 
-    return Session(card, pushed, directory=directory, name="scheduler")
+    return KvdSession(card, pushed, directory=directory, name="scheduler")
 
 
 def _fill(worker: Worker, orders: Orders) -> Orders:
@@ -327,7 +327,7 @@ def _wait(lane: Lane, transfers: list[Transfer]) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _ask(session: Session, message: Message, answer: type[Reply]) -> Reply:
+def _ask(session: KvdSession, message: Message, answer: type[Reply]) -> Reply:
     got = session.call(message, ANSWER_SECONDS).result()
     if not isinstance(got, answer):
         raise TypeError(f"kvd answered {type(message).__name__} with {type(got).__name__}")

@@ -20,16 +20,16 @@ LONG_TURN = 0.25
 def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
     """The checks, and the processes of this host's workers; None where kvd does not answer."""
     try:
-        status = daemon.ask(settings, query.GetStatus(), query.Status)
-        engines = daemon.ask(settings, query.ListEngines(), query.Engines).rows
-        workers = daemon.ask(settings, query.ListWorkers(), query.Workers).rows
+        status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
+        engines = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+        workers = daemon.ask(settings, query.ListWorkers(), query.WorkerList).rows
     except KvctlError as error:
         return [Check(code="KVD", about="kvd", state="failed", found=error.message, hint=error.hint)], None
     checks = [*_itself(status), *_pace(status), *_peers(status), *_engines(engines), *_workers(workers)]
     return checks, [row.pid for row in workers if row.kind == "worker" and row.state != "gone"]
 
 
-def _itself(status: query.Status) -> Iterator[Check]:
+def _itself(status: query.KvdStatus) -> Iterator[Check]:
     mine, what = kvctl_version(), f"{status.kvd_id} {status.version}, pid {status.pid}"
     if status.draining:
         yield Check(
@@ -46,7 +46,7 @@ def _itself(status: query.Status) -> Iterator[Check]:
         yield Check(code="KVD", about="kvd", state="ok", found=f"{what}, up {up}")
 
 
-def _pace(status: query.Status) -> Iterator[Check]:
+def _pace(status: query.KvdStatus) -> Iterator[Check]:
     recent = status.gauges.get("loop.recent_turn_seconds", 0.0)
     lost = {
         name: status.counters.get(name, 0)
@@ -73,7 +73,7 @@ def _pace(status: query.Status) -> Iterator[Check]:
         )
 
 
-def _peers(status: query.Status) -> Iterator[Check]:
+def _peers(status: query.KvdStatus) -> Iterator[Check]:
     down = [peer for peer in status.peers if peer.state != "up"]
     for peer in down:
         yield Check(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvd.wire.miss import MissCode
-from kvd.wire.served import Outcome, ServedRow
+from kvd.wire.outcomes import Outcome, OutcomeRow
 
 Lost = Literal["plain", "unused", "refused", "missed", "unclaimed", "not_offered"]
-"""Why a prompt was computed in vain or twice: outcomes of `kvd.wire.served`, and leases that nobody claimed."""
+"""Why a prompt was computed in vain or twice: outcomes of `kvd.wire.outcomes`, and leases that nobody claimed."""
 FORCED: MissCode = "FORCED"
 """The code of misses that an operator ordered."""
 
@@ -19,7 +19,7 @@ FORCED: MissCode = "FORCED"
 class Engine:
     """One engine of late."""
 
-    row: ServedRow
+    row: OutcomeRow
 
     def requests(self, *outcomes: Outcome) -> int:
         """Requests of these outcomes."""

@@ -1,7 +1,7 @@
 """The likeliest reason why an engine's requests are quietly not handed over: a table, and what it finds. Pure.
 
 200 OK with every prompt prefilled twice is what a router looks like that drops the params. What each engine counted
-(`kvd.wire.served`) is compared here with what the other engines of its model counted at the same time.
+(`kvd.wire.outcomes`) is compared here with what the other engines of its model counted at the same time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvctl.doctor.losses import Engine, Lost, Scene, decoding, prefilling
 from kvd.wire.miss import MissCode
-from kvd.wire.served import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, ServedRow
+from kvd.wire.outcomes import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, OutcomeRow
 
 LEAST_REQUESTS = 5
 """Fewer requests that were not handed over are no finding."""
@@ -234,7 +234,7 @@ REASONS: tuple[Reason, ...] = (
 """In order: the first whose ``kind`` is the one that lost most tokens and that ``fits``."""
 
 
-def not_handed_over(rows: Sequence[ServedRow]) -> list[NotHandedOver]:
+def not_handed_over(rows: Sequence[OutcomeRow]) -> list[NotHandedOver]:
     """Findings for the engines of the asked kvd; rows of other kvds tell more of the reasons."""
     engines = [Engine(row) for row in rows]
     losses = [

@@ -9,14 +9,14 @@ from kvctl.cli.settings import Settings
 from kvctl.doctor.losses import Engine
 from kvctl.doctor.reasons import not_handed_over
 from kvctl.views.doctor import Check
-from kvd.wire.served import GetServed, Served
+from kvd.wire.outcomes import GetOutcomes, Outcomes
 
 LATELY_SECONDS = 60.0
 
 
 def request_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd, which asks the kvds that it is linked to."""
-    rows = daemon.ask(settings, GetServed(seconds=LATELY_SECONDS, peers=True), Served).rows
+    rows = daemon.ask(settings, GetOutcomes(seconds=LATELY_SECONDS, peers=True), Outcomes).rows
     findings = not_handed_over(rows)
     for finding in findings:
         yield Check(

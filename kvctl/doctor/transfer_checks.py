@@ -13,7 +13,7 @@ from kvctl.views.doctor import Check
 from kvctl.views.slow import slow_document
 from kvd.topology.compat import compare
 from kvd.wire import query
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 
 LOOKED_AT = 1000
 """Transfers that are asked for, the newest ones."""
@@ -22,7 +22,7 @@ LOOKED_AT = 1000
 def transfer_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd."""
     yield from _fits(settings)
-    answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), Transfers)
+    answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), TransferList)
     if not answer.rows:
         yield Check(code="TRANSFERS", about="transfers", state="ok", found="none recorded yet")
         return
@@ -39,7 +39,7 @@ def transfer_checks(settings: Settings) -> Iterator[Check]:
         yield Check(code="LATELY", about="transfers", state="ok", found=found)
 
 
-def _other_prompts(answer: Transfers) -> Iterator[Check]:
+def _other_prompts(answer: TransferList) -> Iterator[Check]:
     """Requests that brought the params of another prompt: each was computed where it came, and is right."""
     found: dict[tuple[str, str], list[TransferRecord]] = {}
     for row in answer.rows:
@@ -58,7 +58,7 @@ def _other_prompts(answer: Transfers) -> Iterator[Check]:
 
 
 def _fits(settings: Settings) -> Iterator[Check]:
-    rows = daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
+    rows = daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
     fitting = 0
     for reader, source in suggested(rows):
         ends = f"{reader.engine.engine_id} from {source.engine.engine_id}"

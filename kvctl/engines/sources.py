@@ -141,7 +141,7 @@ def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:
     from kvd.wire import query
 
     try:
-        return daemon.ask(settings, query.ListEngines(cards=True), query.Engines).rows
+        return daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
     except DaemonUnreachable as error:
         raise _meant(names, error) from error
 

@@ -16,7 +16,7 @@ from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
 from kvd.trace.anonymous import digest
-from kvd.trace.model import SCHEMA, Engine, Header, TracedEngine
+from kvd.trace.model import SCHEMA, EngineLine, Header, TracedEngine
 from kvd.trace.write import write_trace
 from kvd.wire.transfer import GetKeptEngine, KeptEngine, LedgerRow, ListTransfers
 
@@ -82,7 +82,7 @@ def export_trace(gathered: Gathered, out: BinaryIO, *, hashed: bool) -> None:
 
 
 def _engine(settings: Settings, engine_id: str, generation: str) -> TracedEngine:
-    line = Engine(engine_id=engine_id, generation=generation)
+    line = EngineLine(engine_id=engine_id, generation=generation)
     try:
         asked = GetKeptEngine(engine_id=engine_id, generation=generation)
         kept = daemon.ask(settings, asked, KeptEngine)

@@ -9,7 +9,7 @@ import msgspec
 from kvctl import daemon
 from kvctl.views.topology.document import Finding, Pair
 from kvd.topology.rate import Pace, slow_path
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
@@ -30,7 +30,7 @@ def with_measured(settings: Settings, pair: Pair, local: EngineGeometry, remote:
     wanted = ListTransfers(
         engine_id=local.engine_id, peer=remote.engine_id, state="done", mode="pull", limit=LOOKED_AT
     )
-    records = [row.record for row in daemon.ask(settings, wanted, Transfers).rows]
+    records = [row.record for row in daemon.ask(settings, wanted, TransferList).rows]
     records = [record for record in records if record.local_engine == local.engine_id]
     found = slow_path(map(_pace, records), devices, records[0].backend if records else "")
     if found is None:

@@ -8,22 +8,22 @@ import msgspec
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
-from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
 PAGE = 2000
 """Rows in one answer, so that kvd is never busy with one for long."""
 
 
-def rows(settings: Settings, query: ListTransfers, last: int, source: str = "") -> Transfers:
+def rows(settings: Settings, query: ListTransfers, last: int, source: str = "") -> TransferList:
     """The first ``last`` rows that match, from the trace ``source`` or from kvd. Raises `KvctlError`."""
     if source:
         from kvctl.ledger.trace_rows import matching
 
         return matching(source, msgspec.structs.replace(query, limit=last))
     if last <= PAGE or query.order != "newest":
-        return daemon.ask(settings, msgspec.structs.replace(query, limit=last), Transfers)
+        return daemon.ask(settings, msgspec.structs.replace(query, limit=last), TransferList)
     pages = list(_pages(settings, query, last))
-    return Transfers(
+    return TransferList(
         rows=tuple(row for page in pages for row in page.rows), total=pages[-1].total, more=pages[-1].more
     )
 
@@ -34,12 +34,12 @@ def every_row(settings: Settings, query: ListTransfers, last: int) -> Iterator[L
         yield from page.rows
 
 
-def _pages(settings: Settings, query: ListTransfers, last: int) -> Iterator[Transfers]:
+def _pages(settings: Settings, query: ListTransfers, last: int) -> Iterator[TransferList]:
     left, before = last, query.before
     with daemon.connected(settings) as operator:
         while True:
             asked = msgspec.structs.replace(query, limit=min(left, PAGE), before=before)
-            page = daemon.put(operator, asked, Transfers)
+            page = daemon.put(operator, asked, TransferList)
             yield page
             left -= len(page.rows)
             if not page.more or left <= 0 or not page.rows:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from kvctl.ledger import trace_files
 from kvd.geometry.model import EngineGeometry
 from kvd.trace.errors import TraceError
-from kvd.trace.model import Blocks, Trace, Transfer
+from kvd.trace.model import RecordedTrace, TracedBlocks, TransferLine
 from kvd.trace.read import open_trace
-from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, TransferList, TransferRecord
 
 LONGEST = 1e9
 """Seconds of a stage that a trace takes."""
@@ -21,7 +21,7 @@ KEYS = {
 }
 
 
-def matching(source: str, query: ListTransfers) -> Transfers:
+def matching(source: str, query: ListTransfers) -> TransferList:
     """The rows of a trace that match, as the ledger would give them. Raises `KvctlError`.
 
     They are numbered from 1 in the order of their start; ``within`` counts back from the last one.
@@ -34,13 +34,15 @@ def matching(source: str, query: ListTransfers) -> Transfers:
         raise trace_files.failed(error) from None
     end = max((row.record.started for row in rows), default=0.0)
     kept = sorted((row for row in rows if _matches(row, query, end)), key=KEYS[query.order])
-    return Transfers(rows=tuple(kept[: query.limit]), total=len(rows), more=len(kept) > query.limit)
+    return TransferList(rows=tuple(kept[: query.limit]), total=len(rows), more=len(kept) > query.limit)
 
 
-def traced(record: TransferRecord, began: float, local: int, remote: int, names: tuple[str, str]) -> Transfer:
+def traced(
+    record: TransferRecord, began: float, local: int, remote: int, names: tuple[str, str]
+) -> TransferLine:
     """A record as a trace has it: ``local`` and ``remote`` are numbers of engines, ``names`` those to be written."""
     transfer_id, request_id = names
-    return Transfer(
+    return TransferLine(
         transfer=transfer_id,
         request=request_id,
         local=local,
@@ -56,8 +58,8 @@ def traced(record: TransferRecord, began: float, local: int, remote: int, names:
         bytes=min(record.bytes, MOST),
         descriptors=record.descriptors,
         coalesced_descriptors=record.coalesced_descriptors,
-        local_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.local_blocks),
-        remote_blocks=tuple(Blocks(b.group, b.first, b.runs) for b in record.remote_blocks),
+        local_blocks=tuple(TracedBlocks(b.group, b.first, b.runs) for b in record.local_blocks),
+        remote_blocks=tuple(TracedBlocks(b.group, b.first, b.runs) for b in record.remote_blocks),
         cut=record.blocks_cut,
         attempts=record.attempts,
         stages={name: _within(seconds, 0.0) for name, seconds in record.stages.items()},
@@ -70,7 +72,7 @@ def _within(seconds: float, least: float) -> float:
     return min(max(least, seconds), LONGEST) if seconds == seconds else 0.0  # noqa: PLR0124 (not a number)
 
 
-def _rows(trace: Trace, transfers: Iterator[Transfer]) -> Iterator[LedgerRow]:
+def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[LedgerRow]:
     for number, one in enumerate(transfers, 1):
         local, remote = trace.engines[one.local].line, trace.engines[one.remote].line
         record = TransferRecord(
@@ -103,7 +105,7 @@ def _rows(trace: Trace, transfers: Iterator[Transfer]) -> Iterator[LedgerRow]:
         yield LedgerRow(number, record, record.started)
 
 
-def _shares(engine: EngineGeometry | None, lists: Iterable[Blocks]) -> Iterator[GroupShare]:
+def _shares(engine: EngineGeometry | None, lists: Iterable[TracedBlocks]) -> Iterator[GroupShare]:
     """Blocks of each group; how many bytes a group took a trace does not say."""
     kinds = {group.index: group.kind for group in engine.workers[0].groups} if engine else {}
     for blocks in lists:

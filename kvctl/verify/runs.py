@@ -17,8 +17,8 @@ from kvctl.views.verification import Reference, Run, VerifiedRun, first_differen
 from kvd.wire.order import (
     MISS_ENDS,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -26,7 +26,7 @@ from kvd.wire.order import (
     NextLoads,
     When,
 )
-from kvd.wire.transfer import ListTransfers, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList
 
 PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
 SEEN_SECONDS = 10.0
@@ -169,7 +169,7 @@ def _own_miss(settings: Settings, order_id: str, name: str) -> Miss | None:
     revision = -1
     while (left := until - time.monotonic()) > 0:
         question = GetForced(order_id=order_id, revision=revision, seconds=min(left, 1.0))
-        forced = daemon.ask(settings, question, Forced)
+        forced = daemon.ask(settings, question, ForcedMisses)
         revision = forced.revision
         own = next((miss for miss in forced.misses if name in miss.request_id), None)
         if own is None and forced.misses:
@@ -183,7 +183,7 @@ def _loaded(settings: Settings, name: str) -> tuple[Literal["done", "missed", "n
     """What the ledger has of a request's load, and why it missed."""
     until = time.monotonic() + SEEN_SECONDS
     while time.monotonic() < until:
-        rows = daemon.ask(settings, ListTransfers(limit=200, within=600.0), Transfers).rows
+        rows = daemon.ask(settings, ListTransfers(limit=200, within=600.0), TransferList).rows
         own = [row.record for row in rows if name in row.record.request_id]
         if own:
             misses = [record.cause for record in own if record.state == "miss"]

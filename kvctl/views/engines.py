@@ -12,8 +12,8 @@ from kvctl.views.fields import Count, RankName, Scalar, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, sizes, state
 from kvd.wire.identity import Endpoint, Role
+from kvd.wire.outcomes import OutcomeCount
 from kvd.wire.query import EngineRow
-from kvd.wire.served import ServedCount
 
 Place = Literal["local", "peer"]
 
@@ -61,7 +61,7 @@ def endpoint_name(endpoint: Endpoint) -> str | None:
     return f"{host}:{endpoint.port}"
 
 
-def engine_document(row: EngineRow, lately: tuple[ServedCount, ...] = ()) -> Engine:
+def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> Engine:
     """The document of one row of kvd's answer, and how that engine's requests were served ``lately``."""
     facts = row.engine
     served: Counter[str] = Counter()

@@ -23,7 +23,7 @@ class Event(Struct, frozen=True, kw_only=True):
     detail: dict[str, Scalar]
 
 
-def event_document(event: wire.Event) -> Event:
+def event_document(event: wire.KvdEvent) -> Event:
     """The document of one published event."""
     return Event(
         seq=event.seq, time=moment(event.time), event=event.kind, subject=event.subject, detail=event.detail

@@ -12,7 +12,7 @@ from kvctl.cli.numbers import clock, span
 from kvctl.views.fields import Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, facts, state
-from kvd.wire.order import AllWaiting, Forced, ForcePlan, Miss, OneRequest, PlannedMiss, Target
+from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
 State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
 
@@ -101,7 +101,7 @@ def planned_document(plan: ForcePlan) -> ForcedMiss:
     )
 
 
-def forced_document(forced: Forced) -> ForcedMiss:
+def forced_document(forced: ForcedMisses) -> ForcedMiss:
     """The document of an order as it is now."""
     order, plan = forced.order, forced.order.plan
     seconds = sorted(_recovery(forced.misses))

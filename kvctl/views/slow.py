@@ -12,7 +12,7 @@ from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Indented, Part, Styled, Table
 from kvctl.views.transfers.groups import moving, quantile
-from kvd.wire.transfer import TransferRecord, Transfers
+from kvd.wire.transfer import TransferList, TransferRecord
 
 Share = Annotated[float, Meta(ge=0, le=1, description="part of the whole, 0 to 1")]
 
@@ -70,7 +70,7 @@ class Slow(Struct, frozen=True, kw_only=True):
     findings: tuple[SlowFinding, ...]
 
 
-def slow_document(answer: Transfers) -> Slow:
+def slow_document(answer: TransferList) -> Slow:
     """What the rows say."""
     from kvctl.ledger.slow_findings import find
 

@@ -41,7 +41,7 @@ class Status(Struct, frozen=True, kw_only=True):
     gauges: Annotated[dict[str, float], Meta(description="values of now")]
 
 
-def status_document(status: query.Status) -> Status:
+def status_document(status: query.KvdStatus) -> Status:
     """The document of kvd's answer."""
     return Status(
         kvd_id=status.kvd_id,

@@ -93,7 +93,7 @@ class _Sums:
     blocks: int = 0
 
 
-def trace_document(trace: model.Trace, transfers: Iterable[model.Transfer], name: str) -> Trace:
+def trace_document(trace: model.RecordedTrace, transfers: Iterable[model.TransferLine], name: str) -> Trace:
     """The document of a trace whose transfers may come one by one."""
     pairs: dict[tuple[int, int, str, str], _Sums] = {}
     requests: set[str] = set()
@@ -153,7 +153,7 @@ def _engine(engine: model.TracedEngine) -> TraceEngine:
     )
 
 
-def _pair(trace: model.Trace, key: tuple[int, int, str, str], sums: _Sums) -> TracePair:
+def _pair(trace: model.RecordedTrace, key: tuple[int, int, str, str], sums: _Sums) -> TracePair:
     return TracePair(
         remote_engine=trace.engines[key[0]].line.engine_id,
         local_engine=trace.engines[key[1]].line.engine_id,

@@ -19,7 +19,7 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, engines, transfer_config
 from kvctl.demo.engine import Answer
 from kvctl.processes.halting import halted
-from kvd.wire.query import Engines, ListEngines
+from kvd.wire.query import EngineList, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
 
@@ -245,5 +245,5 @@ def test_an_engine_that_fails_requests_instead_is_5_and_carries_on(pair: Deploym
 
 def host_has(host: Kvd, name: str) -> bool:
     """Whether an engine's scheduler is registered there."""
-    rows = cast("Engines", host.ask(ListEngines())).rows
+    rows = cast("EngineList", host.ask(ListEngines())).rows
     return any(row.engine.engine_id == name and row.scheduler for row in rows)

@@ -16,7 +16,7 @@ from kvctl.demo.models import write_model
 from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
-from kvd.wire.query import Engines, ListEngines
+from kvd.wire.query import EngineList, ListEngines
 from tests.support.deployments import FLOAT32_STATES, found_out
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -41,7 +41,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
         )
         with EngineProcess.start(spec) as engine:
             engine.wait_ready()
-            (row,) = cast("Engines", kvd.ask(ListEngines(cards=True))).rows
+            (row,) = cast("EngineList", kvd.ask(ListEngines(cards=True))).rows
             assert row.card is not None
             return engine_geometry(row.card)
     finally:

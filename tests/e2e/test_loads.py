@@ -15,7 +15,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
 from kvctl.processes.halting import halted
-from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import (
@@ -124,7 +124,7 @@ def test_the_pieces_that_came_before_a_miss_are_kept(pair: Pair) -> None:
     assert answer.token_ids in expected
 
     def ended() -> Miss | None:
-        misses = cast("Forced", host.ask(GetForced(order_id=plan.order_id))).misses
+        misses = cast("ForcedMisses", host.ask(GetForced(order_id=plan.order_id))).misses
         return next((miss for miss in misses if miss.state == "recovered"), None)
 
     miss = wait_for(ended, 60.0)

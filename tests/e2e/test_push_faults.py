@@ -35,7 +35,7 @@ from kvctl.demo.models import write_model
 from kvctl.processes.errors import EngineGone
 from kvctl.processes.halting import go_on, stands_still
 from kvd.client.operator import connect
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
@@ -136,7 +136,7 @@ class Pair:
         with connect(self.engines.prefill_host.address, 60.0) as operator:
 
             def announced() -> int:
-                return cast("Status", operator.ask(GetStatus())).counters.get("push.announced", 0)
+                return cast("KvdStatus", operator.ask(GetStatus())).counters.get("push.announced", 0)
 
             before = announced()
             decoding = self.decode.submit(prompt, ANSWER, here, request_id=f"d-{name}")

@@ -21,7 +21,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, start_k
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
 from kvctl.processes.halting import go_on, halt
-from kvd.wire.order import Forced, ForceMiss, ForcePlan, GetForced, NextLoads, When
+from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
 from tests.support.matrix import Cell
@@ -107,7 +107,7 @@ def forced(stand: Stand, prompt: list[int], when: When) -> Answer:
     answer = stand.begin(prompt).result(PATIENCE)
 
     def ended() -> bool:
-        found = cast("Forced", host.ask(GetForced(order_id=plan.order_id)))
+        found = cast("ForcedMisses", host.ask(GetForced(order_id=plan.order_id)))
         return [miss.state for miss in found.misses] == ["recovered"]
 
     wait_for(ended, 30.0)

@@ -12,8 +12,8 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, start_kvd
 from kvctl.processes.halting import halted
-from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
-from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngines, ListWorkers, WorkerList
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import prompt_of, running, transfers_of
 
@@ -36,11 +36,11 @@ def over_tcp(
 
 
 def transfers(deployment: Deployment, limit: int = 50) -> tuple[LedgerRow, ...]:
-    return cast("Transfers", deployment.decode_host.ask(ListTransfers(limit=limit))).rows
+    return cast("TransferList", deployment.decode_host.ask(ListTransfers(limit=limit))).rows
 
 
 def engine_of(host: Kvd, name: str) -> EngineRow:
-    rows = cast("Engines", host.ask(ListEngines())).rows
+    rows = cast("EngineList", host.ask(ListEngines())).rows
     return next(row for row in rows if row.engine.engine_id == name)
 
 
@@ -89,8 +89,8 @@ def test_kvd_killed_while_requests_flow_loses_no_request_and_no_worker(over_tcp:
     prefilled = [over_tcp.prefill.submit(p, 1, PREFILL_PARAMS) for p in prompts]
     params = [future.result(120).kv_transfer_params for future in prefilled]
     host = over_tcp.decode_host
-    port = cast("Status", host.ask(GetStatus())).endpoint.port
-    workers = len(cast("Workers", host.ask(ListWorkers())).rows)
+    port = cast("KvdStatus", host.ask(GetStatus())).endpoint.port
+    workers = len(cast("WorkerList", host.ask(ListWorkers())).rows)
     assert workers == 2, "a worker and a scheduler"
 
     decoded = [over_tcp.decode.submit(p, ANSWER, q) for p, q in zip(prompts[:4], params[:4], strict=True)]
@@ -103,7 +103,7 @@ def test_kvd_killed_while_requests_flow_loses_no_request_and_no_worker(over_tcp:
     restarted = time.monotonic()
     host.process = start_kvd("decode", host.directory, listen=f"127.0.0.1:{port}").process
     wait_for(
-        lambda: [r for r in cast("Workers", host.ask(ListWorkers())).rows if r.state == "alive"][
+        lambda: [r for r in cast("WorkerList", host.ask(ListWorkers())).rows if r.state == "alive"][
             workers - 1 :
         ],
         10.0,

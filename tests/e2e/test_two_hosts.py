@@ -23,8 +23,8 @@ from kvctl.demo.models import write_model
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
-from kvd.wire.query import Engines, GetStatus, ListEngines, Status
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import found_out, prompt_of
 from tests.support.networks import Network, two_networks
@@ -76,7 +76,7 @@ class Host:
 
         def look() -> TransferRecord | None:
             answer = self.ask(ListTransfers(limit=10))
-            assert isinstance(answer, Transfers)
+            assert isinstance(answer, TransferList)
             return next((r.record for r in answer.rows if r.record.remote_request_id == name), None)
 
         return wait_for(look, 30.0)
@@ -85,7 +85,7 @@ class Host:
     def engine_id(self) -> str:
         """Its engine, as its kvd knows it."""
         answer = self.ask(ListEngines())
-        assert isinstance(answer, Engines)
+        assert isinstance(answer, EngineList)
         (name,) = (row.engine.engine_id for row in answer.rows if row.local)
         return name
 
@@ -93,7 +93,7 @@ class Host:
         """Whether its kvd has a link to the other one."""
         with contextlib.suppress(ClientError):
             status = self.ask(GetStatus())
-            return isinstance(status, Status) and any(peer.state == "up" for peer in status.peers)
+            return isinstance(status, KvdStatus) and any(peer.state == "up" for peer in status.peers)
         return False
 
 

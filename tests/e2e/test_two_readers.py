@@ -20,7 +20,7 @@ from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.processes.errors import EngineGone
 from kvctl.processes.halting import halted
-from kvd.wire.query import GetStatus, ListWorkers, Status, Workers
+from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import PATIENT, found_out, prompt_of, transfers
 
@@ -48,7 +48,7 @@ class Trio:
 
     def gauge(self, name: str, value: int) -> None:
         """Wait until the prefiller's kvd has this value of a gauge."""
-        wait_for(lambda: cast("Status", self.hosts[0].ask(GetStatus())).gauges[name] == value, 120.0)
+        wait_for(lambda: cast("KvdStatus", self.hosts[0].ask(GetStatus())).gauges[name] == value, 120.0)
 
     def right(self, prompt: list[int]) -> tuple[int, ...]:
         """What a decoder computes by itself, in the pieces of a hand-over."""
@@ -162,6 +162,6 @@ def test_a_decoder_that_is_killed_is_released_at_once(trio: Trio) -> None:
     assert time.monotonic() - killed < PATIENT["lease_seconds"] / 2
     with suppress(EngineGone):
         assert slow.result(120).error
-    rows = cast("Workers", trio.hosts[2].ask(ListWorkers())).rows
+    rows = cast("WorkerList", trio.hosts[2].ask(ListWorkers())).rows
     assert "scheduler" in {row.kind for row in rows if row.state == "gone"}
     trio.nothing_is_left(trio.prefill, trio.one)

@@ -21,12 +21,12 @@ from kvd.geometry.model import Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Placement, kv_fields, share, token_axes
 from kvd.wire import query
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, Role, WorkerCard
 from kvd.wire.names import events_address, generation_of, socket_address
+from kvd.wire.outcomes import GetOutcomes, OutcomeCount, OutcomeRow, Outcomes
 from kvd.wire.reply import Refused
-from kvd.wire.served import GetServed, Served, ServedCount, ServedRow
 from kvd.wire.transfer import (
     BlockRuns,
     GetKeptEngine,
@@ -34,8 +34,8 @@ from kvd.wire.transfer import (
     KeptEngine,
     LedgerRow,
     ListTransfers,
+    TransferList,
     TransferRecord,
-    Transfers,
 )
 from tests.kvctl import order_answers
 
@@ -152,7 +152,7 @@ WORKERS = (
     ),
 )
 
-STATUS = query.Status(
+STATUS = query.KvdStatus(
     kvd_id="kvd-node7",
     generation="77aa",
     version="0.1.0",
@@ -207,12 +207,12 @@ LEDGER = (
 
 
 SERVED = (
-    ServedRow(
+    OutcomeRow(
         engine_id="decode-0",
         role="decode",
         model=MODEL,
         seconds=60.0,
-        lately=(ServedCount("loaded", "", 38, 38_000), ServedCount("plain", "", 2, 40)),
+        lately=(OutcomeCount("loaded", "", 38, 38_000), OutcomeCount("plain", "", 2, 40)),
     ),
 )
 
@@ -224,7 +224,7 @@ class FakeDaemon:
     directory: Path
     answers: dict[type, Callable[[Message], Message | None]]
     asked: list[Message] = field(default_factory=list)
-    events: tuple[Event, ...] = ()
+    events: tuple[KvdEvent, ...] = ()
 
     def serve(self, context: zmq.Context[zmq.Socket[bytes]], ready: threading.Event) -> None:
         router, publisher = context.socket(zmq.ROUTER), context.socket(zmq.XPUB)
@@ -261,8 +261,8 @@ class FakeDaemon:
 def _engines(message: Message) -> Message:
     assert isinstance(message, query.ListEngines)
     if message.cards:
-        return query.Engines(rows=ENGINES)
-    return query.Engines(rows=tuple(msgspec.structs.replace(row, card=None) for row in ENGINES))
+        return query.EngineList(rows=ENGINES)
+    return query.EngineList(rows=tuple(msgspec.structs.replace(row, card=None) for row in ENGINES))
 
 
 def _transfers(message: Message) -> Message:
@@ -276,7 +276,7 @@ def _transfers(message: Message) -> Message:
         and message.any_id in ("", row.record.transfer_id, row.record.request_id, str(row.seq))
         and message.state in ("", row.record.state)
     )
-    return Transfers(rows=rows[: message.limit], total=len(LEDGER), more=len(rows) > message.limit)
+    return TransferList(rows=rows[: message.limit], total=len(LEDGER), more=len(rows) > message.limit)
 
 
 def _without_blocks(row: LedgerRow) -> LedgerRow:
@@ -302,15 +302,15 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
         tmp_path / "run",
         {
             query.ListEngines: _engines,
-            query.ListWorkers: lambda _: query.Workers(rows=WORKERS),
+            query.ListWorkers: lambda _: query.WorkerList(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             ListTransfers: _transfers,
-            GetServed: lambda _: Served(rows=SERVED),
+            GetOutcomes: lambda _: Outcomes(rows=SERVED),
             **order_answers.ANSWERS,
             GetKeptEngine: _kept_engine,
         },
         events=tuple(
-            Event(seq=n, time=SINCE + n, kind=kind, subject="decode-0", detail={"ranks": n})
+            KvdEvent(seq=n, time=SINCE + n, kind=kind, subject="decode-0", detail={"ranks": n})
             for n, kind in ((1, "engine.ready"), (2, "transfer.miss"), (5, "lease.expired"))
         ),
     )

@@ -10,8 +10,8 @@ from kvd.wire.frame import Message
 from kvd.wire.order import (
     Asker,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -66,14 +66,14 @@ def miss(number: int = 4, state: str = "recovered", steps: int = 5, **more: obje
     return msgspec.convert({**fields, "steps": known, **given}, Miss)
 
 
-def forced(*misses: Miss, gone: str = "", **order: object) -> Forced:
+def forced(*misses: Miss, gone: str = "", **order: object) -> ForcedMisses:
     """An order with those misses."""
     assert isinstance(PLAN, ForcePlan)
     state = OrderState(
         asker=Asker(order_id=ORDER, uid=0, pid=4711), engine_id="decode-0", incarnation="i", asked=ASKED, open=False,
         looked=0, taken=1, plan=PLAN,
     )  # fmt: skip
-    return Forced(
+    return ForcedMisses(
         order=msgspec.structs.replace(state, **order), misses=misses, revision=len(misses), gone=gone
     )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from kvd.service.metrics import render
 from kvd.wire.identity import Endpoint
-from kvd.wire.query import Status
-from kvd.wire.transfer import Checksum, GroupChecksum, ListTransfers, Transfers
+from kvd.wire.query import KvdStatus
+from kvd.wire.transfer import ChecksumResult, GroupChecksum, ListTransfers, TransferList
 from tests.kvctl.conftest import ledger_row
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ ROWS = (
         remote_request_id="x",
         state="miss",
         cause=f"checksums differ from the prefiller's: group 0 {DIFFERS}",
-        checksum=Checksum(
+        checksum=ChecksumResult(
             state="differs",
             groups=(GroupChecksum(0, 2, DIFFERS), GroupChecksum(1, 3)),
             seconds=0.012,
@@ -37,7 +37,7 @@ ROWS = (
         request_id="r",
         remote_request_id="x",
         local_rank="tp0",
-        checksum=Checksum(state="unknown", why="kvd is away"),
+        checksum=ChecksumResult(state="unknown", why="kvd is away"),
     ),
 )
 
@@ -45,7 +45,7 @@ ROWS = (
 def given(daemon: FakeDaemon) -> None:
     def answer(message: Message) -> Message:
         assert isinstance(message, ListTransfers)
-        return Transfers(rows=ROWS[: message.limit], total=2)
+        return TransferList(rows=ROWS[: message.limit], total=2)
 
     daemon.answers[ListTransfers] = answer
 
@@ -81,7 +81,7 @@ def test_the_wide_list_has_a_column_of_it_and_json_has_all(
 
 
 def test_metrics_count_them_by_result() -> None:
-    status = Status(
+    status = KvdStatus(
         kvd_id="k",
         generation="g",
         version="1",

@@ -11,7 +11,7 @@ import pytest
 
 from kvd.geometry.codec import decode_worker, encode_worker
 from kvd.wire import query
-from kvd.wire.transfer import LedgerRow, ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList, TransferRecord
 from tests.kvctl.conftest import BLOCK, HEAD_SIZE, LAYERS, MODEL, engine_row
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ PAGE_OF_A_HEAD = BLOCK * 2 * HEAD_SIZE * 2
 
 
 def serve(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
-    daemon.answers[query.ListEngines] = lambda _: query.Engines(rows=rows)
+    daemon.answers[query.ListEngines] = lambda _: query.EngineList(rows=rows)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_gpus_whose_bytes_come_through_the_host(
 ) -> None:
     serve(daemon, on_gpus(engine_row("d", "decode", 2)), on_gpus(engine_row("p", "prefill", 2)))
     rows = (moved(seconds), moved(seconds))
-    daemon.answers[ListTransfers] = lambda _: Transfers(rows=rows, total=2)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=rows, total=2)
     for arguments in ((), ("d", "p")):
         [pair] = described(*arguments)
         assert [f["code"] for f in pair["findings"] if f["code"] == "SLOW_PATH"] == codes

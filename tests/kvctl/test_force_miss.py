@@ -103,11 +103,11 @@ def test_what_makes_no_sense_is_2(
 
 def test_the_engine_must_be_named_where_there_are_several_or_none(force: Force, daemon: FakeDaemon) -> None:
     rows = daemon.answers[query.ListEngines](query.ListEngines())
-    assert isinstance(rows, query.Engines)
+    assert isinstance(rows, query.EngineList)
     here = next(row for row in rows.rows if row.scheduler)
     other = msgspec.structs.replace(here, engine=msgspec.structs.replace(here.engine, engine_id="decode-9"))
     for given, said in (((here, other), "decode-0, decode-9"), ((), "no decoding engine")):
-        daemon.answers[query.ListEngines] = lambda _, given=given: query.Engines(rows=given)  # type: ignore[misc]
+        daemon.answers[query.ListEngines] = lambda _, given=given: query.EngineList(rows=given)  # type: ignore[misc]
         code, error = force("--waiting")
         assert (code, said in error["message"]) == (2, True), error
 

@@ -15,7 +15,7 @@ import pytest
 from kvctl.views.registry import json_schema
 from kvd.trace.read import read_trace
 from kvd.wire.reply import Refused
-from kvd.wire.transfer import GetKeptEngine, ListTransfers, Transfers
+from kvd.wire.transfer import GetKeptEngine, ListTransfers, TransferList
 from tests.kvctl.conftest import LEDGER
 from tests.support.traces import write
 
@@ -74,7 +74,7 @@ def test_an_engine_that_the_ledger_does_not_know_is_told(
 
 
 def test_an_export_of_nothing_is_1_and_writes_no_file(run: Run, daemon: FakeDaemon, tmp_path: Path) -> None:
-    daemon.answers[ListTransfers] = lambda _: Transfers(rows=(), total=0)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=0)
     outcome = run("trace", "export", tmp_path / "t", "--socket", daemon.directory)
     assert outcome.code == 1
     assert not (tmp_path / "t").exists()

@@ -11,7 +11,7 @@ import pytest
 from kvctl.views.slow import slow_document
 from kvctl.views.transfers.document import Transfer, transfer_document
 from kvctl.views.transfers.whole import placed
-from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 from tests.kvctl.conftest import ledger_row
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_miss_that_the_scheduler_alone_knows_is_shown_like_any_other(run: Run,
         bytes=0, remote_ranks=(), groups=(), stages={"handshake": 0.0}, moments={"reported": 0.0}, attempts=0,
         descriptors=0, coalesced_descriptors=0, local_blocks=(), remote_blocks=(),
     )  # fmt: skip
-    daemon.answers[ListTransfers] = lambda _: Transfers(rows=(row,), total=1)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(row,), total=1)
     body = json.loads(run("transfer", "cmpl-7", "-o", "json", "--socket", daemon.directory).out)
     assert (body["state"], body["code"], body["parts"][0]["local_rank"]) == (
         "miss",
@@ -107,7 +107,7 @@ def test_all_workers_of_the_newest_attempt_are_its_parts(run: Run, daemon: FakeD
 
     def answer(message: Message) -> Message:
         assert isinstance(message, ListTransfers)
-        return Transfers(rows=rows[: message.limit], total=4)
+        return TransferList(rows=rows[: message.limit], total=4)
 
     daemon.answers[ListTransfers] = answer
     body = json.loads(run("transfer", "r", "-o", "json", "--socket", daemon.directory).out)
@@ -162,7 +162,7 @@ def test_the_wide_screen_lists_blocks_as_runs(run: Run, daemon: FakeDaemon) -> N
 
 
 def findings(rows: Sequence[LedgerRow]) -> dict[str, SlowFinding]:
-    return {f.code: f for f in slow_document(Transfers(rows=tuple(rows), total=len(rows))).findings}
+    return {f.code: f for f in slow_document(TransferList(rows=tuple(rows), total=len(rows))).findings}
 
 
 def rows_of(count: int = 20, /, **changes: Any) -> list[LedgerRow]:
@@ -228,12 +228,12 @@ def test_a_rank_that_all_others_wait_for_is_named() -> None:
 
 def test_shares_are_of_the_time_of_all_transfers_together() -> None:
     rows = [ledger_row(1, stages={"wire": 9.0}), ledger_row(2, stages={"queued": 1.0, "wire": 0.0})]
-    [pair] = slow_document(Transfers(rows=tuple(rows), total=2)).pairs
+    [pair] = slow_document(TransferList(rows=tuple(rows), total=2)).pairs
     assert {stage.stage: stage.share for stage in pair.stages} == {"wire": 0.9, "queued": 0.1}
     assert pair.dominant == "wire"
 
 
 def test_slow_without_transfers_says_so(run: Run, daemon: FakeDaemon) -> None:
-    daemon.answers[ListTransfers] = lambda _: Transfers(rows=(), total=7)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=7)
     outcome = run("slow", "--socket", daemon.directory)
     assert (outcome.code, outcome.out) == (0, "no transfer matches; the ledger has 7\n")

@@ -18,8 +18,8 @@ from kvd.wire.frame import Message
 from kvd.wire.order import (
     Asker,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -27,7 +27,7 @@ from kvd.wire.order import (
     OrderState,
 )
 from kvd.wire.reply import Refused
-from kvd.wire.transfer import ListTransfers, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList
 from tests.kvctl.conftest import ledger_row
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class World:
             asker=Asker(), engine_id="decode-0", incarnation="i", asked=0.0, open=False, looked=1, taken=1,
             plan=self.plan(self.open),
         )  # fmt: skip
-        return Forced(order=state, misses=tuple(self.misses), revision=1)
+        return ForcedMisses(order=state, misses=tuple(self.misses), revision=1)
 
     def clear(self, message: Message) -> Message:
         assert isinstance(message, ClearForced)
@@ -121,7 +121,7 @@ class World:
             ledger_row(n, request_id=name, state=self.state, cause="too slow" if self.state == "miss" else "")
             for n, name in enumerate(self.names)
         )
-        return Transfers(rows=rows, total=len(rows), more=False)
+        return TransferList(rows=rows, total=len(rows), more=False)
 
 
 @pytest.fixture

@@ -17,13 +17,22 @@ from typing import TypeVar
 
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.client.operator import Operator, connect
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint, EngineFacts, Role, WorkerCard
-from kvd.wire.query import EngineRow, Engines, GetStatus, ListEngines, ListWorkers, Status, WorkerRow, Workers
+from kvd.wire.query import (
+    EngineList,
+    EngineRow,
+    GetStatus,
+    KvdStatus,
+    ListEngines,
+    ListWorkers,
+    WorkerList,
+    WorkerRow,
+)
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
 
@@ -134,17 +143,17 @@ class Daemon:
             return error.refusal
         raise AssertionError(f"not refused: {answer}")
 
-    def status(self, seconds: float = 10.0) -> Status:
+    def status(self, seconds: float = 10.0) -> KvdStatus:
         """Its status, waiting for it to serve."""
 
-        def look() -> Status | None:
+        def look() -> KvdStatus | None:
             assert self.process is not None
             assert self.process.poll() is None, f"kvd ended with {self.process.returncode}:\n{self.log}"
             try:
                 answer = self.ask(GetStatus())
             except ClientError:
                 return None
-            assert isinstance(answer, Status)
+            assert isinstance(answer, KvdStatus)
             return answer
 
         try:
@@ -155,13 +164,13 @@ class Daemon:
     def engines(self, *, cards: bool = False) -> dict[str, EngineRow]:
         """The engines it knows, by id; a local one wins over a peer of the same id."""
         answer = self.ask(ListEngines(cards=cards))
-        assert isinstance(answer, Engines)
+        assert isinstance(answer, EngineList)
         return {row.engine.engine_id: row for row in reversed(answer.rows)}
 
     def workers(self) -> tuple[WorkerRow, ...]:
         """Its local clients."""
         answer = self.ask(ListWorkers())
-        assert isinstance(answer, Workers)
+        assert isinstance(answer, WorkerList)
         return answer.rows
 
     def operator(self) -> Operator:
@@ -243,9 +252,9 @@ def session(
     daemon: Daemon,
     card: RegisterWorker | RegisterScheduler,
     on_push: Callable[[Message], Message | None] | None = None,
-) -> Iterator[Session]:
+) -> Iterator[KvdSession]:
     """A registered session, closed at the end."""
-    made = Session(lambda: card, on_push, directory=daemon.directory)
+    made = KvdSession(lambda: card, on_push, directory=daemon.directory)
     try:
         made.wait(lambda state: state.connected, START_SECONDS)
         yield made

@@ -15,8 +15,8 @@ from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.views.demo import Mode
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
-from kvd.wire.query import Engines, GetStatus, ListEngines, Status
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
 
 
@@ -53,19 +53,19 @@ def handed_over(deployment: Deployment, name: str, ranks: int = 1) -> list[Trans
 
 def transfers(host: Kvd, limit: int = 100) -> list[TransferRecord]:
     """A ledger's newest transfers, newest first."""
-    return [row.record for row in cast("Transfers", host.ask(ListTransfers(limit=limit))).rows]
+    return [row.record for row in cast("TransferList", host.ask(ListTransfers(limit=limit))).rows]
 
 
 def counter(host: Kvd, name: str) -> int:
     """One of a kvd's counters."""
-    return cast("Status", host.ask(GetStatus())).counters.get(name, 0)
+    return cast("KvdStatus", host.ask(GetStatus())).counters.get(name, 0)
 
 
 def leased(deployment: Deployment, count: int = 1) -> None:
     """Wait until the prefiller's kvd has so many leases: one that it has not heard of cannot be claimed."""
 
     def look() -> bool:
-        rows = cast("Engines", deployment.prefill_host.ask(ListEngines())).rows
+        rows = cast("EngineList", deployment.prefill_host.ask(ListEngines())).rows
         return sum(row.leases for row in rows if row.local) == count
 
     wait_for(look, 180.0)

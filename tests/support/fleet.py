@@ -13,8 +13,8 @@ from typing import Any, cast
 from kvctl.demo.deployment import Kvd, transfer_config, two_hosts
 from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.demo.models import write_model
-from kvd.wire.query import Engines, ListEngines
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.query import EngineList, ListEngines
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.deployments import found_out
 from tests.support.openai_client import COMPLETIONS, GREEDY, Asked, Reply, agree, answered, ask
@@ -73,12 +73,14 @@ class Fleet:
 
     def newest(self) -> int:
         """The number of the newest row in the decoders' ledger."""
-        rows = cast("Transfers", self.hosts[1].ask(ListTransfers(limit=1))).rows
+        rows = cast("TransferList", self.hosts[1].ask(ListTransfers(limit=1))).rows
         return rows[0].seq if rows else 0
 
     def loaded(self, after: int) -> list[TransferRecord]:
         """Loads that are done, by the decoders' ledger, newer than a row."""
-        rows = cast("Transfers", self.hosts[1].ask(ListTransfers(after=after, limit=1000, state="done"))).rows
+        rows = cast(
+            "TransferList", self.hosts[1].ask(ListTransfers(after=after, limit=1000, state="done"))
+        ).rows
         return [row.record for row in rows]
 
     def answers(self, router: str, case: Case) -> None:
@@ -97,7 +99,7 @@ class Fleet:
 
     def leases(self) -> int:
         """Leases that the prefiller's kvd knows."""
-        rows = cast("Engines", self.hosts[0].ask(ListEngines())).rows
+        rows = cast("EngineList", self.hosts[0].ask(ListEngines())).rows
         return sum(row.leases for row in rows if row.local)
 
 

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.vllm.scheduler.leases import Leases
 from kvd.wire.frame import Message
 from kvd.wire.identity import LeaseKey
@@ -24,7 +24,7 @@ class Lender:
         self.kvd, self.engine_id = kvd, engine_id
         self.leases = Leases(grace=5.0)
         self.ended: list[tuple[str, str]] = []
-        self.session = Session(self._card, self._pushed, directory=kvd.directory)
+        self.session = KvdSession(self._card, self._pushed, directory=kvd.directory)
         self.session.wait(lambda state: state.connected, START_SECONDS)
 
     def open(self, request_id: str, seconds: float = 60.0, blocks: int = 3) -> LeaseKey:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.model import EngineGeometry
-from kvd.trace.model import Blocks, Engine, Header, TracedEngine, Transfer
+from kvd.trace.model import EngineLine, Header, TracedBlocks, TracedEngine, TransferLine
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
 from tests.support.daemons import geometry
@@ -25,12 +25,12 @@ def engine(name: str, ranks: int = 1, address: int = 0x7F00_1234_5000) -> Traced
     found = EngineGeometry(
         name, f"{name}-gen", "/models/tiny", ranks, 1, 1, tuple(workers), {"dtype": "float32"}
     )
-    return TracedEngine(Engine(engine_id=name, generation=f"{name}-gen"), found)
+    return TracedEngine(EngineLine(engine_id=name, generation=f"{name}-gen"), found)
 
 
-def transfer(number: int = 0) -> Transfer:
+def transfer(number: int = 0) -> TransferLine:
     """A transfer of three blocks, from engine 1 to engine 0."""
-    return Transfer(
+    return TransferLine(
         transfer=f"r{number}@tp0",
         request=f"r{number}",
         local=0,
@@ -43,8 +43,8 @@ def transfer(number: int = 0) -> Transfer:
         bytes=192,
         descriptors=3,
         coalesced_descriptors=2,
-        local_blocks=(Blocks(0, 0, ((1, 2), (7, 1))),),
-        remote_blocks=(Blocks(0, 0, ((3, 3),)),),
+        local_blocks=(TracedBlocks(0, 0, ((1, 2), (7, 1))),),
+        remote_blocks=(TracedBlocks(0, 0, ((3, 3),)),),
         stages={"queued": 0.001, "wire": 0.002},
         moments={"queued": -0.001, "posted": 0.001, "last": 0.003},
     )

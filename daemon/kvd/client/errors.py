@@ -10,7 +10,7 @@ ClientError             message, hint
 
 from __future__ import annotations
 
-from kvd.wire.reply import Factor, Refused
+from kvd.wire.reply import RefusalFactor, Refused
 
 
 class ClientError(Exception):
@@ -30,7 +30,7 @@ class Unreachable(ClientError):
     code = "KVD-UNREACHABLE"
 
 
-class NotPermitted(Unreachable):
+class SocketNotPermitted(Unreachable):
     """The operating system does not let this user near the socket, whoever may listen there."""
 
     code = "KVD-NOT-PERMITTED"
@@ -54,5 +54,5 @@ class RefusedByDaemon(ClientError):
     def __init__(self, refusal: Refused) -> None:
         super().__init__(refusal.message, hint=refusal.hint)
         self.code = refusal.code
-        self.factors: tuple[Factor, ...] = refusal.factors
+        self.factors: tuple[RefusalFactor, ...] = refusal.factors
         self.refusal = refusal

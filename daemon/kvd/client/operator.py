@@ -14,9 +14,9 @@ from typing import Self
 import msgspec
 import zmq
 
-from kvd.client.errors import NotPermitted, ProtocolError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.errors import ProtocolError, RefusedByDaemon, SocketNotPermitted, TimedOut, Unreachable
 from kvd.wire.errors import WireError
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, runtime_dir
 from kvd.wire.reply import Refused
@@ -24,7 +24,7 @@ from kvd.wire.reply import Refused
 MAX_MESSAGE_BYTES = 64 << 20
 START_HINT = "see `systemctl status kvd`, or start one with `kvd --config /etc/kvd/kvd.yaml`"
 
-_EVENT = msgspec.msgpack.Decoder(Event)
+_EVENT = msgspec.msgpack.Decoder(KvdEvent)
 
 
 class Operator:
@@ -69,7 +69,7 @@ class Operator:
         kinds: tuple[str, ...] = (),
         timeout: float | None = None,
         connected: Callable[[bool], None] | None = None,
-    ) -> Iterator[Event]:
+    ) -> Iterator[KvdEvent]:
         """Events as kvd publishes them, of the given kinds (prefixes such as ``lease.``), or all.
 
         Ends when no event came for ``timeout`` seconds; None waits for ever. The subscription stands when this
@@ -128,7 +128,7 @@ def check_listening(path: Path) -> None:
             f"no kvd behind {path}: its socket was left behind by one that died", hint=START_HINT
         ) from None
     except PermissionError:
-        raise NotPermitted(
+        raise SocketNotPermitted(
             f"not permitted to use {path}",
             hint="be root, or a member of the group that owns the runtime directory",
         ) from None
@@ -159,7 +159,7 @@ def _events(
     monitor: zmq.Socket[bytes],
     timeout: float | None,
     connected: Callable[[bool], None],
-) -> Iterator[Event]:
+) -> Iterator[KvdEvent]:
     # It brings asyncio with it, which takes longer to import than all else that a question needs.
     from zmq.utils.monitor import parse_monitor_message
 
@@ -182,7 +182,7 @@ def _events(
                 connected(change == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
 
-def _event(frame: bytes) -> Event:
+def _event(frame: bytes) -> KvdEvent:
     try:
         return _EVENT.decode(frame)
     except msgspec.MsgspecError as error:

@@ -18,16 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvd.client.errors import ClientError, TimedOut
-from kvd.client.session_thread import QUEUE, Card, Conversation, Fresh, Kept, Push, SessionState, Shared
+from kvd.client.session_thread import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState, SessionThread
 from kvd.wire.frame import Message
 from kvd.wire.names import runtime_dir, socket_address
 
-__all__ = ["Session", "SessionState"]
+__all__ = ["KvdSession", "SessionState"]
 
 log = logging.getLogger(__name__)
 
 
-class Session:
+class KvdSession:
     """A client's session with its kvd. The public methods may be called from any thread and never wait for I/O.
 
     ``card`` is called on the session's thread whenever kvd has to be told who we are. ``on_push`` gets what kvd sends
@@ -46,7 +46,7 @@ class Session:
         directory: str | Path | None = None,
         name: str = "kvd-session",
     ) -> None:
-        self._shared = Shared(
+        self._shared = Mailbox(
             address=socket_address(runtime_dir(None if directory is None else str(directory))),
             name=name,
             card=card,
@@ -82,7 +82,7 @@ class Session:
         A call that is still wanted when the connection comes back is sent again: every request of the wire may be
         repeated. Where too many wait already the future holds a `ClientError` at once.
         """
-        return self._put(Kept(message, Future(), time.monotonic() + timeout, timeout))
+        return self._put(Pending(message, Future(), time.monotonic() + timeout, timeout))
 
     def deliver(
         self, key: str, message: Fresh, keep_seconds: float = 600.0, *, after: float = 0.0
@@ -95,7 +95,7 @@ class Session:
         and the future holds the reason; nobody needs to look at the future. It is not sent before ``after`` seconds.
         """
         now = time.monotonic()
-        return self._put(Kept(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))
+        return self._put(Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))
 
     def cast(self, message: Message) -> bool:
         """Send once, if that is possible now. False where the queue is full; drops are counted (``dropped``)."""
@@ -121,7 +121,7 @@ class Session:
     def _usable(self) -> bool:
         return not self._shared.closing and self._pid == os.getpid()
 
-    def _put(self, kept: Kept) -> Future[Message]:
+    def _put(self, kept: Pending) -> Future[Message]:
         if not self._usable():
             why = (
                 "is closed"
@@ -140,7 +140,7 @@ class Session:
         return kept.future
 
     def _run(self) -> None:
-        conversation = Conversation(self._shared)
+        conversation = SessionThread(self._shared)
         try:
             while not self._shared.closing:
                 try:

@@ -71,7 +71,7 @@ class SessionState:
 
 
 @dataclass(slots=True)
-class Kept:
+class Pending:
     """One call or delivery that waits for its answer; times are time.monotonic() seconds."""
 
     message: Fresh
@@ -84,7 +84,7 @@ class Kept:
 
 
 @dataclass(slots=True)
-class Shared:
+class Mailbox:
     """What the session's thread and its callers both touch: the queue, the newest state, the wish to end.
 
     ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque); ``wake`` is an eventfd.
@@ -98,7 +98,7 @@ class Shared:
     wake: int
     state: SessionState = field(default_factory=SessionState)
     changed: threading.Condition = field(default_factory=threading.Condition)
-    inbox: deque[Kept | Message] = field(default_factory=deque)
+    inbox: deque[Pending | Message] = field(default_factory=deque)
     counters: Counter[str] = field(default_factory=Counter)
     closing: bool = False
 
@@ -110,10 +110,10 @@ class Shared:
                 self.changed.notify_all()
 
 
-class Conversation:
+class SessionThread:
     """What belongs to the session's thread alone: the socket, the clocks, and all that waits for an answer."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: Mailbox) -> None:
         self.shared = shared
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = _open(self.context)
@@ -122,7 +122,7 @@ class Conversation:
         self.poller = zmq.Poller()
         for source in (self.socket, self.monitor, shared.wake):
             self.poller.register(source, zmq.POLLIN)
-        self.waiting: dict[int, Kept] = {}
+        self.waiting: dict[int, Pending] = {}
         self.deliveries: dict[str, int] = {}
         self.last_id = 0
         self.registering = 0
@@ -274,7 +274,7 @@ class Conversation:
                 answer = Refused(code="KVD-NOT-TAKEN", message=nobody, final=True)
             self._send(answer, correlation)
 
-    def _answered(self, kept: Kept, message: Message, correlation: int) -> None:
+    def _answered(self, kept: Pending, message: Message, correlation: int) -> None:
         if isinstance(message, Refused) and kept.key is not None:
             self.shared.counters["deliveries.refused"] += 1
             what = "given up" if message.final else "kept"
@@ -294,7 +294,7 @@ class Conversation:
     def _take_inbox(self) -> None:
         while self.shared.inbox:
             item = self.shared.inbox.popleft()
-            if not isinstance(item, Kept):
+            if not isinstance(item, Pending):
                 if not (self._registered() and self._send(item, 0)):
                     self.shared.counters["dropped"] += 1
                 continue
@@ -330,7 +330,7 @@ class Conversation:
             elif sendable and now >= kept.due:
                 self._send_kept(correlation, kept, now)
 
-    def _send_kept(self, correlation: int, kept: Kept, now: float) -> None:
+    def _send_kept(self, correlation: int, kept: Pending, now: float) -> None:
         message = kept.message() if callable(kept.message) else kept.message
         sent = self._send(message, correlation)
         if kept.key is None and sent:
@@ -338,7 +338,7 @@ class Conversation:
         else:
             kept.due = now + (UNANSWERED_SECONDS if sent else DELIVER_AGAIN[0])
 
-    def _give_up(self, correlation: int, kept: Kept) -> None:
+    def _give_up(self, correlation: int, kept: Pending) -> None:
         self._forget(correlation, kept)
         if kept.key is not None:
             self.shared.counters["deliveries.dropped"] += 1
@@ -354,7 +354,7 @@ class Conversation:
                 ),
             )
 
-    def _forget(self, correlation: int, kept: Kept) -> None:
+    def _forget(self, correlation: int, kept: Pending) -> None:
         self.waiting.pop(correlation, None)
         if kept.key is not None and self.deliveries.get(kept.key) == correlation:
             del self.deliveries[kept.key]
@@ -368,7 +368,7 @@ class Conversation:
             for kept in self.waiting.values():
                 kept.due = kept.due if kept.key is None else 0.0  # nothing is put off any more
             self._keep_time(time.monotonic())
-            farewell = Kept(Unregister(incarnation=self.incarnation), Future(), 0.0, 0.0)
+            farewell = Pending(Unregister(incarnation=self.incarnation), Future(), 0.0, 0.0)
             correlation = self._next_id()
             self.waiting[correlation] = farewell
             self._send(Unregister(incarnation=self.incarnation), correlation)
@@ -380,7 +380,7 @@ class Conversation:
     def close(self) -> None:
         """Fail whatever still waits, and close the sockets."""
         for item in [*self.waiting.values(), *self.shared.inbox]:
-            if isinstance(item, Kept):
+            if isinstance(item, Pending):
                 fail(item, ClientError("the session was closed before kvd answered"))
         self.waiting.clear()
         self.shared.inbox.clear()
@@ -406,7 +406,7 @@ def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return opened
 
 
-def fail(kept: Kept, error: ClientError) -> None:
+def fail(kept: Pending, error: ClientError) -> None:
     """End what waits with an error, unless it has ended already."""
     if not kept.future.done():
         kept.future.set_exception(error)

@@ -1,372 +1,59 @@
-"""Puts the daemon together, runs it on one event loop, and takes it apart again."""
+"""The parts of a running daemon, for the functions that answer messages."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
-import hashlib
-import logging
-import os
-import signal
-import socket
-import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import zmq
-import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
-
-from kvd.geometry import codec
-from kvd.service import metrics
-from kvd.service.config import RELOADABLE, Config, endpoint
-from kvd.service.engines.leases import Leases
+from kvd.geometry.model import WorkerGeometry
+from kvd.service.config import Config
+from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
+from kvd.service.engines.miss_history import MissHistory
+from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import Readers
-from kvd.service.engines.registry import Client, Engine, Registry
-from kvd.service.errors import ConfigError, LedgerError, StartError
-from kvd.service.handlers import dispatch, queries
-from kvd.service.handlers import served as serving
+from kvd.service.engines.registry import Registry
 from kvd.service.ledger.ledger import Ledger
-from kvd.service.loop_monitor import Turns
-from kvd.service.notify import Notifier
-from kvd.service.parts import Decode, Parts
-from kvd.service.peers.askers import Askers
-from kvd.service.peers.compatibility import Compare, Verdicts, compare_cards, rehearse
-from kvd.service.peers.discovery import discover
+from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.peers.handshakes import Handshakes, Myself
-from kvd.service.peers.links import Links
-from kvd.service.sockets import bind as sockets
-from kvd.service.sockets import connections, curve
-from kvd.service.sockets.curve import Keys
+from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.subscribers import Subscribers
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
-from kvd.wire.handshake import Ping
-from kvd.wire.identity import Endpoint
-from kvd.wire.names import SOCKET_NAME
 
-log = logging.getLogger(__name__)
-
-LEDGER_NAME = "ledger.sqlite3"
-MAX_SOCKETS = 8192
-FLUSH_MS = 300
-"""How long the last answers may take to leave."""
-LAG_SECONDS = 0.1
-
-Reload = Callable[[], Config]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """The context and the sockets that are bound in it.
-
-    ``monitors`` tell of connections, by the name of the socket; ``at`` is the peer socket's host and port.
-    """
-
-    context: zmq.asyncio.Context
-    local: zmq.Socket[bytes]
-    publisher: zmq.Socket[bytes]
-    peer: zmq.Socket[bytes] | None
-    monitors: dict[str, zmq.asyncio.Socket]
-    at: tuple[str, int] | None
+Decode = Callable[[bytes], WorkerGeometry]
 
 
 @dataclass(slots=True)
-class _Wiring:
-    """Carries changes in the registry to whoever has to act on them."""
+class Daemon:
+    """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
-    parts: Parts | None = None
-
-    def engine_ready(self, engine: Engine) -> None:
-        """Its clients learn the generation at once, not with the next heartbeat."""
-        if self.parts is not None:
-            registered = dispatch.registered_as(self.parts, engine)
-            for client in engine.clients:
-                self.parts.local.send(client.route, registered)
-
-    def engine_up(self, engine: Engine) -> None:
-        """Those that it may have to do with learn of it, and it of them."""
-        if self.parts is not None:
-            self.parts.handshakes.local_engine_up(engine)
-
-    def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
-        """Local users, other kvds, and the engine's own clients are told."""
-        if self.parts is None:
-            return
-        self.parts.handshakes.local_engine_ended(engine, generation, reason)
-        if self.parts.peer is not None:
-            self.parts.askers.engine_ended(engine.facts.engine_id, generation, reason, self.parts.peer.send)
-
-    def client_gone(self, client: Client) -> None:
-        """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
-        if self.parts is not None:
-            self.parts.liveness.unwatch(client)
-            self.parts.leases.owner_gone(client)
-            self.parts.readers.client_gone(client)
-
-
-async def serve(
-    config: Config,
-    reload: Reload,
-    notifier: Notifier,
-    turns: Turns,
-    *,
-    decode: Decode = codec.decode_worker,
-    compare: Compare = compare_cards,
-) -> None:
-    """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``turns`` are those of the loop.
-
-    Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
+    ``pushes_underway`` are messages of pushes that wait for an answer now, with ``push_ids_underway`` block ids.
     """
-    stop = asyncio.Event()
-    async with _running(config, decode, compare) as (parts, tasks):
-        parts.turns = turns
-        loop = asyncio.get_running_loop()
-        _on_signals(loop, stop, lambda: _reload(parts, reload, notifier))
-        where = parts.directory / SOCKET_NAME
-        peers = f", peers at {parts.myself.endpoint.host}:{parts.myself.endpoint.port}" if parts.peer else ""
-        log.info(
-            "serving %s%s as %s generation %s", where, peers, parts.myself.kvd_id, parts.myself.generation
-        )
-        notifier.ready(f"serving {where}{peers}")
-        heart = loop.create_task(_keep_alive(parts, notifier, tasks))
-        await _until(stop, [*tasks, heart])
-        parts.draining = True
-        notifier.stopping()
-        log.info(
-            "stopping: %d requests in flight, %g s for them", parts.local.busy, parts.config.drain_seconds
-        )
-        await _drain(parts)
-        heart.cancel()
 
-
-@contextlib.asynccontextmanager
-async def _running(
-    config: Config, decode: Decode, compare: Compare
-) -> AsyncIterator[tuple[Parts, list[asyncio.Task[None]]]]:
-    keys = curve.load(config.peer.curve)
-    if config.peer.listen:
-        curve.refuse_open_bind(endpoint(config.peer.listen, "peer.listen")[0], keys)
-    directory = config.directory
-    os.umask(0o027)
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(sockets.prepare_directory(directory))
-        bound = _bind(config, directory, keys, stack)
-        myself = _myself(config, bound.at)
-        ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger)
-        stack.callback(ledger.close, config.drain_seconds)
-        parts = _assemble(config, myself, decode, compare, keys, bound, ledger)
-        stack.callback(parts.liveness.close)
-        stack.callback(parts.leases.close)
-        stack.push_async_callback(parts.links.close)
-        stack.push_async_callback(parts.readers.close)
-        if config.metrics.listen:
-            server = await _metrics(config, parts)
-            stack.callback(server.close)
-        work: list[Coroutine[Any, Any, None]] = [
-            parts.local.serve(), parts.liveness.run(), parts.links.prune(), _forget(parts),
-            _hold_open(ledger), _prepare(parts),
-        ]  # fmt: skip
-        work += [parts.peer.serve()] if parts.peer else []
-        work += [connections.count(m, name, parts.events.counters) for name, m in bound.monitors.items()]
-        known = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
-        parts.links.keep(known)
-        work += [discover(e, parts.links, parts.handshakes, parts.registry) for e in known]
-        tasks = [asyncio.get_running_loop().create_task(w) for w in work]
-        stack.push_async_callback(_cancel, tasks)
-        yield parts, tasks
-
-
-async def _prepare(parts: Parts) -> None:
-    """Do what the first comparison of two engines needs, before somebody waits for it."""
-    await asyncio.to_thread(rehearse)
-    gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
-    parts.prepared = True
-    await asyncio.Event().wait()  # a part that returns counts as one that died
-
-
-def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
-    context = zmq.asyncio.Context()
-    context.max_sockets = MAX_SOCKETS
-    stack.callback(context.term)
-    local = sockets.bind_local(context, config, directory)
-    stack.callback(local.close, FLUSH_MS)
-    publisher = sockets.bind_events(context, directory)
-    stack.callback(publisher.close, FLUSH_MS)
-    peer, at = None, None
-    if config.peer.listen:
-        if keys is not None:
-            stack.callback(_authenticate(context, keys).stop)
-        peer, at = sockets.bind_peer(context, config, keys)
-        stack.callback(peer.close, FLUSH_MS)
-    monitors = {}
-    for name, router in (("local", local), ("peer", peer)):
-        if router is not None:
-            monitors[name] = connections.watch(context, router, name)
-            stack.callback(monitors[name].close)
-            stack.callback(router.disable_monitor)
-    return _Bound(context, local, publisher, peer, monitors, at)
-
-
-def _assemble(
-    config: Config, myself: Myself, decode: Decode, compare: Compare, keys: Keys | None, bound: _Bound, ledger: Ledger
-) -> Parts:  # fmt: skip
-    counters: Counter[str] = Counter()
-    events = Events(bound.publisher, counters)
-    wiring = _Wiring()
-    registry = Registry(events, wiring)
-    router = Router("local", bound.local, counters)
-    ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
-    links = Links(bound.context, config.peer, keys, events, lambda: ping)
-    handshakes = Handshakes(
-        myself, registry, links, events, router.send, Verdicts(compare, counters), config.peer, config.liveness
-    )  # fmt: skip
-    links.listener = handshakes
-    parts = Parts(
-        config=config,
-        myself=myself,
-        directory=config.directory,
-        decode=decode,
-        counters=counters,
-        events=events,
-        registry=registry,
-        liveness=Liveness(registry, config.liveness),
-        leases=Leases(config.leases, events, router.send, router.ask),
-        readers=Readers(lambda release: dispatch.release(parts, release), counters),
-        ledger=ledger,
-        links=links,
-        handshakes=handshakes,
-        local=router,
-        peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
-        askers=Askers(),
-    )
-    wiring.parts = parts
-    parts.local.handlers = dispatch.local_handlers(parts)
-    if parts.peer is not None:
-        parts.peer.handlers = dispatch.peer_handlers(parts)
-    return parts
-
-
-def _myself(config: Config, bound: tuple[str, int] | None) -> Myself:
-    host = socket.gethostname()
-    at = Endpoint()
-    if bound is not None:
-        advertised = endpoint(config.peer.advertise, "peer.advertise") if config.peer.advertise else bound
-        if advertised[0] in ("0.0.0.0", "::"):  # noqa: S104 (a wildcard is no address that a peer could use)
-            raise ConfigError(
-                f"peer.listen is on {bound[0]}, which is no address that peers can be told",
-                hint="set peer.advertise to the address under which other hosts reach this one",
-            )
-        at = Endpoint(advertised[0], advertised[1] or bound[1])
-    name = hashlib.sha256(f"{host}:{config.directory}".encode()).hexdigest()[:6]
-    return Myself(f"{host}-{name}", uuid.uuid4().hex[:16], host, at, time.monotonic(), time.time())
-
-
-def _authenticate(context: zmq.asyncio.Context, keys: Keys) -> AsyncioAuthenticator:
-    class Authorized:
-        """Lets in the keys that are listed; zmq calls it for every new connection."""
-
-        def callback(self, _domain: str, key: bytes) -> bool:
-            return key in keys.authorized
-
-    authenticator = AsyncioAuthenticator(context)
-    authenticator.start()
-    authenticator.configure_curve_callback(sockets.ZAP_DOMAIN, credentials_provider=Authorized())
-    return authenticator
-
-
-async def _metrics(config: Config, parts: Parts) -> asyncio.Server:
-    host, port = endpoint(config.metrics.listen, "metrics.listen")
-    try:
-        return await metrics.serve(host, port, lambda: (queries.status(parts), serving.served(parts, 0.0)))
-    except OSError as error:
-        raise StartError(
-            f"metrics.listen: cannot listen on {config.metrics.listen}: {error.strerror}",
-            hint="see who has it: `ss -tlp`",
-        ) from None
-
-
-def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, reload: Callable[[], None]) -> None:
-    def end() -> None:
-        if stop.is_set():
-            log.warning("told to stop a second time: stopping now")
-            os._exit(1)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-
-
-def _reload(parts: Parts, reload: Reload, notifier: Notifier) -> None:
-    notifier.reloading()
-    status = "settings reloaded"
-    try:
-        new = reload()
-    except ConfigError as error:
-        log.error("not reloaded, the old settings stay: %s", error.message)  # noqa: TRY400 (the message says it all)
-        parts.counters["reloads.failed"] += 1
-        status = f"NOT reloaded: {error.message}"
-    else:
-        changed = {f for f in Config.__struct_fields__ if getattr(new, f) != getattr(parts.config, f)}
-        if fixed := changed - RELOADABLE:
-            status = f"reloaded, but these need a restart: {', '.join(sorted(fixed))}"
-        parts.config = new
-        parts.liveness.settings = parts.handshakes.liveness = new.liveness
-        parts.leases.settings = new.leases
-        parts.ledger.settings = new.ledger
-        logging.getLogger("kvd").setLevel(new.log_level.upper())
-        parts.counters["reloads.done"] += 1
-        log.info("%s", status)
-    notifier.ready(status)
-
-
-async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    stopped = asyncio.get_running_loop().create_task(stop.wait())
-    done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    for task in done - {stopped}:
-        if not task.cancelled() and (error := task.exception()):
-            raise error  # a part that died must not leave a daemon that looks alive: systemd starts a new one
-
-
-async def _keep_alive(parts: Parts, notifier: Notifier, tasks: list[asyncio.Task[None]]) -> None:
-    fed = 0.0
-    while True:
-        began = time.monotonic()
-        await asyncio.sleep(LAG_SECONDS)
-        parts.loop_lag = max(0.0, time.monotonic() - began - LAG_SECONDS)
-        serving = not any(task.done() for task in tasks)
-        if notifier.watchdog_seconds and serving and time.monotonic() - fed > notifier.watchdog_seconds / 3:
-            fed = time.monotonic()
-            notifier.watchdog()
-
-
-async def _hold_open(ledger: Ledger) -> None:
-    await ledger.opened  # an error ends the daemon: what it would acknowledge could not be kept
-    await asyncio.Event().wait()
-
-
-async def _forget(parts: Parts) -> None:
-    while True:
-        await asyncio.sleep(1.0)
-        parts.handshakes.forget(time.time() - parts.config.liveness.remember_seconds)
-        parts.served.keep(parts.registry.engines)
-
-
-async def _drain(parts: Parts) -> None:
-    for router in (parts.local, parts.peer):
-        if router is not None:
-            with contextlib.suppress(LedgerError):
-                await router.finish(parts.config.drain_seconds)
-
-
-async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    config: Config
+    myself: Myself
+    directory: Path
+    decode: Decode
+    counters: Counter[str]
+    events: Events
+    registry: Registry
+    liveness: Liveness
+    leases: LeaseTable
+    readers: Readers
+    ledger: Ledger
+    links: PeerLinks
+    handshakes: Handshakes
+    local: Router
+    peer: Router | None = None
+    subscribers: Subscribers = field(default_factory=Subscribers)
+    miss_history: MissHistory = field(default_factory=MissHistory)
+    outcomes: OutcomeCounts = field(default_factory=OutcomeCounts)
+    draining: bool = False
+    prepared: bool = False
+    loop_lag: float = 0.0
+    loop_monitor: LoopMonitor = field(default_factory=LoopMonitor)
+    pushes_underway: int = 0
+    push_ids_underway: int = 0

@@ -10,7 +10,7 @@ ServiceError     message, hint
 
 from __future__ import annotations
 
-from kvd.wire.reply import Factor, Refused
+from kvd.wire.reply import RefusalFactor, Refused
 
 
 class ServiceError(Exception):
@@ -38,7 +38,7 @@ class PeerAway(ServiceError):
     """Another kvd is down, or did not answer in time."""
 
 
-class Refusal(ServiceError):
+class RequestRefused(ServiceError):
     """Raised by a handler to refuse. Codes are stable; the message names both values that disagree.
 
     ``final``: sending it again will not help.
@@ -50,7 +50,7 @@ class Refusal(ServiceError):
         message: str,
         *,
         hint: str = "",
-        factors: tuple[Factor, ...] = (),
+        factors: tuple[RefusalFactor, ...] = (),
         final: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)

@@ -13,7 +13,7 @@ WINDOW_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class Turns:
+class LoopMonitor:
     """Times of turns in seconds; ``began`` and ``window_began`` are time.monotonic(), ``began`` 0 before the first.
 
     ``busiest`` is the most processor time that one took: without what the machine gave to others in between. ``spent``
@@ -49,7 +49,7 @@ class Turns:
         self.long += took > LONG_SECONDS
 
 
-def event_loop(turns: Turns) -> asyncio.AbstractEventLoop:
+def event_loop(turns: LoopMonitor) -> asyncio.AbstractEventLoop:
     """An event loop whose turns are measured, from one wait for I/O to the next."""
     selector = selectors.DefaultSelector()
     wait = selector.select

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from kvd.service.config import Config, load
-from kvd.service.daemon import serve
 from kvd.service.errors import ServiceError
 from kvd.service.handlers.queries import own_version
 from kvd.service.log import marking, to_journal, writing
-from kvd.service.loop_monitor import Turns, event_loop
+from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.notify import from_environment
+from kvd.service.run import run_daemon
 from kvd.service.sockets import curve
 
 log = logging.getLogger("kvd.service")
@@ -63,9 +63,9 @@ def _serve(given: argparse.Namespace, config: Config) -> int:
     _raise_file_limit()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
-        turns = Turns()
-        with asyncio.Runner(loop_factory=lambda: event_loop(turns)) as runner:
-            runner.run(serve(config, lambda: _load(given), from_environment(os.environ), turns))
+        monitor = LoopMonitor()
+        with asyncio.Runner(loop_factory=lambda: event_loop(monitor)) as runner:
+            runner.run(run_daemon(config, lambda: _load(given), from_environment(os.environ), monitor))
     except ServiceError:
         raise
     except Exception:  # the outermost of the daemon: systemd is told by the status, a person by the log

@@ -8,15 +8,15 @@ import re
 from collections.abc import Callable, Sequence
 
 from kvd.wire.identity import Endpoint
-from kvd.wire.query import Status
-from kvd.wire.served import ServedRow
+from kvd.wire.outcomes import OutcomeRow
+from kvd.wire.query import KvdStatus
 
 REQUEST_SECONDS = 5.0
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
-Now = Callable[[], tuple[Status, Sequence[ServedRow]]]
+Now = Callable[[], tuple[KvdStatus, Sequence[OutcomeRow]]]
 _LABELS = {"checksums": "result", "misses": "code"}
 """Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
@@ -28,7 +28,7 @@ _REASONS = {
 }
 
 
-def render(status: Status, served: Sequence[ServedRow] = ()) -> str:
+def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
     lines: list[str] = []
     for name, count in sorted(status.counters.items()):
@@ -54,8 +54,8 @@ def render(status: Status, served: Sequence[ServedRow] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _served(rows: Sequence[ServedRow]) -> list[str]:
-    """How requests were served, by engine, outcome and code (`kvd.wire.served`); and leases that were claimed."""
+def _served(rows: Sequence[OutcomeRow]) -> list[str]:
+    """How requests were served, by engine, outcome and code (`kvd.wire.outcomes`); and leases that were claimed."""
     counts = [
         (
             f'{{engine="{_label(r.engine_id)}",role="{r.role}",outcome="{n.outcome}",code="{_label(n.code)}"}}',
@@ -78,7 +78,7 @@ def _served(rows: Sequence[ServedRow]) -> list[str]:
     return lines
 
 
-def page(path: str, status: Status, served: Sequence[ServedRow] = ()) -> Page:
+def page(path: str, status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> Page:
     """The status code and the text for a path."""
     if path == "/metrics":
         return 200, render(status, served)
@@ -89,7 +89,7 @@ def page(path: str, status: Status, served: Sequence[ServedRow] = ()) -> Page:
     return 404, "there is /metrics, /healthz and /readyz\n"
 
 
-async def serve(host: str, port: int, now: Now) -> asyncio.Server:
+async def listen(host: str, port: int, now: Now) -> asyncio.Server:
     """A listening server; ``now`` is called for each request. Raises `OSError` where the address cannot be had."""
     open_now: set[asyncio.Task[None] | None] = set()
 

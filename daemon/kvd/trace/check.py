@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 from kvd.geometry.model import EngineGeometry
 from kvd.trace.errors import BadTrace, TraceTooLarge
-from kvd.trace.model import MAX_BLOCKS, Blocks, Transfer
+from kvd.trace.model import MAX_BLOCKS, TracedBlocks, TransferLine
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class EngineBounds:
     """What an engine's transfers may name: so many groups, so many blocks."""
 
     groups: int
     blocks: int
 
 
-def bounds_of(geometry: EngineGeometry | None) -> Bounds | None:
+def bounds_of(geometry: EngineGeometry | None) -> EngineBounds | None:
     """The bounds of an engine; None of one that is not known, which allows anything."""
     if geometry is None:
         return None
     workers = geometry.workers
-    return Bounds(max(len(w.groups) for w in workers), max(w.num_blocks for w in workers))
+    return EngineBounds(max(len(w.groups) for w in workers), max(w.num_blocks for w in workers))
 
 
-def check_blocks(transfer: Transfer, engines: Sequence[Bounds | None]) -> None:
+def check_blocks(transfer: TransferLine, engines: Sequence[EngineBounds | None]) -> None:
     """Engines that exist, groups and blocks that they have, each local block once.
 
     Raises `BadTrace` or `TraceTooLarge` that names the values.
@@ -48,7 +48,7 @@ def check_blocks(transfer: Transfer, engines: Sequence[Bounds | None]) -> None:
                 _check_once(f"local group {blocks.group}", blocks)
 
 
-def _check_bounds(what: str, blocks: Blocks, bounds: Bounds | None) -> None:
+def _check_bounds(what: str, blocks: TracedBlocks, bounds: EngineBounds | None) -> None:
     if bounds is None:
         return
     if blocks.group >= bounds.groups:
@@ -58,7 +58,7 @@ def _check_bounds(what: str, blocks: Blocks, bounds: Bounds | None) -> None:
             raise BadTrace(f"{what}: blocks {start} to {start + count - 1}, the engine has {bounds.blocks}")
 
 
-def _check_once(what: str, blocks: Blocks) -> None:
+def _check_once(what: str, blocks: TracedBlocks) -> None:
     end = 0
     for start, count in sorted(blocks.runs):
         if start < end:

@@ -1,6 +1,6 @@
 """What a trace holds: its lines as structs with their bounds, and the whole with geometries decoded.
 
-One JSON object a line: a `Header`, then each `Engine` followed by its `Worker` lines, then the `Transfer` lines in
+One JSON object a line: a `Header`, then each `EngineLine` followed by its `WorkerLine`s, then the `TransferLine`s in
 order of their start, then `End`. Engines are numbered in the order in which they stand there; transfers name them by
 number. Nothing in a trace is an address: regions keep their sizes and how they adjoin, and no host, process or socket
 is named. Times are seconds after ``Header.began``.
@@ -47,8 +47,8 @@ class Header(msgspec.Struct, tag_field="line", tag="trace", frozen=True, kw_only
     written_by: Name = ""
 
 
-class Engine(msgspec.Struct, tag_field="line", tag="engine", frozen=True, kw_only=True):
-    """One generation of an engine, with the number of `Worker` lines that follow; 0: its geometry was not known."""
+class EngineLine(msgspec.Struct, tag_field="line", tag="engine", frozen=True, kw_only=True):
+    """One generation of an engine, with the number of `WorkerLine` lines that follow; 0: its geometry was not known."""
 
     engine_id: Name
     generation: Name
@@ -60,13 +60,13 @@ class Engine(msgspec.Struct, tag_field="line", tag="engine", frozen=True, kw_onl
     workers: Annotated[int, Meta(ge=0, le=65536)] = 0
 
 
-class Worker(msgspec.Struct, tag_field="line", tag="worker", frozen=True, kw_only=True):
+class WorkerLine(msgspec.Struct, tag_field="line", tag="worker", frozen=True, kw_only=True):
     """One worker of the engine above; ``geometry`` as `kvd.geometry.codec.worker_to_plain` makes it."""
 
     geometry: dict[str, Any]
 
 
-class Blocks(msgspec.Struct, frozen=True, array_like=True):
+class TracedBlocks(msgspec.Struct, frozen=True, array_like=True):
     """One side's blocks of one group: (group, first, runs); runs are (first id, count).
 
     The first id covers the tokens of the request's block number ``first``.
@@ -87,7 +87,7 @@ class Blocks(msgspec.Struct, frozen=True, array_like=True):
         return BlockList(self.first, np.concatenate(parts) if parts else np.zeros(0, np.int64))
 
 
-class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw_only=True):
+class TransferLine(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw_only=True):
     """One worker's part of moving one request's KV.
 
     ``local`` and ``remote`` are numbers of engines. ``at`` is when the worker began with it; ``moments`` are seconds
@@ -111,8 +111,8 @@ class Transfer(msgspec.Struct, tag_field="line", tag="transfer", frozen=True, kw
     bytes: Number = 0
     descriptors: Number = 0
     coalesced_descriptors: Number = 0
-    local_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=4096)] = ()
-    remote_blocks: Annotated[tuple[Blocks, ...], Meta(max_length=4096)] = ()
+    local_blocks: Annotated[tuple[TracedBlocks, ...], Meta(max_length=4096)] = ()
+    remote_blocks: Annotated[tuple[TracedBlocks, ...], Meta(max_length=4096)] = ()
     cut: bool = False
     attempts: Number = 1
     stages: Annotated[dict[Name, Span], Meta(max_length=32)] = {}
@@ -130,24 +130,24 @@ class End(msgspec.Struct, tag_field="line", tag="end", frozen=True, kw_only=True
     transfers: Number
 
 
-Line: TypeAlias = Header | Engine | Worker | Transfer | End
+Line: TypeAlias = Header | EngineLine | WorkerLine | TransferLine | End
 
 
 @dataclass(frozen=True, slots=True)
 class TracedEngine:
     """One engine of a trace; ``geometry`` is None where the recording kvd did not know it."""
 
-    line: Engine
+    line: EngineLine
     geometry: EngineGeometry | None
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class RecordedTrace:
     """A whole trace. ``transfers[i].local`` and ``.remote`` are positions in ``engines``."""
 
     header: Header
     engines: tuple[TracedEngine, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TransferLine, ...]
 
     @property
     def geometries(self) -> dict[int, EngineGeometry]:
@@ -159,6 +159,6 @@ class Trace:
         }
 
 
-def block_lists(blocks: Iterable[Blocks]) -> dict[int, BlockList]:
+def block_lists(blocks: Iterable[TracedBlocks]) -> dict[int, BlockList]:
     """One side of a transfer by group, as `kvd.topology.compile.compile_plan` takes it."""
     return {part.group: part.expanded() for part in blocks}

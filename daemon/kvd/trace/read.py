@@ -13,18 +13,18 @@ import msgspec
 from kvd.geometry.codec import worker_from_plain
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
-from kvd.trace.check import Bounds, bounds_of, check_blocks
+from kvd.trace.check import EngineBounds, bounds_of, check_blocks
 from kvd.trace.errors import BadTrace, NotATrace, TraceCut, TraceTooLarge, TraceVersionError
 from kvd.trace.model import (
     SCHEMA,
     End,
-    Engine,
+    EngineLine,
     Header,
     Line,
-    Trace,
+    RecordedTrace,
     TracedEngine,
-    Transfer,
-    Worker,
+    TransferLine,
+    WorkerLine,
 )
 from kvd.trace.streams import reading
 
@@ -51,22 +51,22 @@ FIXED = 8
 LIMITS = Limits()
 
 
-def read_trace(path: Path, limits: Limits = LIMITS) -> Trace:
+def read_trace(path: Path, limits: Limits = LIMITS) -> RecordedTrace:
     """The whole trace; ``-`` is stdin. Raises a `TraceError` that names the file and the line."""
     with reading(path) as stream:
         begun = _begin(stream, path, limits)
-        return Trace(begun.header, begun.engines, tuple(_transfers(begun)))
+        return RecordedTrace(begun.header, begun.engines, tuple(_transfers(begun)))
 
 
 @contextlib.contextmanager
-def open_trace(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[Trace, Iterator[Transfer]]]:
+def open_trace(path: Path, limits: Limits = LIMITS) -> Iterator[tuple[RecordedTrace, Iterator[TransferLine]]]:
     """A trace without its transfers, and those one by one as they are read: for those that need no list of all.
 
     Raises a `TraceError` that names the file and the line, from the iterator as well.
     """
     with reading(path) as stream:
         begun = _begin(stream, path, limits)
-        yield Trace(begun.header, begun.engines, ()), _transfers(begun)
+        yield RecordedTrace(begun.header, begun.engines, ()), _transfers(begun)
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Begun:
     engines: tuple[TracedEngine, ...]
     lines: _Lines
     line: Line | None
-    bounds: tuple[Bounds | None, ...]
+    bounds: tuple[EngineBounds | None, ...]
 
 
 def _begin(stream: BinaryIO, path: Path, limits: Limits) -> _Begun:
@@ -132,7 +132,7 @@ def _begin(stream: BinaryIO, path: Path, limits: Limits) -> _Begun:
     engines: list[TracedEngine] = []
     line = lines.line()
     geometry = 0
-    while isinstance(line, Engine):
+    while isinstance(line, EngineLine):
         if len(engines) == limits.engines:
             raise TraceTooLarge(f"{lines.place}: more than {limits.engines} engines", _FEWER)
         workers = []
@@ -144,7 +144,7 @@ def _begin(stream: BinaryIO, path: Path, limits: Limits) -> _Begun:
                 raise TraceTooLarge(
                     f"{lines.place}: more than {limits.geometry_bytes} bytes of geometry", _FEWER
                 )
-            if not isinstance(found, Worker):
+            if not isinstance(found, WorkerLine):
                 raise _unexpected(lines, found, f"worker {number} of {line.workers} of {line.engine_id!r}")
             workers.append(_worker(lines, found))
         engines.append(TracedEngine(line, _geometry(lines, line, workers)))
@@ -175,14 +175,14 @@ def _header(lines: _Lines) -> Header:
         raise BadTrace(f"{lines.place}: {error}", _AGAIN) from None
 
 
-def _worker(lines: _Lines, line: Worker) -> WorkerGeometry:
+def _worker(lines: _Lines, line: WorkerLine) -> WorkerGeometry:
     try:
         return worker_from_plain(line.geometry)
     except (GeometryError, ArithmeticError, RecursionError) as error:
         raise BadTrace(f"{lines.place}: the geometry cannot be used: {str(error)[:300]}", _AGAIN) from None
 
 
-def _geometry(lines: _Lines, line: Engine, workers: list[WorkerGeometry]) -> EngineGeometry | None:
+def _geometry(lines: _Lines, line: EngineLine, workers: list[WorkerGeometry]) -> EngineGeometry | None:
     if not workers:
         return None
     ranks = {worker.rank for worker in workers}
@@ -200,10 +200,10 @@ def _geometry(lines: _Lines, line: Engine, workers: list[WorkerGeometry]) -> Eng
     )
 
 
-def _transfers(begun: _Begun) -> Iterator[Transfer]:
+def _transfers(begun: _Begun) -> Iterator[TransferLine]:
     lines, line = begun.lines, begun.line
     count = items = 0
-    while isinstance(line, Transfer):
+    while isinstance(line, TransferLine):
         count += 1
         if count > lines.limits.transfers:
             raise TraceTooLarge(f"{lines.place}: more than {lines.limits.transfers} transfers", _FEWER)
@@ -228,7 +228,7 @@ def _transfers(begun: _Begun) -> Iterator[Transfer]:
         raise BadTrace(f"{lines.place}: something follows the last line", _AGAIN)
 
 
-def _items(transfer: Transfer) -> int:
+def _items(transfer: TransferLine) -> int:
     lists = (*transfer.local_blocks, *transfer.remote_blocks)
     return (
         FIXED

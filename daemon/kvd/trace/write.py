@@ -9,15 +9,15 @@ import msgspec
 
 from kvd.geometry.codec import worker_to_plain
 from kvd.trace.anonymous import without_addresses
-from kvd.trace.check import Bounds, bounds_of, check_blocks
+from kvd.trace.check import EngineBounds, bounds_of, check_blocks
 from kvd.trace.errors import BadTrace, TraceError
-from kvd.trace.model import End, Engine, Header, Line, TracedEngine, Transfer, Worker
+from kvd.trace.model import End, EngineLine, Header, Line, TracedEngine, TransferLine, WorkerLine
 
 _encode = msgspec.json.Encoder().encode
 
 
 def write_trace(
-    out: BinaryIO, header: Header, engines: Iterable[TracedEngine], transfers: Iterable[Transfer]
+    out: BinaryIO, header: Header, engines: Iterable[TracedEngine], transfers: Iterable[TransferLine]
 ) -> int:
     """Write a whole trace, geometries without their addresses; returns how many transfers it has.
 
@@ -34,7 +34,7 @@ def write_trace(
         clean = without_addresses(engine.geometry)
         _put(
             out,
-            Engine(
+            EngineLine(
                 engine_id=clean.engine_id,
                 generation=clean.generation,
                 model=clean.model,
@@ -46,7 +46,7 @@ def write_trace(
             ),
         )
         for worker in clean.workers:
-            _put(out, Worker(geometry=worker_to_plain(worker)))
+            _put(out, WorkerLine(geometry=worker_to_plain(worker)))
     count = 0
     for transfer in transfers:
         _put(out, _readable(transfer, bounds))
@@ -55,7 +55,7 @@ def write_trace(
     return count
 
 
-def _readable(transfer: Transfer, bounds: list[Bounds | None]) -> Transfer:
+def _readable(transfer: TransferLine, bounds: list[EngineBounds | None]) -> TransferLine:
     try:
         _valid(transfer, bounds)
     except (TraceError, msgspec.ValidationError):
@@ -71,8 +71,8 @@ def _readable(transfer: Transfer, bounds: list[Bounds | None]) -> Transfer:
     return transfer
 
 
-def _valid(transfer: Transfer, bounds: list[Bounds | None]) -> None:
-    msgspec.convert(msgspec.to_builtins(transfer), Transfer)
+def _valid(transfer: TransferLine, bounds: list[EngineBounds | None]) -> None:
+    msgspec.convert(msgspec.to_builtins(transfer), TransferLine)
     check_blocks(transfer, bounds)
 
 

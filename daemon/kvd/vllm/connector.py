@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.request import RequestStatus
 
 from kvd.backends.registry import open_backend
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.vllm.builds.versions import (
     engine_facts,
     joins_layers,
@@ -125,7 +125,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._groups,
                 load_failure_policy(vllm_config),
                 functools.partial(
-                    Session,
+                    KvdSession,
                     directory=self._settings.runtime_dir,
                     name=f"kvd-scheduler-{self._engine.engine_id[:8]}",
                 ),
@@ -154,7 +154,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._settings.backend_options,
             ),
             functools.partial(
-                Session, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
+                KvdSession, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
             ),
             marker(self._vllm_config.device_config.device_type),
             summer_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class KvdEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened.
 
     ``kind`` is dotted (``engine.ready``, ``worker.gone``, ``lease.expired``, ``peer.down``, ``handshake.done``,

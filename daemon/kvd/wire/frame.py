@@ -7,7 +7,7 @@ told apart from noise.
 Wire versions
     1  the first one
     2  claims and releases of leases name their reader
-       schedulers report how requests were served (`kvd.wire.served`)
+       schedulers report how requests were served (`kvd.wire.outcomes`)
        decoding workers ask for checksums of KV (`kvd.wire.checksum`)
        cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
 """
@@ -23,7 +23,7 @@ from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch
 from kvd.wire.handshake import (
     DescribeEngine,
     EngineDescribed,
-    EngineGone,
+    EngineEnded,
     GetPeer,
     PeerGone,
     PeerReady,
@@ -41,15 +41,16 @@ from kvd.wire.lease import (
 )
 from kvd.wire.order import (
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
     ReportForced,
 )
+from kvd.wire.outcomes import GetOutcomes, Outcomes, ReportOutcomes
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
-from kvd.wire.query import Engines, GetStatus, ListEngines, ListWorkers, Status, Workers
+from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines, ListWorkers, WorkerList
 from kvd.wire.registration import (
     Heartbeat,
     NotRegistered,
@@ -59,8 +60,7 @@ from kvd.wire.registration import (
     Unregister,
 )
 from kvd.wire.reply import Ok, Refused
-from kvd.wire.served import GetServed, ReportServed, Served
-from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, Transfers
+from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, TransferList
 
 WIRE_VERSION = 2
 
@@ -76,7 +76,7 @@ Message: TypeAlias = (
     | PeerGone
     | DescribeEngine
     | EngineDescribed
-    | EngineGone
+    | EngineEnded
     | Ping
     | Pong
     | LeaseOpened
@@ -94,7 +94,7 @@ Message: TypeAlias = (
     | Sums
     | ReportTransfers
     | ListTransfers
-    | Transfers
+    | TransferList
     | GetKeptEngine
     | KeptEngine
     | ForceMiss
@@ -103,16 +103,16 @@ Message: TypeAlias = (
     | ForcedCleared
     | ReportForced
     | GetForced
-    | Forced
+    | ForcedMisses
     | ListEngines
-    | Engines
+    | EngineList
     | ListWorkers
-    | Workers
+    | WorkerList
     | GetStatus
-    | Status
-    | ReportServed
-    | GetServed
-    | Served
+    | KvdStatus
+    | ReportOutcomes
+    | GetOutcomes
+    | Outcomes
     | Ok
     | Refused
 )

@@ -74,7 +74,7 @@ class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_on
     shape: str = ""
 
 
-class EngineGone(msgspec.Struct, tag="engine_gone", frozen=True, kw_only=True):
+class EngineEnded(msgspec.Struct, tag="engine_gone", frozen=True, kw_only=True):
     """kvd to kvd, pushed to whoever asked for the engine: that generation ended."""
 
     engine_id: str

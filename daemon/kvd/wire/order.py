@@ -174,7 +174,7 @@ class ReportForced(msgspec.Struct, tag="report_forced", frozen=True, kw_only=Tru
 class GetForced(msgspec.Struct, tag="get_forced", frozen=True, kw_only=True):
     """What became of an order (empty: of the newest).
 
-    Answered by `Forced`: at once where it differs from ``revision``, else when it changes or ``seconds`` have passed.
+    Answered by `ForcedMisses`: at once where it differs from ``revision``, else when it changes or after ``seconds``.
     """
 
     order_id: str = ""
@@ -182,7 +182,7 @@ class GetForced(msgspec.Struct, tag="get_forced", frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Forced(msgspec.Struct, tag="forced", frozen=True, kw_only=True):
+class ForcedMisses(msgspec.Struct, tag="forced", frozen=True, kw_only=True):
     """An order with its misses. ``gone`` says why nobody carries it out any more."""
 
     order: OrderState

@@ -9,7 +9,7 @@ from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
 
 
 class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True):
-    """All engines that this kvd knows, local ones and peers. Answered by `Engines`."""
+    """All engines that this kvd knows, local ones and peers. Answered by `EngineList`."""
 
     cards: bool = False
 
@@ -37,14 +37,14 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     card: EngineCard | None = None
 
 
-class Engines(msgspec.Struct, tag="engines", frozen=True, kw_only=True):
+class EngineList(msgspec.Struct, tag="engines", frozen=True, kw_only=True):
     """The engines, local ones first."""
 
     rows: tuple[EngineRow, ...]
 
 
 class ListWorkers(msgspec.Struct, tag="list_workers", frozen=True, kw_only=True):
-    """The local workers and schedulers. Answered by `Workers`."""
+    """The local workers and schedulers. Answered by `WorkerList`."""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +67,14 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Workers(msgspec.Struct, tag="workers", frozen=True, kw_only=True):
+class WorkerList(msgspec.Struct, tag="workers", frozen=True, kw_only=True):
     """The local clients, engine by engine."""
 
     rows: tuple[WorkerRow, ...]
 
 
 class GetStatus(msgspec.Struct, tag="get_status", frozen=True, kw_only=True):
-    """How this kvd is. Answered by `Status`."""
+    """How this kvd is. Answered by `KvdStatus`."""
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
-class Status(msgspec.Struct, tag="status", frozen=True, kw_only=True):
+class KvdStatus(msgspec.Struct, tag="status", frozen=True, kw_only=True):
     """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now."""
 
     kvd_id: str

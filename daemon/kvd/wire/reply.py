@@ -9,7 +9,7 @@ class Ok(msgspec.Struct, tag="ok", frozen=True):
     """Done, nothing to say."""
 
 
-class Factor(msgspec.Struct, frozen=True):
+class RefusalFactor(msgspec.Struct, frozen=True):
     """One factor of a refusal or of a comparison: the name and both values, as text for people."""
 
     name: str
@@ -29,5 +29,5 @@ class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
     code: str
     message: str
     hint: str = ""
-    factors: tuple[Factor, ...] = ()
+    factors: tuple[RefusalFactor, ...] = ()
     final: bool = False

@@ -46,7 +46,7 @@ class GroupChecksum(msgspec.Struct, frozen=True):
     differs: str = ""
 
 
-class Checksum(msgspec.Struct, frozen=True, kw_only=True):
+class ChecksumResult(msgspec.Struct, frozen=True, kw_only=True):
     """The prefiller's sums of what it handed over against the decoder's of what it has.
 
     ``why`` says why it is ``unknown``; the state is empty where nothing was to be compared. ``seconds`` are from the
@@ -107,7 +107,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     remote_blocks: tuple[BlockRuns, ...] = ()
     blocks_cut: bool = False
     moments: dict[str, float] = {}
-    checksum: Checksum = Checksum()
+    checksum: ChecksumResult = ChecksumResult()
 
 
 def bounded(record: TransferRecord) -> TransferRecord:
@@ -145,7 +145,7 @@ class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_on
 
 
 class ListTransfers(msgspec.Struct, tag="list_transfers", frozen=True, kw_only=True):
-    """The first ``limit`` transfers in ``order`` that match all given filters. Answered by `Transfers`.
+    """The first ``limit`` transfers in ``order`` that match all given filters. Answered by `TransferList`.
 
     ``after`` and ``before`` are ledger sequence numbers: only later ones, only earlier ones (0: all). ``engine_id`` is
     either side, ``peer`` the other side of it, or the remote one when given alone. ``any_id`` is that of a transfer or
@@ -179,7 +179,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     recorded: float = 0.0
 
 
-class Transfers(msgspec.Struct, tag="transfers", frozen=True, kw_only=True):
+class TransferList(msgspec.Struct, tag="transfers", frozen=True, kw_only=True):
     """Rows of the ledger in the order asked for; ``total`` counts all it holds.
 
     ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.

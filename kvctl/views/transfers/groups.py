@@ -11,7 +11,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.views.registry import View
 from kvctl.views.screen import Part, Table
-from kvd.wire.transfer import LedgerRow, TransferRecord, Transfers
+from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
 
 GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
     "peer": lambda r: r.remote_engine,
@@ -50,7 +50,7 @@ class TransferGroups(Struct, frozen=True, kw_only=True):
     groups: tuple[TransferGroup, ...]
 
 
-def grouped(answer: Transfers, by: str) -> TransferGroups:
+def grouped(answer: TransferList, by: str) -> TransferGroups:
     """The rows counted by one of `GROUPINGS`."""
     groups: dict[str, list[LedgerRow]] = {}
     for row in answer.rows:

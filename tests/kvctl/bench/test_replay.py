@@ -13,7 +13,7 @@ import pytest
 from kvctl.bench.cases import requests
 from kvctl.bench.recorded import batches, recorded
 from kvctl.engines.sources import planned
-from kvd.trace.model import Blocks, Engine, Header, Trace, TracedEngine, Transfer
+from kvd.trace.model import EngineLine, Header, RecordedTrace, TracedBlocks, TracedEngine, TransferLine
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
 from tests.kvctl.test_formats import check
@@ -31,13 +31,14 @@ def engine(options: str) -> EngineGeometry:
     return planned("llama-3.1-8b", f"{options},num_blocks=64")
 
 
-def runs(blocks: dict[int, BlockList]) -> tuple[Blocks, ...]:
+def runs(blocks: dict[int, BlockList]) -> tuple[TracedBlocks, ...]:
     return tuple(
-        Blocks(group, of.first, tuple((int(number), 1) for number in of.ids)) for group, of in blocks.items()
+        TracedBlocks(group, of.first, tuple((int(number), 1) for number in of.ids))
+        for group, of in blocks.items()
     )
 
 
-def transfer(number: int, local: EngineGeometry, remote: EngineGeometry, **other: Any) -> Transfer:
+def transfer(number: int, local: EngineGeometry, remote: EngineGeometry, **other: Any) -> TransferLine:
     """Transfers 0 and 2 have the same blocks, 1 and 3 too."""
     one = requests(local.workers[0], remote.workers[0], TOKENS, 2, "random")[number % 2]
     facts = {
@@ -56,12 +57,12 @@ def transfer(number: int, local: EngineGeometry, remote: EngineGeometry, **other
         "remote_blocks": runs(one.source),
         "stages": STAGES,
     }
-    return Transfer(**{**facts, **other})
+    return TransferLine(**{**facts, **other})
 
 
 def write(path: Path, *transfers: dict[str, Any], local: str = "tp=8", remote: str = "tp=4") -> Path:
     ends = engine(local), engine(remote)
-    traced = [TracedEngine(Engine(engine_id=e.engine_id, generation="g"), e) for e in ends]
+    traced = [TracedEngine(EngineLine(engine_id=e.engine_id, generation="g"), e) for e in ends]
     with writing(path) as out:
         made = [transfer(number, *ends, **other) for number, other in enumerate(transfers)]
         write_trace(out, Header(schema=1), traced, made)
@@ -175,9 +176,11 @@ def test_bad_input_is_one_line_that_says_what_to_do(run: Run, trace: Path, tmp_p
         assert outcome.err.count("\n") == 1
 
 
-def traced(*transfers: Transfer, local: EngineGeometry, remote: EngineGeometry) -> Trace:
-    engines = tuple(TracedEngine(Engine(engine_id=e.engine_id, generation="g"), e) for e in (local, remote))
-    return Trace(Header(schema=1), engines, transfers)
+def traced(*transfers: TransferLine, local: EngineGeometry, remote: EngineGeometry) -> RecordedTrace:
+    engines = tuple(
+        TracedEngine(EngineLine(engine_id=e.engine_id, generation="g"), e) for e in (local, remote)
+    )
+    return RecordedTrace(Header(schema=1), engines, transfers)
 
 
 def test_memory_is_taken_only_for_the_blocks_in_use_and_neighbours_stay_neighbours() -> None:
@@ -187,8 +190,8 @@ def test_memory_is_taken_only_for_the_blocks_in_use_and_neighbours_stay_neighbou
         local,
         remote,
         tokens=64,
-        local_blocks=(Blocks(0, 0, ((3, 2), (40, 2))),),
-        remote_blocks=(Blocks(0, 0, ((60, 4),)),),
+        local_blocks=(TracedBlocks(0, 0, ((3, 2), (40, 2))),),
+        remote_blocks=(TracedBlocks(0, 0, ((60, 4),)),),
     )
     [stream] = recorded(traced(far, local=local, remote=remote), 10, 1.0).streams
     [request] = stream.requests

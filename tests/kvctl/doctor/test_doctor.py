@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvctl.doctor.reasons import REASONS
-from kvd.wire.served import ReportServed, ServedCount
+from kvd.wire.outcomes import OutcomeCount, ReportOutcomes
 from tests.support.daemons import ROOT, daemons, facts, scheduler, session, worker
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def test_requests_that_are_quietly_not_handed_over_fail_with_the_reason(run: Run
         session(kvd, worker(facts("d", role="decode"))),
         session(kvd, scheduler(facts("d", role="decode"))) as decoder,
     ):
-        seen = ServedCount("plain", "", 40, 4000)
-        decoder.call(ReportServed(engine_id="d", totals=(seen,)), 5).result(6)
+        seen = OutcomeCount("plain", "", 40, 4000)
+        decoder.call(ReportOutcomes(engine_id="d", totals=(seen,)), 5).result(6)
         outcome = run("doctor", "--quick", "-o", "json", "--runtime-dir", kvd.directory)
         screen = run("doctor", "--quick", "-o", "wide", "--runtime-dir", kvd.directory)
     checks = {check["code"]: check for check in json.loads(outcome.out)["checks"]}

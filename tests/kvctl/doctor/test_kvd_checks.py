@@ -25,7 +25,7 @@ def status(daemon: FakeDaemon, **changes: Any) -> None:
 
 
 def engines(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
-    daemon.answers[query.ListEngines] = lambda _: query.Engines(rows=rows)
+    daemon.answers[query.ListEngines] = lambda _: query.EngineList(rows=rows)
 
 
 def test_a_kvd_that_keeps_up_is_well(daemon: FakeDaemon) -> None:

@@ -10,7 +10,7 @@ from kvctl.doctor.losses import FORCED
 from kvctl.doctor.reasons import FAILS_FROM, LEAST_REQUESTS, REASONS, WARNS_FROM, not_handed_over
 from kvd.wire.identity import Endpoint
 from kvd.wire.miss import MISS_CODES
-from kvd.wire.served import ServedCount, ServedRow
+from kvd.wire.outcomes import OutcomeCount, OutcomeRow
 
 AWAY = Endpoint("10.0.0.7", 7766)
 TOKENS = 1000
@@ -26,13 +26,13 @@ def engine(
     model: str = "m",
     tokens: int = TOKENS,
     **outcomes: int,
-) -> ServedRow:
+) -> OutcomeRow:
     """One with so many requests of each outcome (``refused__BAD_PARAMS`` with a code), leases and unclaimed ones."""
     lately = []
     for key, requests in outcomes.items():
         outcome, _, code = key.partition("__")
-        lately.append(ServedCount(outcome, code, requests, requests * tokens))  # type: ignore[arg-type]
-    return ServedRow(
+        lately.append(OutcomeCount(outcome, code, requests, requests * tokens))  # type: ignore[arg-type]
+    return OutcomeRow(
         engine_id=name,
         role=role,
         model=model,
@@ -44,7 +44,7 @@ def engine(
     )
 
 
-def reasons(*rows: ServedRow) -> list[tuple[str, str]]:
+def reasons(*rows: OutcomeRow) -> list[tuple[str, str]]:
     return [(finding.engine_id, finding.reason) for finding in not_handed_over(rows)]
 
 
@@ -107,7 +107,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("reason", "here", "others"), TABLE)
-def test_each_pattern_has_its_reason(reason: str, here: ServedRow, others: tuple[ServedRow, ...]) -> None:
+def test_each_pattern_has_its_reason(reason: str, here: OutcomeRow, others: tuple[OutcomeRow, ...]) -> None:
     [finding] = not_handed_over((here, *others))
     assert (finding.engine_id, finding.reason) == (here.engine_id, reason)
     assert finding.found.startswith(f"{here.engine_id}: 20 of " if here.role == "decode" else here.engine_id)
@@ -152,7 +152,7 @@ def test_a_finding_says_how_many_of_how_many_and_who_else_shows_it() -> None:
         "short prompts stay with a decoder", "and with a prefiller", "another host's",
     ],
 )  # fmt: skip
-def test_what_is_no_finding(rows: tuple[ServedRow, ...]) -> None:
+def test_what_is_no_finding(rows: tuple[OutcomeRow, ...]) -> None:
     assert not_handed_over(rows) == []
 
 

@@ -12,11 +12,11 @@ import msgspec
 
 from kvctl.cli.settings import Settings
 from kvctl.doctor.request_checks import request_checks
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim
-from kvd.wire.served import GetServed, Served
+from kvd.wire.outcomes import GetOutcomes, Outcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.kvctl.conftest import SERVED, FakeDaemon
 from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Request
@@ -32,7 +32,7 @@ REQUESTS = 8
 def half(kvd: Daemon, engine: EngineFacts) -> Iterator[SchedulerHalf]:
     """The scheduler's half of an engine beside a kvd, with a worker."""
     with session(kvd, worker(engine)):
-        opened = functools.partial(Session, directory=kvd.directory)
+        opened = functools.partial(KvdSession, directory=kvd.directory)
         made = SchedulerHalf(ConnectorSettings(lease_seconds=200.0), engine, LLAMA, "recompute", opened)
         try:
             wait_for(lambda: made._session.state.engine_generation)
@@ -81,11 +81,11 @@ def test_with_little_or_nothing_to_tell_it_is_well(daemon: FakeDaemon) -> None:
     [check] = request_checks(Settings(runtime_dir=str(daemon.directory)))
     assert (check.code, check.state) == ("DISAGGREGATED", "ok")
     assert check.found == "in the last 60 s 0 prefills were kept or pushed here and 38 loaded"
-    assert daemon.asked == [GetServed(seconds=60.0, peers=True)]
+    assert daemon.asked == [GetOutcomes(seconds=60.0, peers=True)]
 
 
 def test_linked_hosts_are_not_counted_as_this_one(daemon: FakeDaemon) -> None:
     there = msgspec.structs.replace(SERVED[0], engine_id="q", endpoint=Endpoint("10.0.0.9", 7766))
-    daemon.answers[GetServed] = lambda _: Served(rows=(*SERVED, there))
+    daemon.answers[GetOutcomes] = lambda _: Outcomes(rows=(*SERVED, there))
     [check] = request_checks(Settings(runtime_dir=str(daemon.directory)))
     assert "38 loaded" in check.found

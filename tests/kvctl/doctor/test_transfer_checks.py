@@ -6,7 +6,7 @@ from kvctl.cli.settings import Settings
 from kvctl.doctor.transfer_checks import transfer_checks
 from kvctl.views.doctor import Check
 from kvd.wire import query
-from kvd.wire.transfer import LedgerRow, ListTransfers, Transfers
+from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 from tests.kvctl.conftest import ENGINES, FakeDaemon, engine_row, ledger_row
 
 
@@ -15,7 +15,7 @@ def checks(daemon: FakeDaemon) -> dict[str, Check]:
 
 
 def ledger(daemon: FakeDaemon, *rows: LedgerRow) -> None:
-    daemon.answers[ListTransfers] = lambda _: Transfers(rows=rows, total=len(rows), more=False)
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=rows, total=len(rows), more=False)
 
 
 def test_misses_are_told_with_the_cause_that_most_of_them_name(daemon: FakeDaemon) -> None:
@@ -82,7 +82,7 @@ def test_pairs_that_fit_are_counted(daemon: FakeDaemon) -> None:
 
 def test_a_pair_that_does_not_fit_fails_with_the_factor_and_both_values(daemon: FakeDaemon) -> None:
     rows = (ENGINES[0], engine_row("prefill-2", "prefill", 2, heads=4))
-    daemon.answers[query.ListEngines] = lambda _: query.Engines(rows=rows)
+    daemon.answers[query.ListEngines] = lambda _: query.EngineList(rows=rows)
     found = checks(daemon)["COMPAT_MISMATCH"]
     assert found.state == "failed"
     assert found.found.startswith("decode-0 from prefill-2 cannot be read: ")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kvd.client.errors import NotPermitted, RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.errors import RefusedByDaemon, SocketNotPermitted, TimedOut, Unreachable
 from kvd.client.operator import connect
 from kvd.wire.handshake import DescribeEngine
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import daemons, facts, session, worker
 
 
@@ -35,13 +35,13 @@ def test_a_locked_socket_is_told_apart_by_type(tmp_path: Path) -> None:
         locked.bind(str(tmp_path / "kvd.sock"))
         locked.listen()
         (tmp_path / "kvd.sock").chmod(0)
-        with pytest.raises(NotPermitted):
+        with pytest.raises(SocketNotPermitted):
             connect(tmp_path)
 
 
 def test_asks_are_answered_refused_or_time_out() -> None:
     with daemons() as (kvd,), connect(kvd.directory) as operator:
-        assert isinstance(operator.ask(GetStatus()), Status)
+        assert isinstance(operator.ask(GetStatus()), KvdStatus)
         with pytest.raises(RefusedByDaemon) as refused:
             operator.ask(DescribeEngine(engine_id="e", kvd_id="k", kvd_generation="g"))
         assert refused.value.code == "KVD-NOT-HERE"
@@ -49,7 +49,7 @@ def test_asks_are_answered_refused_or_time_out() -> None:
         with pytest.raises(TimedOut, match=r"0\.3 s"):
             operator.ask(GetStatus(), 0.3)
         kvd.signal(signal.SIGCONT)
-        assert isinstance(operator.ask(GetStatus()), Status)
+        assert isinstance(operator.ask(GetStatus()), KvdStatus)
         kvd.kill()
         with pytest.raises(Unreachable):
             operator.ask(GetStatus(), 0.3)

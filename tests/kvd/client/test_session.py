@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachable
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseOpened
-from kvd.wire.query import GetStatus, ListWorkers, Status
+from kvd.wire.query import GetStatus, KvdStatus, ListWorkers
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
-from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferList, TransferRecord
 from tests.support.daemons import daemons, facts, measured, scheduler, session, wait_for, worker
 
 SESSIONS = 20
@@ -67,7 +67,7 @@ def test_nothing_delivered_is_lost_when_kvd_is_killed_in_between() -> None:
         assert not wait(futures, 20).not_done
         assert {type(f.result()) for f in futures} == {Ok}
         rows = kvd.ask(ListTransfers(limit=1000))
-        assert isinstance(rows, Transfers)
+        assert isinstance(rows, TransferList)
         assert sorted(r.record.transfer_id for r in rows.rows) == sorted(f"t{n}" for n in range(200))
 
 
@@ -77,7 +77,7 @@ def test_a_call_made_while_kvd_is_away_is_answered_when_it_is_back() -> None:
         one.wait(lambda s: not s.connected, 3)
         future = one.call(GetStatus(), 20)
         kvd.start()
-        assert isinstance(future.result(20), Status)
+        assert isinstance(future.result(20), KvdStatus)
 
 
 def test_calls_end_with_the_error_that_fits() -> None:
@@ -129,7 +129,7 @@ def test_a_delivery_that_is_put_off_is_sent_then_or_at_the_end() -> None:
 
 
 def test_a_newer_delivery_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    lonely = Session(lambda: worker(facts("e")), directory=tmp_path)
+    lonely = KvdSession(lambda: worker(facts("e")), directory=tmp_path)
     older = lonely.deliver("k", GetStatus())
     lonely.deliver("k", ListWorkers())
     with pytest.raises(ClientError, match="newer delivery 'k'"):
@@ -150,7 +150,7 @@ def test_a_failing_push_handler_and_a_failing_card_do_not_end_the_session() -> N
         raise ValueError("handler")
 
     with daemons() as (kvd,):
-        one = Session(card, on_push, directory=kvd.directory)  # type: ignore[arg-type]
+        one = KvdSession(card, on_push, directory=kvd.directory)  # type: ignore[arg-type]
         one.wait(lambda s: s.connected, 20)
         claim = LeaseClaim(key=LeaseKey(engine_id="e", request_id="r"), reader="one", extend_seconds=60)
         answer = one.call(claim, 5).result(5)
@@ -162,7 +162,7 @@ def test_a_failing_push_handler_and_a_failing_card_do_not_end_the_session() -> N
 
 
 def test_casts_are_dropped_and_counted_while_kvd_is_away(tmp_path: Path) -> None:
-    lonely = Session(lambda: worker(facts("e")), directory=tmp_path)
+    lonely = KvdSession(lambda: worker(facts("e")), directory=tmp_path)
     for _ in range(10):
         lonely.cast(GetStatus())
     wait_for(lambda: lonely.counters["dropped"] == 10)
@@ -188,7 +188,7 @@ def test_a_session_inherited_over_a_fork_refuses_and_a_new_one_works() -> None:
             code = 1
             try:
                 refused = isinstance(parent.call(GetStatus(), 1).exception(1), ClientError)
-                own = Session(lambda: worker(facts("child")), directory=kvd.directory)
+                own = KvdSession(lambda: worker(facts("child")), directory=kvd.directory)
                 own.wait(lambda s: s.connected, 10)
                 own.close()
                 code = 0 if refused else 2
@@ -204,7 +204,7 @@ def test_two_living_workers_cannot_hold_one_rank() -> None:
         if child == 0:
             code = 1
             try:
-                own = Session(lambda: worker(facts("e")), directory=kvd.directory)
+                own = KvdSession(lambda: worker(facts("e")), directory=kvd.directory)
                 state = own.wait(lambda s: s.refusal is not None, 10)
                 assert state.refusal is not None
                 code = 0 if state.refusal.code == "KVD-RANK-TAKEN" else 2

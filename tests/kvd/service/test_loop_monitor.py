@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from kvd.service.loop_monitor import LONG_SECONDS, WINDOW_SECONDS, Turns, event_loop
+from kvd.service.loop_monitor import LONG_SECONDS, WINDOW_SECONDS, LoopMonitor, event_loop
 
 
 def test_a_callback_that_is_busy_makes_a_long_turn_and_waiting_makes_none() -> None:
-    turns = Turns()
+    turns = LoopMonitor()
 
     async def be_busy() -> None:
         await asyncio.sleep(5 * LONG_SECONDS)
@@ -28,7 +28,7 @@ def test_a_callback_that_is_busy_makes_a_long_turn_and_waiting_makes_none() -> N
 
 
 def test_what_is_recent_is_forgotten_and_the_longest_is_not() -> None:
-    turns = Turns()
+    turns = LoopMonitor()
     turns.start(100.0, 7.0)
     turns.end(100.5, 7.25)
     assert turns.recent == 0.5

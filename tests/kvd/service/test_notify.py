@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvd.service.notify import Notifier, from_environment
-from kvd.wire.query import GetStatus, Status
+from kvd.wire.query import GetStatus, KvdStatus
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker
 
 
@@ -43,7 +43,7 @@ def test_ready_watchdog_reload_and_stop(tmp_path: Path, abstract: bool) -> None:
         kvd.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "300000"}
         kvd.start(wait=False)
         assert "STATUS=serving" in read(manager, "READY=1")
-        assert isinstance(kvd.ask(GetStatus()), Status)  # ready means that the sockets are bound
+        assert isinstance(kvd.ask(GetStatus()), KvdStatus)  # ready means that the sockets are bound
         for _ in range(3):
             read(manager, "WATCHDOG=1")
 

@@ -27,7 +27,7 @@ from kvd.trace.errors import (
     TraceTooLarge,
     TraceVersionError,
 )
-from kvd.trace.model import Blocks, Header, Trace, Transfer, block_lists
+from kvd.trace.model import Header, RecordedTrace, TracedBlocks, TransferLine, block_lists
 from kvd.trace.read import LIMITS, Limits, open_trace, read_trace
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
@@ -95,7 +95,12 @@ def test_a_digest_depends_on_the_salt_of_its_trace() -> None:
 
 def test_what_is_written_can_be_read_whatever_a_miss_named(tmp_path: Path) -> None:
     """A miss may have been one because of its blocks."""
-    wrong = [(Blocks(0, 0, ((63, 9),)),), (Blocks(0, 0, ((5, 2), (5, 2))),), (Blocks(0, -1, ((1, 1),)),)]
+    parts = (
+        TracedBlocks(0, 0, ((63, 9),)),
+        TracedBlocks(0, 0, ((5, 2), (5, 2))),
+        TracedBlocks(0, -1, ((1, 1),)),
+    )
+    wrong = [(part,) for part in parts]
     odd = [msgspec.structs.replace(transfer(n), local_blocks=blocks) for n, blocks in enumerate(wrong)]
     with writing(tmp_path / "t") as out:
         write_trace(out, Header(schema=1), [engine("d"), engine("p")], [*odd, transfer(3)])
@@ -266,7 +271,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=10), inner, max_size=5),
     max_leaves=20,
 )
-FIELDS = st.sampled_from(Transfer.__struct_fields__)
+FIELDS = st.sampled_from(TransferLine.__struct_fields__)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -328,7 +333,7 @@ def test_whatever_blocks_are_named_those_that_are_taken_fit_in_memory(
         )
 
 
-def _read_or_refused(path: Path) -> Trace | None:
+def _read_or_refused(path: Path) -> RecordedTrace | None:
     try:
         return read_trace(path, LIMITS)
     except TraceError:

@@ -41,7 +41,7 @@ Name = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Lease:
+class LeaseEntry:
     """Blocks that ``owner``, a scheduler, keeps until ``expires`` (time.monotonic()).
 
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
@@ -61,12 +61,12 @@ class Lease:
         return max(self.readers.values(), default=0.0)
 
 
-class Leases:
+class LeaseTable:
     """All leases of the local engines. Methods are for the event loop."""
 
     def __init__(self, settings: LeaseSettings, events: Events, send: Send, ask: Ask) -> None:
         self.settings = settings
-        self.table: dict[Name, Lease] = {}
+        self.table: dict[Name, LeaseEntry] = {}
         self._events = events
         self._send = send
         self._ask = ask
@@ -171,7 +171,7 @@ class Leases:
             older.timer.cancel()
         expires = time.monotonic() + seconds
         timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
-        held = self.table[name] = Lease(owner, lease.request_id, lease.blocks, expires, timer)
+        held = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, expires, timer)
         if older is not None:
             held.readers, held.gone = older.readers, older.gone
             return
@@ -200,7 +200,7 @@ class Leases:
         self._emit("extended", name, seconds=answer.seconds)
         return answer.reason
 
-    def _keep_until(self, name: Name, lease: Lease, expires: float) -> None:
+    def _keep_until(self, name: Name, lease: LeaseEntry, expires: float) -> None:
         lease.timer.cancel()
         lease.expires = expires
         seconds = max(0.0, expires - time.monotonic())
@@ -218,7 +218,7 @@ class Leases:
         self._events.counters[f"leases.{what}"] += 1
         self._events.emit(f"lease.{what}", name[1], engine=name[0], **detail)
 
-    def _remove(self, name: Name) -> Lease:
+    def _remove(self, name: Name) -> LeaseEntry:
         lease = self.table.pop(name)
         lease.timer.cancel()
         return lease

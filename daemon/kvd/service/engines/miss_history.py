@@ -16,7 +16,7 @@ MISSES_KEPT = 2048
 
 
 @dataclass(slots=True)
-class Timeline:
+class OrderHistory:
     """One order: as it was reported last, its misses by request, and who waits for a change."""
 
     order: OrderState
@@ -25,13 +25,13 @@ class Timeline:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Timelines:
+class MissHistory:
     """The newest orders by id."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Timeline] = OrderedDict()
+        self._kept: OrderedDict[str, OrderHistory] = OrderedDict()
 
-    def get(self, order_id: str) -> Timeline | None:
+    def get(self, order_id: str) -> OrderHistory | None:
         """An order by id, the newest where none is given; None where it is not known."""
         if not order_id:
             return next(reversed(self._kept.values()), None)
@@ -40,22 +40,22 @@ class Timelines:
     def learn(self, order: OrderState, miss: Miss | None = None) -> Miss | None:
         """Take a report. Returns the miss as it was before; a report that is older than that changes nothing."""
         order_id = order.asker.order_id
-        timeline = self._kept.get(order_id)
-        if timeline is None:
-            timeline = self._kept[order_id] = Timeline(order)
+        history = self._kept.get(order_id)
+        if history is None:
+            history = self._kept[order_id] = OrderHistory(order)
             while len(self._kept) > ORDERS_KEPT:
                 self._kept.popitem(last=False)
         else:
-            timeline.order = _newer(timeline.order, order)
+            history.order = _newer(history.order, order)
         before = None
         if miss is not None:
-            before = timeline.misses.get(miss.request_id)
+            before = history.misses.get(miss.request_id)
             if before is None or len(miss.steps) > len(before.steps) or miss.state in MISS_ENDS:
-                timeline.misses[miss.request_id] = miss
-                _trim(timeline.misses)
-        timeline.revision += 1
-        timeline.changed.set()
-        timeline.changed = asyncio.Event()
+                history.misses[miss.request_id] = miss
+                _trim(history.misses)
+        history.revision += 1
+        history.changed.set()
+        history.changed = asyncio.Event()
         return before
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from kvd.service.engines.registry import Client
-from kvd.service.errors import Refusal
+from kvd.service.errors import RequestRefused
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.registration import OpenReader
@@ -48,11 +48,14 @@ class Readers:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def claims(self, client: Client | None, claim: LeaseClaim, most: float) -> None:
-        """A client claims a lease. What is not answered counts for ``most`` seconds. Raises `Refusal` for the dead."""
+        """A client claims a lease. What is not answered counts for ``most`` seconds.
+
+        Raises `RequestRefused` for a client that has ended.
+        """
         if client is None:
             return  # not an engine's: nobody will know when it is gone
         if client.ended:
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-NOT-REGISTERED",
                 f"{client.name} claims lease {claim.key.request_id!r}, and it has ended: {client.reason}",
                 hint="start the engine again",
@@ -114,7 +117,7 @@ class Readers:
             while time.monotonic() < one.until:
                 try:
                     await self._release(release)
-                except Refusal as error:
+                except RequestRefused as error:
                     if error.final:
                         break
                     log.info("release for %s, which is gone: %s", who, error.refused.message)

@@ -15,7 +15,7 @@ import msgspec
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.service.engines.contradictions import contradiction
-from kvd.service.errors import Refusal
+from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.wire.names import generation_of
@@ -65,7 +65,7 @@ class Client:
 
 
 @dataclass(slots=True)
-class Engine:
+class LocalEngine:
     """A local engine: the clients of it that live.
 
     ``generation`` and ``shape`` (`_shape`) are empty unless all workers are here.
@@ -119,13 +119,13 @@ class Engine:
 class Watcher(Protocol):
     """Who has to be told of changes; called on the loop, must not wait."""
 
-    def engine_ready(self, engine: Engine) -> None:
+    def engine_ready(self, engine: LocalEngine) -> None:
         """All workers are here."""
 
-    def engine_up(self, engine: Engine) -> None:
+    def engine_up(self, engine: LocalEngine) -> None:
         """All workers and the scheduler are here."""
 
-    def engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
+    def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """That generation will not come back."""
 
     def client_gone(self, client: Client) -> None:
@@ -137,13 +137,13 @@ class Registry:
 
     def __init__(self, events: Events, watcher: Watcher) -> None:
         self.clients: dict[str, Client] = {}
-        self.engines: dict[str, Engine] = {}
+        self.engines: dict[str, LocalEngine] = {}
         self._routes: dict[bytes, Client] = {}
         self._events = events
         self._watcher = watcher
 
-    def register(self, client: Client) -> Engine:
-        """Take a client, new or known. Raises `Refusal` where it contradicts one that lives."""
+    def register(self, client: Client) -> LocalEngine:
+        """Take a client, new or known. Raises `RequestRefused` where it contradicts one that lives."""
         engine = self.engines.get(client.engine.engine_id)
         known = self.clients.get(client.incarnation)
         if engine is not None:
@@ -154,7 +154,7 @@ class Registry:
             if not any(True for _ in engine.clients):
                 engine.facts = client.engine
         else:
-            engine = self.engines[client.engine.engine_id] = Engine(client.engine)
+            engine = self.engines[client.engine.engine_id] = LocalEngine(client.engine)
         if known is not None and known.state != "gone":
             client.registered = known.registered
         self.clients[client.incarnation] = client
@@ -235,12 +235,12 @@ class Registry:
         client = self._routes.get(route)
         return client if client is not None and client.route == route else None
 
-    def ready(self, engine_id: str) -> Engine | None:
+    def ready(self, engine_id: str) -> LocalEngine | None:
         """The engine, if all its workers are here."""
         engine = self.engines.get(engine_id)
         return engine if engine is not None and engine.state == "ready" else None
 
-    async def wait_up(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
+    async def wait_up(self, engine_id: str, seconds: float, *, settling: bool) -> LocalEngine:
         """As `wait_ready`; an engine whose scheduler alone is missing is waited for, and given without in the end."""
         until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
         engine = await self.wait_ready(engine_id, seconds, settling=settling)
@@ -248,10 +248,10 @@ class Registry:
             await _woken(engine, left)
         return await self.wait_ready(engine_id, seconds, settling=settling)
 
-    async def wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> Engine:
+    async def wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> LocalEngine:
         """The engine, waiting ``seconds`` for its missing workers; for an unknown one only while kvd is ``settling``.
 
-        Raises `Refusal` naming what is missing.
+        Raises `RequestRefused` naming what is missing.
         """
         deadline = time.monotonic() + seconds
         while (ready := self.ready(engine_id)) is None:
@@ -275,7 +275,7 @@ class Registry:
                 return True
         return not settling
 
-    def _settle(self, engine: Engine, reason: str) -> None:
+    def _settle(self, engine: LocalEngine, reason: str) -> None:
         complete = len(engine.workers) >= engine.facts.world_size
         generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
         before, engine.generation = engine.generation, generation
@@ -299,7 +299,7 @@ class Registry:
             _wake(engine)
 
 
-async def _woken(engine: Engine, seconds: float) -> None:
+async def _woken(engine: LocalEngine, seconds: float) -> None:
     """Wait until the engine is more complete, ``seconds`` at most."""
     waiter = asyncio.get_running_loop().create_future()
     engine.waiters.add(waiter)
@@ -311,13 +311,13 @@ async def _woken(engine: Engine, seconds: float) -> None:
         engine.waiters.discard(waiter)
 
 
-def _wake(engine: Engine) -> None:
+def _wake(engine: LocalEngine) -> None:
     for waiter in engine.waiters:
         if not waiter.done():
             waiter.set_result(None)
 
 
-def _shape(engine: Engine) -> str:
+def _shape(engine: LocalEngine) -> str:
     """A digest of all that decides what the engine fits: not its id, and no address. Empty where a part is unknown."""
     workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in engine.ordered]
     if not all(shape for _, shape in workers):
@@ -328,11 +328,11 @@ def _shape(engine: Engine) -> str:
     return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
 
 
-def _holder(engine: Engine, client: Client) -> Client | None:
+def _holder(engine: LocalEngine, client: Client) -> Client | None:
     return engine.scheduler if client.rank is None else engine.workers.get(client.rank)
 
 
-def _refuse_conflict(engine: Engine, client: Client) -> None:
+def _refuse_conflict(engine: LocalEngine, client: Client) -> None:
     holder = _holder(engine, client)
     if (
         holder
@@ -340,7 +340,7 @@ def _refuse_conflict(engine: Engine, client: Client) -> None:
         and holder.incarnation != client.incarnation
         and holder.pid != client.pid
     ):
-        raise Refusal(
+        raise RequestRefused(
             "KVD-RANK-TAKEN",
             f"{client.name} of process {client.pid} (incarnation {client.incarnation}): that place is held by process"
             f" {holder.pid} (incarnation {holder.incarnation}), which is alive",
@@ -349,28 +349,28 @@ def _refuse_conflict(engine: Engine, client: Client) -> None:
     others = [c for c in engine.clients if c is not holder]
     if others and (found := contradiction(engine.facts, client.engine)) is not None:
         name, here, there = found
-        raise Refusal(
+        raise RequestRefused(
             "KVD-ENGINE-CONFLICT",
             f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
             hint="all workers of one engine_id must come from one engine: give the other one its own id",
         )
 
 
-def not_ready(engine_id: str, engine: Engine | None, engines: dict[str, Engine]) -> Refusal:
+def not_ready(engine_id: str, engine: LocalEngine | None, engines: dict[str, LocalEngine]) -> RequestRefused:
     """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
     if engine is None:
         known = ", ".join(sorted(engines)) or "none"
-        return Refusal(
+        return RequestRefused(
             "KVD-ENGINE-UNKNOWN",
             f"no engine {engine_id!r} is registered here; known: {known}",
             hint="check the engine_id, and that its workers use this kvd (`kvctl workers`)",
         )
     if engine.state == "gone":
-        return Refusal(
+        return RequestRefused(
             "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
         )
     here = ", ".join(str(rank) for rank in sorted(engine.workers)) or "none"
-    return Refusal(
+    return RequestRefused(
         "KVD-ENGINE-PARTIAL",
         f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
         + (f" ({engine.reason})" if engine.reason else ""),

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from kvd.service.daemon import Daemon
 from kvd.service.engines.registry import not_ready
-from kvd.service.errors import Refusal
+from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import registered
-from kvd.service.parts import Parts
 from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.checksum import GetSums, Sums
 
 
-async def from_worker(parts: Parts, caller: Caller, message: GetSums) -> Sums:
-    """A local worker's question, for a worker of this kvd or of another. Raises `Refusal`."""
-    registered(parts, caller)
-    if is_ours(parts, message.endpoint):
-        return await from_peer(parts, caller, message)
+async def from_worker(daemon: Daemon, caller: Caller, message: GetSums) -> Sums:
+    """A local worker's question, for a worker of this kvd or of another. Raises `RequestRefused`."""
+    registered(daemon, caller)
+    if is_ours(daemon, message.endpoint):
+        return await from_peer(daemon, caller, message)
     what = f"checksums of request {message.request_id!r}"
-    answer = await ask_peer(parts, message.endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
+    answer = await ask_peer(daemon, message.endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
     if not isinstance(answer, Sums):
         raise passed_on(answer, message.endpoint)
     return answer
 
 
-async def from_peer(parts: Parts, _caller: Caller, message: GetSums) -> Sums:
-    """A question for a worker here. Raises `Refusal`."""
-    engine = parts.registry.ready(message.engine_id)
+async def from_peer(daemon: Daemon, _caller: Caller, message: GetSums) -> Sums:
+    """A question for a worker here. Raises `RequestRefused`."""
+    engine = daemon.registry.ready(message.engine_id)
     if engine is None:
-        known = parts.registry.engines
+        known = daemon.registry.engines
         raise not_ready(message.engine_id, known.get(message.engine_id), known)
     if message.generation != engine.generation:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-PEER-GENERATION",
             f"engine {message.engine_id!r} is generation {engine.generation}, asked for was {message.generation}",
             hint="it restarted: blocks of an earlier generation are gone",
@@ -38,10 +38,10 @@ async def from_peer(parts: Parts, _caller: Caller, message: GetSums) -> Sums:
         )
     worker = engine.workers.get(message.rank)
     if worker is None:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-RANK-UNKNOWN",
             f"engine {message.engine_id!r} has no worker {message.rank}",
             hint="`kvctl workers` lists them",
             final=True,
         )
-    return await ask_worker(parts, worker, message, Sums)
+    return await ask_worker(daemon, worker, message, Sums)

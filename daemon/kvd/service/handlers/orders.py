@@ -15,19 +15,19 @@ from typing import TypeVar
 import msgspec
 
 from kvd.geometry.errors import GeometryError
-from kvd.service.engines.miss_history import Timeline
-from kvd.service.engines.registry import Client, Engine, not_ready
-from kvd.service.errors import Refusal
+from kvd.service.daemon import Daemon
+from kvd.service.engines.miss_history import OrderHistory
+from kvd.service.engines.registry import Client, LocalEngine, not_ready
+from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import scheduler_of
-from kvd.service.parts import Parts
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.order import (
     MISS_ENDS,
     Asker,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -51,32 +51,32 @@ MAX_SECONDS = 7 * 86400.0
 Answer = TypeVar("Answer", bound=Message)
 
 
-async def force_miss(parts: Parts, caller: Caller, message: ForceMiss) -> ForcePlan:
-    """Have an engine's loads miss, or say what that would do. Raises `Refusal`, and then nothing has changed."""
+async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> ForcePlan:
+    """Have an engine's loads miss, or say what that would do. Raises `RequestRefused`, and then nothing has changed."""
     asker = Asker(order_id=uuid.uuid4().hex[:12], uid=caller.uid, pid=caller.pid)
     message = msgspec.structs.replace(message, asker=asker)
     try:
         _check(message)
-        scheduler = await _permitted(parts, caller, message.engine_id)
-        _check_part(parts, parts.registry.engines[message.engine_id], message.part)
-        plan = await _ask(parts, scheduler, message, ForcePlan)
-    except Refusal as refusal:
-        parts.counters["orders.refused"] += 1
-        parts.events.emit(
+        scheduler = await _permitted(daemon, caller, message.engine_id)
+        _check_part(daemon, daemon.registry.engines[message.engine_id], message.part)
+        plan = await _ask(daemon, scheduler, message, ForcePlan)
+    except RequestRefused as refusal:
+        daemon.counters["orders.refused"] += 1
+        daemon.events.emit(
             "order.refused", message.engine_id, order=asker.order_id, uid=asker.uid, pid=asker.pid,
             code=refusal.code, cause=refusal.message[:LONGEST_CAUSE],
         )  # fmt: skip
         raise
     if not plan.carried_out:
-        parts.counters["orders.planned"] += 1
+        daemon.counters["orders.planned"] += 1
         return plan
-    parts.counters["orders.taken"] += 1
-    parts.events.emit(
+    daemon.counters["orders.taken"] += 1
+    daemon.events.emit(
         "order.force_miss", message.engine_id, order=asker.order_id, uid=asker.uid, pid=asker.pid,
         target=kind_of_target(message), when=message.when, requests=len(plan.requests),
     )  # fmt: skip
     more = isinstance(message.target, NextLoads)
-    parts.timelines.learn(
+    daemon.miss_history.learn(
         OrderState(
             asker=asker, engine_id=message.engine_id, incarnation=scheduler.incarnation, asked=time.time(), open=more,
             looked=0, taken=len(plan.requests), plan=plan,
@@ -85,24 +85,24 @@ async def force_miss(parts: Parts, caller: Caller, message: ForceMiss) -> ForceP
     return plan
 
 
-async def clear_forced(parts: Parts, caller: Caller, message: ClearForced) -> ForcedCleared:
-    """End orders for further loads. Raises `Refusal`."""
-    scheduler = await _permitted(parts, caller, message.engine_id)
+async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> ForcedCleared:
+    """End orders for further loads. Raises `RequestRefused`."""
+    scheduler = await _permitted(daemon, caller, message.engine_id)
     asker = Asker(order_id=message.order_id, uid=caller.uid, pid=caller.pid)
-    cleared = await _ask(parts, scheduler, msgspec.structs.replace(message, asker=asker), ForcedCleared)
+    cleared = await _ask(daemon, scheduler, msgspec.structs.replace(message, asker=asker), ForcedCleared)
     for order_id in cleared.order_ids:
-        parts.events.emit("order.cleared", message.engine_id, order=order_id, uid=caller.uid, pid=caller.pid)
+        daemon.events.emit("order.cleared", message.engine_id, order=order_id, uid=caller.uid, pid=caller.pid)
     return cleared
 
 
-def report_forced(parts: Parts, caller: Caller, message: ReportForced) -> Ok:
-    """A scheduler says how far it is. Raises `Refusal` for anyone else."""
+def report_forced(daemon: Daemon, caller: Caller, message: ReportForced) -> Ok:
+    """A scheduler says how far it is. Raises `RequestRefused` for anyone else."""
     order, miss = message.order, message.miss
-    scheduler_of(parts, caller, order.engine_id)
-    before = parts.timelines.learn(order, miss)
+    scheduler_of(daemon, caller, order.engine_id)
+    before = daemon.miss_history.learn(order, miss)
     if miss is not None and (before is None or _rank(miss) > _rank(before)):
-        parts.counters[f"miss.{miss.state}"] += 1
-        parts.events.emit(
+        daemon.counters[f"miss.{miss.state}"] += 1
+        daemon.events.emit(
             f"miss.{miss.state}", miss.request_id, engine=order.engine_id, order=order.asker.order_id,
             uid=order.asker.uid, pid=order.asker.pid, seconds=max(miss.steps.values(), default=0.0),
             cause=miss.cause[:LONGEST_CAUSE],
@@ -110,20 +110,20 @@ def report_forced(parts: Parts, caller: Caller, message: ReportForced) -> Ok:
     return Ok()
 
 
-async def get_forced(parts: Parts, _caller: Caller, message: GetForced) -> Forced:
-    """What became of an order, as soon as that is news to the one who asks. Raises `Refusal`."""
-    timeline = parts.timelines.get(message.order_id)
-    if timeline is None:
-        raise Refusal(
+async def get_forced(daemon: Daemon, _caller: Caller, message: GetForced) -> ForcedMisses:
+    """What became of an order, as soon as that is news to the one who asks. Raises `RequestRefused`."""
+    history = daemon.miss_history.get(message.order_id)
+    if history is None:
+        raise RequestRefused(
             "KVD-ORDER-UNKNOWN",
             f"no order {message.order_id!r} is known here" if message.order_id else "no order was given yet",
             hint="kvd keeps the newest ones until it is restarted; `kvctl transfers` has the misses themselves",
         )
     seconds = message.seconds if math.isfinite(message.seconds) else 0.0
-    if timeline.revision == message.revision and seconds > 0:
+    if history.revision == message.revision and seconds > 0:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(timeline.changed.wait(), min(seconds, LONGEST_WAIT))
-    return _forced(parts, timeline)
+            await asyncio.wait_for(history.changed.wait(), min(seconds, LONGEST_WAIT))
+    return _forced(daemon, history)
 
 
 def kind_of_target(message: ForceMiss) -> str:
@@ -142,35 +142,41 @@ def kind_of_target(message: ForceMiss) -> str:
 def _check(message: ForceMiss) -> None:
     target = message.target
     if isinstance(target, OneRequest) and not 0 < len(target.request_id) <= MAX_NAME:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-BAD-ORDER",
             f"the request id has {len(target.request_id)} characters, wanted are 1 to {MAX_NAME}",
         )
     if not isinstance(target, NextLoads):
         return
     if not 0 < target.ratio <= 1:
-        raise Refusal("KVD-BAD-ORDER", f"the ratio is {target.ratio}, wanted is more than 0 and at most 1")
+        raise RequestRefused(
+            "KVD-BAD-ORDER", f"the ratio is {target.ratio}, wanted is more than 0 and at most 1"
+        )
     if target.count < 0:
-        raise Refusal("KVD-BAD-ORDER", f"the next {target.count} loads cannot miss: wanted is 0 or more")
+        raise RequestRefused(
+            "KVD-BAD-ORDER", f"the next {target.count} loads cannot miss: wanted is 0 or more"
+        )
     if not 0 < target.seconds <= MAX_SECONDS:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-BAD-ORDER", f"{target.seconds} s is no time for an order, wanted are up to {MAX_SECONDS:g}"
         )
 
 
-def _check_part(parts: Parts, engine: Engine, part: LoadPart) -> None:
+def _check_part(daemon: Daemon, engine: LocalEngine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
         have = ", ".join(str(rank) for rank in sorted(engine.workers))
         wanted = str(part.rank) if part.rank else "worker"
-        raise Refusal("KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have or 'none'}")
+        raise RequestRefused(
+            "KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have or 'none'}"
+        )
     if part.group is None and not part.layer:
         return
     found: dict[str, int] = {}
     for worker in workers:
         try:
-            geometry = parts.decode(worker.card.geometry if worker.card else b"")
+            geometry = daemon.decode(worker.card.geometry if worker.card else b"")
         except GeometryError:
             continue
         found |= {layer.name: group.index for group in geometry.groups for layer in group.layers}
@@ -178,32 +184,32 @@ def _check_part(parts: Parts, engine: Engine, part: LoadPart) -> None:
         return
     what = f"layer {part.layer!r}" if part.layer else ""
     what += (" in " if what else "") + f"group {part.group}" if part.group is not None else ""
-    raise Refusal(
+    raise RequestRefused(
         "KVD-FORCE-PART",
         f"{engine.facts.engine_id} has no {what}: it has {len(found)} layers in {len(set(found.values()))} groups",
         hint="`kvctl export-geometry` lists them",
     )
 
 
-async def _permitted(parts: Parts, caller: Caller, engine_id: str) -> Client:
-    """The scheduler of the engine, if the caller may order it about. Raises `Refusal`."""
-    engine = parts.registry.engines.get(engine_id)
+async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> Client:
+    """The scheduler of the engine, if the caller may order it about. Raises `RequestRefused`."""
+    engine = daemon.registry.engines.get(engine_id)
     scheduler = engine.scheduler if engine is not None else None
     may = {0, os.geteuid()} | ({scheduler.uid} if scheduler is not None else set())
     if caller.uid < 0 or caller.uid not in may:
-        group = parts.config.orders.group
+        group = daemon.config.orders.group
         if not (group and caller.uid >= 0 and await asyncio.to_thread(_belongs, caller.uid, group)):
             also = f" and members of group {group}" if group else ""
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-NOT-PERMITTED",
                 f"uid {caller.uid} may not give orders to engine {engine_id!r}: root, the user of kvd and that of the"
                 f" engine may{also}",
                 hint="become one of them, or have orders.group set in the configuration of kvd",
             )
     if engine is None or engine.state == "gone":
-        raise not_ready(engine_id, engine, parts.registry.engines)
+        raise not_ready(engine_id, engine, daemon.registry.engines)
     if scheduler is None:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-ENGINE-PARTIAL",
             f"the scheduler of engine {engine_id!r} is not registered here",
             hint="`kvctl workers` lists who is; wait for it, or see the log of the engine",
@@ -223,40 +229,42 @@ def _belongs(uid: int, group: str) -> bool:
 # --- the way to the scheduler, and back ---
 
 
-async def _ask(parts: Parts, scheduler: Client, message: Message, kind: type[Answer]) -> Answer:
+async def _ask(daemon: Daemon, scheduler: Client, message: Message, kind: type[Answer]) -> Answer:
     away = f"{scheduler.name} did not answer a {kind_of(message)} within {ANSWER_SECONDS:g} s"
     if scheduler.state == "silent":
         away = f"{scheduler.name} is silent: {scheduler.reason}"
     else:
         try:
-            answer = await parts.local.ask(scheduler.route, message, ANSWER_SECONDS)
+            answer = await daemon.local.ask(scheduler.route, message, ANSWER_SECONDS)
         except TimeoutError:
             pass
         else:
             if isinstance(answer, kind):
                 return answer
             if isinstance(answer, Refused):
-                raise Refusal(answer.code, answer.message, hint=answer.hint, final=answer.final)
-            raise Refusal(
+                raise RequestRefused(answer.code, answer.message, hint=answer.hint, final=answer.final)
+            raise RequestRefused(
                 "KVD-CLIENT-PROTOCOL",
                 f"{scheduler.name} answered a {kind_of(message)} with {kind_of(answer)}",
             )
-    raise Refusal("KVD-WORKER-AWAY", away, hint="the engine may be stopped: see `kvctl workers`")
+    raise RequestRefused("KVD-WORKER-AWAY", away, hint="the engine may be stopped: see `kvctl workers`")
 
 
-def _forced(parts: Parts, timeline: Timeline) -> Forced:
-    order = timeline.order
+def _forced(daemon: Daemon, history: OrderHistory) -> ForcedMisses:
+    order = history.order
     target = order.plan.target
     if order.open and isinstance(target, NextLoads) and time.time() > order.asked + target.seconds:
         order = msgspec.structs.replace(order, open=False)  # an idle engine does not look at its clock
-    engine = parts.registry.engines.get(order.engine_id)
+    engine = daemon.registry.engines.get(order.engine_id)
     gone = ""
     if engine is None or engine.state == "gone":
-        if not parts.handshakes.settling:
+        if not daemon.handshakes.settling:
             gone = engine.reason if engine is not None else "it is not registered here any more"
     elif engine.scheduler is not None and engine.scheduler.incarnation != order.incarnation:
         gone = "it was started again"
-    return Forced(order=order, misses=tuple(timeline.misses.values()), revision=timeline.revision, gone=gone)
+    return ForcedMisses(
+        order=order, misses=tuple(history.misses.values()), revision=history.revision, gone=gone
+    )
 
 
 def _rank(miss: Miss) -> tuple[bool, int]:

@@ -11,10 +11,10 @@ from typing import TypeAlias
 import msgspec
 
 from kvd.geometry.rank import Rank
+from kvd.service.daemon import Daemon
 from kvd.service.engines.registry import Client, not_ready
-from kvd.service.errors import Refusal
+from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import registered
-from kvd.service.parts import Parts
 from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
@@ -33,87 +33,87 @@ LONGEST_CAUSE = 500
 """Characters of a failure's cause that go into an event."""
 
 
-async def from_worker(parts: Parts, caller: Caller, message: Push) -> Ok:
-    """A local worker's message, for workers of this kvd or of another. Raises `Refusal`."""
+async def from_worker(daemon: Daemon, caller: Caller, message: Push) -> Ok:
+    """A local worker's message, for workers of this kvd or of another. Raises `RequestRefused`."""
     key = message.key
     if isinstance(message, PushProgress):
         sender, rank, receiver, endpoint = key.prefiller, message.source, key.decoder, key.decoder_endpoint
     else:
         sender, rank, receiver, endpoint = key.decoder, key.rank, key.prefiller, key.prefiller_endpoint
-        here = msgspec.structs.replace(key, decoder_endpoint=parts.myself.endpoint)
+        here = msgspec.structs.replace(key, decoder_endpoint=daemon.myself.endpoint)
         message = msgspec.structs.replace(message, key=here)
-    with _underway(parts, message, sender, receiver):
-        _check_sender(parts, caller, message, sender, rank)
-        if is_ours(parts, endpoint):
-            await _ask_workers(parts, _receivers(parts, message), message)
+    with _underway(daemon, message, sender, receiver):
+        _check_sender(daemon, caller, message, sender, rank)
+        if is_ours(daemon, endpoint):
+            await _ask_workers(daemon, _receivers(daemon, message), message)
         else:
-            await _pass_on(parts, message, endpoint)
+            await _pass_on(daemon, message, endpoint)
     return Ok()
 
 
-async def from_peer(parts: Parts, _caller: Caller, message: Push) -> Ok:
-    """A message that another kvd passed on: it is for workers here, or for none. Raises `Refusal`."""
+async def from_peer(daemon: Daemon, _caller: Caller, message: Push) -> Ok:
+    """A message that another kvd passed on: it is for workers here, or for none. Raises `RequestRefused`."""
     key = message.key
     here, there = (
         (key.decoder, key.prefiller) if isinstance(message, PushProgress) else (key.prefiller, key.decoder)
     )
-    with _underway(parts, message, here, there):
-        await _ask_workers(parts, _receivers(parts, message), message)
+    with _underway(daemon, message, here, there):
+        await _ask_workers(daemon, _receivers(daemon, message), message)
     return Ok()
 
 
 @contextmanager
-def _underway(parts: Parts, message: Push, here: str, there: str) -> Iterator[None]:
+def _underway(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[None]:
     """Hold a place for a message while it is carried; count how that went, and tell of what operators look for."""
     ids = sum(len(run.ids) for run in message.blocks) if isinstance(message, PushAnnounce) else 0
     try:
         _check(message)
-        with _place(parts, ids):
+        with _place(daemon, ids):
             yield
-    except Refusal:
-        parts.counters["push.refused"] += 1
+    except RequestRefused:
+        daemon.counters["push.refused"] += 1
         raise
-    _tell(parts, message, here, there)
+    _tell(daemon, message, here, there)
 
 
 @contextmanager
-def _place(parts: Parts, ids: int) -> Iterator[None]:
-    if parts.pushes_underway >= MAX_UNDERWAY or 0 < parts.push_ids_underway > MAX_IDS_UNDERWAY - ids:
-        raise Refusal(
+def _place(daemon: Daemon, ids: int) -> Iterator[None]:
+    if daemon.pushes_underway >= MAX_UNDERWAY or 0 < daemon.push_ids_underway > MAX_IDS_UNDERWAY - ids:
+        raise RequestRefused(
             "KVD-BUSY",
-            f"{parts.pushes_underway} messages of pushes with {parts.push_ids_underway} block ids wait already",
+            f"{daemon.pushes_underway} messages of pushes with {daemon.push_ids_underway} block ids wait already",
             hint="send it again",
         )
-    parts.pushes_underway += 1
-    parts.push_ids_underway += ids
+    daemon.pushes_underway += 1
+    daemon.push_ids_underway += ids
     try:
         yield
     finally:
-        parts.pushes_underway -= 1
-        parts.push_ids_underway -= ids
+        daemon.pushes_underway -= 1
+        daemon.push_ids_underway -= ids
 
 
-def _tell(parts: Parts, message: Push, here: str, there: str) -> None:
+def _tell(daemon: Daemon, message: Push, here: str, there: str) -> None:
     key = message.key
     rank = str(key.rank)
     if isinstance(message, PushDone):
-        parts.counters["push.done"] += 1
+        daemon.counters["push.done"] += 1
     elif isinstance(message, PushAnnounce):
-        parts.counters["push.announced"] += 1
-        parts.events.emit(
+        daemon.counters["push.announced"] += 1
+        daemon.events.emit(
             "push.announced", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
             tokens=message.tokens, computed=message.computed,
         )  # fmt: skip
     elif isinstance(message, PushWithdraw):
-        parts.counters["push.withdrawn"] += 1
-        parts.events.emit(
+        daemon.counters["push.withdrawn"] += 1
+        daemon.events.emit(
             "push.withdrawn", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt
         )
     else:
-        parts.counters["push.progress"] += 1
+        daemon.counters["push.progress"] += 1
         if message.failed:
-            parts.counters["push.failed"] += 1
-            parts.events.emit(
+            daemon.counters["push.failed"] += 1
+            daemon.events.emit(
                 "push.failed", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
                 source=str(message.source), cause=message.failed[:LONGEST_CAUSE],
             )  # fmt: skip
@@ -127,7 +127,7 @@ def _check(message: Push) -> None:
     named = (("transfer_id", key.transfer_id), ("prefiller", key.prefiller), ("decoder", key.decoder))
     for what, text in named:
         if not text or len(text) > MAX_NAME:
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-BAD-PUSH",
                 f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {MAX_NAME}",
                 final=True,
@@ -135,37 +135,37 @@ def _check(message: Push) -> None:
     if not isinstance(message, PushAnnounce):
         return
     if not all(message.generations):
-        raise Refusal(
+        raise RequestRefused(
             "KVD-BAD-PUSH",
             f"transfer {key.transfer_id!r} is announced with generations {message.generations}, both must be named",
             final=True,
         )
     if not (math.isfinite(message.seconds) and message.seconds > 0):
-        raise Refusal(
+        raise RequestRefused(
             "KVD-BAD-PUSH",
             f"transfer {key.transfer_id!r} is announced for {message.seconds} s, wanted is a positive number",
             final=True,
         )
     if not 0 <= message.computed <= message.tokens:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-BAD-PUSH",
             f"transfer {key.transfer_id!r} is announced with {message.computed} of {message.tokens} tokens computed",
             final=True,
         )
 
 
-def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:
-    client = registered(parts, caller)
+def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:
+    client = registered(daemon, caller)
     if client.engine.engine_id != engine_id or client.rank != rank:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-NOT-OWNER",
             f"{client.name} cannot send a {kind_of(message)} of {engine_id}/{rank}",
             hint="each worker speaks for itself",
             final=True,
         )
-    if isinstance(message, PushAnnounce) and _over(parts, engine_id, message.generations[1]):
-        now = parts.registry.engines[engine_id].generation
-        raise Refusal(
+    if isinstance(message, PushAnnounce) and _over(daemon, engine_id, message.generations[1]):
+        now = daemon.registry.engines[engine_id].generation
+        raise RequestRefused(
             "KVD-OWN-GENERATION",
             f"engine {engine_id!r} is generation {now or '(not complete)'}, the announcement is of generation"
             f" {message.generations[1]}",
@@ -174,20 +174,20 @@ def _check_sender(parts: Parts, caller: Caller, message: Push, engine_id: str, r
         )
 
 
-def _receivers(parts: Parts, message: Push) -> Iterable[Client]:
+def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:
     key = message.key
     if isinstance(message, PushProgress):
-        return (_decoder(parts, key.decoder, key.rank),)
+        return (_decoder(daemon, key.decoder, key.rank),)
     generation = ""
     if isinstance(message, PushAnnounce):
         generation = message.generations[0]
     elif isinstance(message, PushWithdraw):
         generation = message.generation
-    engine = parts.registry.ready(key.prefiller)
+    engine = daemon.registry.ready(key.prefiller)
     if engine is None:
-        raise _absent(parts, key.prefiller, generation)
+        raise _absent(daemon, key.prefiller, generation)
     if generation not in ("", engine.generation):
-        raise Refusal(
+        raise RequestRefused(
             "KVD-PEER-GENERATION",
             f"engine {key.prefiller!r} is generation {engine.generation}, asked for was {generation}",
             hint="it restarted: blocks of an earlier generation are gone",
@@ -196,69 +196,69 @@ def _receivers(parts: Parts, message: Push) -> Iterable[Client]:
     return tuple(engine.workers.values())
 
 
-def _decoder(parts: Parts, engine_id: str, rank: Rank) -> Client:
-    engine = parts.registry.engines.get(engine_id)
+def _decoder(daemon: Daemon, engine_id: str, rank: Rank) -> Client:
+    engine = daemon.registry.engines.get(engine_id)
     if engine is not None and rank in engine.workers:
         return engine.workers[rank]
     if engine is not None and engine.state == "ready":
-        raise Refusal(
+        raise RequestRefused(
             "KVD-RANK-UNKNOWN",
             f"engine {engine_id!r} has no worker {rank}: it has {engine.facts.world_size} workers",
             hint="`kvctl workers` lists them",
             final=True,
         )
-    raise _absent(parts, engine_id, "")
+    raise _absent(daemon, engine_id, "")
 
 
-def _absent(parts: Parts, engine_id: str, generation: str) -> Refusal:
+def _absent(daemon: Daemon, engine_id: str, generation: str) -> RequestRefused:
     """Not all of it is here: for good, or until its workers have registered with a kvd that has just started."""
-    refusal = not_ready(engine_id, parts.registry.engines.get(engine_id), parts.registry.engines)
-    return Refusal(
-        refusal.code, refusal.message, hint=refusal.hint, final=_over(parts, engine_id, generation)
+    refusal = not_ready(engine_id, daemon.registry.engines.get(engine_id), daemon.registry.engines)
+    return RequestRefused(
+        refusal.code, refusal.message, hint=refusal.hint, final=_over(daemon, engine_id, generation)
     )
 
 
-def _over(parts: Parts, engine_id: str, generation: str) -> bool:
-    engine = parts.registry.engines.get(engine_id)
+def _over(daemon: Daemon, engine_id: str, generation: str) -> bool:
+    engine = daemon.registry.engines.get(engine_id)
     gone = engine is not None and engine.state == "gone"
-    return gone or parts.registry.ended(engine_id, generation, settling=parts.handshakes.settling)
+    return gone or daemon.registry.ended(engine_id, generation, settling=daemon.handshakes.settling)
 
 
 # --- the way ---
 
 
-async def _pass_on(parts: Parts, message: Push, endpoint: Endpoint) -> None:
+async def _pass_on(daemon: Daemon, message: Push, endpoint: Endpoint) -> None:
     what = f"transfer {message.key.transfer_id!r}"
     if not isinstance(message, PushProgress) and message.key.decoder_endpoint.host == "":
-        raise Refusal(
+        raise RequestRefused(
             "KVD-NO-WAY-BACK",
             f"{what}: this kvd has no peer socket, so nothing can come back from {endpoint.host}:{endpoint.port}",
             hint="set peer.listen in the configuration of this kvd",
             final=True,
         )
-    size, limit = len(encode(message)), parts.config.peer.max_message_bytes
+    size, limit = len(encode(message)), daemon.config.peer.max_message_bytes
     if size + 16 > limit:  # the id of the request comes on top; a larger frame would cost the connection
-        raise Refusal(
+        raise RequestRefused(
             "KVD-TOO-LARGE",
             f"{what}: the {kind_of(message)} has {size} bytes, peer.max_message_bytes is {limit}",
             hint="raise peer.max_message_bytes on both kvds",
             final=True,
         )
-    answer = await ask_peer(parts, endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
+    answer = await ask_peer(daemon, endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
     if not isinstance(answer, Ok):
         raise passed_on(answer, endpoint)
 
 
-async def _ask_workers(parts: Parts, workers: Iterable[Client], message: Push) -> None:
+async def _ask_workers(daemon: Daemon, workers: Iterable[Client], message: Push) -> None:
     """Ask all at once; the first refusal that is final, else the first, is the answer of them all."""
-    answers = await asyncio.gather(*(_refusal_of(parts, worker, message) for worker in workers))
+    answers = await asyncio.gather(*(_refusal_of(daemon, worker, message) for worker in workers))
     if refusals := [answer for answer in answers if answer is not None]:
         raise next((refusal for refusal in refusals if refusal.final), refusals[0])
 
 
-async def _refusal_of(parts: Parts, worker: Client, message: Push) -> Refusal | None:
+async def _refusal_of(daemon: Daemon, worker: Client, message: Push) -> RequestRefused | None:
     try:
-        await ask_worker(parts, worker, message, Ok)
-    except Refusal as refusal:
+        await ask_worker(daemon, worker, message, Ok)
+    except RequestRefused as refusal:
         return refusal
     return None

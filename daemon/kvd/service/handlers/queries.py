@@ -9,22 +9,22 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from kvd.geometry.rank import Rank
+from kvd.service.daemon import Daemon
 from kvd.service.log import dropped
-from kvd.service.parts import Parts
 from kvd.service.peers.handshakes import HERE
 from kvd.wire.identity import EngineCard
-from kvd.wire.query import EngineRow, Engines, ListEngines, Status, WorkerRow, Workers
+from kvd.wire.query import EngineList, EngineRow, KvdStatus, ListEngines, WorkerList, WorkerRow
 
 
-def engines(parts: Parts, query: ListEngines, *, local_only: bool = False) -> Engines:
+def engines(daemon: Daemon, query: ListEngines, *, local_only: bool = False) -> EngineList:
     """All engines, local ones first; for other kvds the local ones alone."""
-    rows = [_local_row(parts, engine_id, cards=query.cards) for engine_id in sorted(parts.registry.engines)]
+    rows = [_local_row(daemon, engine_id, cards=query.cards) for engine_id in sorted(daemon.registry.engines)]
     if not local_only:
         remote = sorted(
-            (k for k in parts.handshakes.peers if k[0] != HERE), key=lambda k: (k[1], k[0].host, k[0].port)
+            (k for k in daemon.handshakes.peers if k[0] != HERE), key=lambda k: (k[1], k[0].host, k[0].port)
         )
         for key in remote:
-            peer = parts.handshakes.peers[key]
+            peer = daemon.handshakes.peers[key]
             rows.append(
                 EngineRow(
                     engine=peer.card.engine,
@@ -39,13 +39,13 @@ def engines(parts: Parts, query: ListEngines, *, local_only: bool = False) -> En
                     card=_without_key(peer.card) if query.cards else None,
                 )
             )
-    return Engines(rows=tuple(rows))
+    return EngineList(rows=tuple(rows))
 
 
-def _local_row(parts: Parts, engine_id: str, *, cards: bool) -> EngineRow:
-    engine = parts.registry.engines[engine_id]
-    peers = {key[1] for key, peer in parts.handshakes.peers.items() if engine_id in peer.users}
-    peers |= set(parts.askers.users(engine)) if engine.generation else set()
+def _local_row(daemon: Daemon, engine_id: str, *, cards: bool) -> EngineRow:
+    engine = daemon.registry.engines[engine_id]
+    peers = {key[1] for key, peer in daemon.handshakes.peers.items() if engine_id in peer.users}
+    peers |= set(daemon.subscribers.users(engine)) if engine.generation else set()
     return EngineRow(
         engine=engine.facts,
         generation=engine.generation,
@@ -53,10 +53,10 @@ def _local_row(parts: Parts, engine_id: str, *, cards: bool) -> EngineRow:
         state=engine.state,
         ranks=tuple(sorted(engine.workers)),
         since=engine.since,
-        endpoint=parts.myself.endpoint,
+        endpoint=daemon.myself.endpoint,
         scheduler=engine.scheduler is not None,
         policy=engine.scheduler.policy if engine.scheduler else "",
-        leases=parts.leases.count(engine_id),
+        leases=daemon.leases.count(engine_id),
         reason=engine.reason,
         peers=tuple(sorted(peers)),
         card=_without_key(engine.card()) if cards and engine.state == "ready" else None,
@@ -68,14 +68,14 @@ def _without_key(card: EngineCard) -> EngineCard:
     return msgspec.structs.replace(card, digest_key=b"")
 
 
-def workers(parts: Parts) -> Workers:
+def workers(daemon: Daemon) -> WorkerList:
     """All local clients, engine by engine, the dead ones that are remembered included."""
     now = time.monotonic()
     clients = sorted(
-        parts.registry.clients.values(),
+        daemon.registry.clients.values(),
         key=lambda c: (c.engine.engine_id, c.kind == "scheduler", c.rank or Rank(), c.registered),
     )
-    return Workers(
+    return WorkerList(
         rows=tuple(
             WorkerRow(
                 kind=c.kind,
@@ -96,49 +96,53 @@ def workers(parts: Parts) -> Workers:
     )
 
 
-def status(parts: Parts) -> Status:
+def status(daemon: Daemon) -> KvdStatus:
     """This kvd now."""
-    return Status(
-        kvd_id=parts.myself.kvd_id,
-        generation=parts.myself.generation,
+    return KvdStatus(
+        kvd_id=daemon.myself.kvd_id,
+        generation=daemon.myself.generation,
         version=own_version(),
         pid=os.getpid(),
-        host=parts.myself.host,
-        started=parts.myself.started_at,
-        runtime_dir=str(parts.directory),
-        endpoint=parts.myself.endpoint,
-        counters={**parts.counters, "loop.turns_long": parts.turns.long, "log.lines_dropped": dropped()},
-        gauges=gauges(parts),
-        peers=tuple(link.row() for link in parts.links.links.values()),
-        draining=parts.draining,
+        host=daemon.myself.host,
+        started=daemon.myself.started_at,
+        runtime_dir=str(daemon.directory),
+        endpoint=daemon.myself.endpoint,
+        counters={
+            **daemon.counters,
+            "loop.turns_long": daemon.loop_monitor.long,
+            "log.lines_dropped": dropped(),
+        },
+        gauges=gauges(daemon),
+        peers=tuple(link.row() for link in daemon.links.links.values()),
+        draining=daemon.draining,
     )
 
 
-def gauges(parts: Parts) -> dict[str, float]:
+def gauges(daemon: Daemon) -> dict[str, float]:
     """Values of now, by dotted name."""
     names = ["engines.ready", "engines.partial", "engines.gone", "peers.connecting", "peers.up", "peers.down"]
     names += [
         f"{kind}.{state}" for kind in ("workers", "schedulers") for state in ("alive", "silent", "gone")
     ]
     values = dict.fromkeys(names, 0.0)
-    for engine in parts.registry.engines.values():
+    for engine in daemon.registry.engines.values():
         values[f"engines.{engine.state}"] += 1
-    for client in parts.registry.clients.values():
+    for client in daemon.registry.clients.values():
         values[f"{client.kind}s.{client.state}"] += 1
-    for link in parts.links.links.values():
+    for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
-    values["leases.open"] = float(len(parts.leases.table))
-    values["leases.readers"] = float(parts.leases.readers())
-    values["readers.remembered"] = float(len(parts.readers.remembered))
-    values["pushes.underway"] = float(parts.pushes_underway)
-    values["requests.waiting"] = float(parts.local.busy + (parts.peer.busy if parts.peer else 0))
-    values["peer_engines.known"] = float(len(parts.handshakes.peers))
-    values["handshakes.prepared"] = float(parts.prepared)
-    values["loop.lag_seconds"] = parts.loop_lag
-    values["loop.longest_turn_seconds"] = parts.turns.longest
-    values["loop.busiest_turn_seconds"] = parts.turns.busiest
-    values["loop.recent_turn_seconds"] = parts.turns.recent
-    values["uptime_seconds"] = time.monotonic() - parts.myself.started
+    values["leases.open"] = float(len(daemon.leases.table))
+    values["leases.readers"] = float(daemon.leases.readers())
+    values["readers.remembered"] = float(len(daemon.readers.remembered))
+    values["pushes.underway"] = float(daemon.pushes_underway)
+    values["requests.waiting"] = float(daemon.local.busy + (daemon.peer.busy if daemon.peer else 0))
+    values["peer_engines.known"] = float(len(daemon.handshakes.peers))
+    values["handshakes.prepared"] = float(daemon.prepared)
+    values["loop.lag_seconds"] = daemon.loop_lag
+    values["loop.longest_turn_seconds"] = daemon.loop_monitor.longest
+    values["loop.busiest_turn_seconds"] = daemon.loop_monitor.busiest
+    values["loop.recent_turn_seconds"] = daemon.loop_monitor.recent
+    values["uptime_seconds"] = time.monotonic() - daemon.myself.started
     return values
 
 

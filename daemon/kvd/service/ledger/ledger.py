@@ -20,7 +20,7 @@ from kvd.service.errors import LedgerError
 from kvd.service.ledger import store
 from kvd.service.ledger.query import kept_engine, select
 from kvd.wire.identity import EngineCard
-from kvd.wire.transfer import KeptEngine, ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import KeptEngine, ListTransfers, TransferList, TransferRecord
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ class Ledger:
         self.known.update((card.engine.engine_id, card.generation) for card in engines)
         return fresh
 
-    async def select(self, query: ListTransfers) -> Transfers:
+    async def select(self, query: ListTransfers) -> TransferList:
         """The matching rows, 10000 and 16 MiB at most. Raises `LedgerError`."""
-        found: Transfers = await self._ask(
+        found: TransferList = await self._ask(
             self._questions, lambda database: select(database, query, self._total)
         )
         return found

@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from kvd.service.ledger.store import decode_blocks, decode_engine, decode_record
-from kvd.wire.transfer import KeptEngine, LedgerRow, ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import KeptEngine, LedgerRow, ListTransfers, TransferList, TransferRecord
 
 MAX_LIMIT = 10_000
 MAX_ANSWER = 16 << 20
@@ -17,7 +17,7 @@ MAX_ANSWER = 16 << 20
 _ORDERS = {"newest": "seq DESC", "slowest": "seconds DESC, seq DESC", "largest": "bytes DESC, seq DESC"}
 
 
-def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Transfers:
+def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> TransferList:
     """The matching rows, 10000 and 16 MiB at most. Raises `sqlite3.Error` or `msgspec.MsgspecError`."""
     conditions, values = _conditions(query)
     limit = min(max(query.limit, 0), MAX_LIMIT)
@@ -35,7 +35,7 @@ def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Tr
             break
         rows.append(LedgerRow(seq, _whole(record, blocks), recorded))
     found.close()
-    return Transfers(rows=tuple(rows), total=total, more=more)
+    return TransferList(rows=tuple(rows), total=total, more=more)
 
 
 def kept_engine(database: sqlite3.Connection, engine_id: str, generation: str) -> KeptEngine | None:

@@ -9,28 +9,30 @@ from collections.abc import Callable
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.service.engines.registry import Engine
+from kvd.service.engines.registry import LocalEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import EngineCard
-from kvd.wire.reply import Factor
+from kvd.wire.reply import RefusalFactor
 
 Workers = tuple[WorkerGeometry, ...]
-Compare = Callable[[EngineCard, Workers, EngineCard], tuple[Factor, ...]]
+Compare = Callable[[EngineCard, Workers, EngineCard], tuple[RefusalFactor, ...]]
 Pair = tuple[str, str]
 KEPT = 4096
 """Most pairs of shapes whose verdict is remembered."""
 
 
-class Verdicts:
+class CompatibilityCache:
     """The factors that fail, by the shapes of two engines: an engine's replicas, and its next start, are alike."""
 
     def __init__(self, compare: Compare, counters: Counter[str]) -> None:
         self._compare = compare
         self._counters = counters
-        self._found: OrderedDict[Pair, tuple[Factor, ...]] = OrderedDict()
-        self._underway: dict[Pair, asyncio.Task[tuple[Factor, ...]]] = {}
+        self._found: OrderedDict[Pair, tuple[RefusalFactor, ...]] = OrderedDict()
+        self._underway: dict[Pair, asyncio.Task[tuple[RefusalFactor, ...]]] = {}
 
-    async def find(self, local: Engine, peer: EngineCard, shape: str) -> tuple[bool, tuple[Factor, ...]]:
+    async def find(
+        self, local: LocalEngine, peer: EngineCard, shape: str
+    ) -> tuple[bool, tuple[RefusalFactor, ...]]:
         """Whether it was known, and the factors that fail between ``local`` and ``peer``: none where they fit.
 
         ``shape`` is the peer's; without one its generation takes its place. However many ask at the same time, the two
@@ -48,12 +50,12 @@ class Verdicts:
         # Shielded: one asker that is given up must not end it for the others.
         return False, await asyncio.shield(task)
 
-    async def _find(self, local: Engine, peer: EngineCard) -> tuple[Factor, ...]:
+    async def _find(self, local: LocalEngine, peer: EngineCard) -> tuple[RefusalFactor, ...]:
         # Planning a large pair takes tens of milliseconds, which heartbeats must not wait for.
         factors = await asyncio.to_thread(self._compare, local.card(), local.geometries, peer)
         return tuple(factor for factor in factors if not factor.ok)
 
-    def _done(self, pair: Pair, done: asyncio.Task[tuple[Factor, ...]]) -> None:
+    def _done(self, pair: Pair, done: asyncio.Task[tuple[RefusalFactor, ...]]) -> None:
         del self._underway[pair]
         if done.cancelled() or done.exception() is not None:
             return
@@ -62,24 +64,24 @@ class Verdicts:
             self._found.popitem(last=False)
 
 
-def compare_cards(local: EngineCard, workers: Workers, peer: EngineCard) -> tuple[Factor, ...]:
+def compare_cards(local: EngineCard, workers: Workers, peer: EngineCard) -> tuple[RefusalFactor, ...]:
     """Factor by factor, whether ``local`` can read from ``peer``; a card that cannot be read is a factor that fails.
 
     ``workers`` are the geometries of ``local``, read when they were registered; where they are not given its card is
     read again.
     """
-    # numpy comes with them: kvd serves first and imports them then (`serve`), off the loop.
+    # numpy comes with them: kvd serves first and imports them then (`kvd.service.run`), off the loop.
     from kvd.client.cards import engine_geometry
     from kvd.topology import compat
 
     try:
         factors = compat.compare(engine_geometry(local, workers), engine_geometry(peer))
     except GeometryError as error:
-        return (Factor("geometry", "readable", f"not readable: {error}", ok=False),)
-    return tuple(Factor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)
+        return (RefusalFactor("geometry", "readable", f"not readable: {error}", ok=False),)
+    return tuple(RefusalFactor(f.name, f.local, f.remote, f.ok, f.note) for f in factors)
 
 
-def next_step(bad: tuple[Factor, ...], local: str, remote: str) -> str:
+def next_step(bad: tuple[RefusalFactor, ...], local: str, remote: str) -> str:
     """What to do about the factors that fail between two engines, by their ids."""
     compared = f"`kvctl describe-topology {local} {remote}` compares the two factor by factor"
     if {"model", "config", "weights"}.isdisjoint(factor.name for factor in bad):

@@ -6,25 +6,25 @@ import asyncio
 import logging
 
 from kvd.service.engines.registry import Registry
-from kvd.service.errors import PeerAway, Refusal
+from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.handshakes import Handshakes, complementary
-from kvd.service.peers.links import Links
+from kvd.service.peers.links import PeerLinks
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
-from kvd.wire.query import Engines, ListEngines
+from kvd.wire.query import EngineList, ListEngines
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
 
-async def discover(endpoint: Endpoint, links: Links, handshakes: Handshakes, registry: Registry) -> None:
+async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes, registry: Registry) -> None:
     """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
     refused: set[tuple[str, str]] = set()
     while True:
         try:
             answer = await links.get(endpoint).ask(ListEngines(), LOOK_SECONDS)
-            if isinstance(answer, Engines):
+            if isinstance(answer, EngineList):
                 await _introduce(answer, endpoint, handshakes, registry, refused)
         except PeerAway as away:
             log.debug("%s", away.message)
@@ -32,7 +32,7 @@ async def discover(endpoint: Endpoint, links: Links, handshakes: Handshakes, reg
 
 
 async def _introduce(
-    engines: Engines,
+    engines: EngineList,
     endpoint: Endpoint,
     handshakes: Handshakes,
     registry: Registry,
@@ -52,7 +52,7 @@ async def _introduce(
             )
             try:
                 await handshakes.get(ask)
-            except Refusal as refusal:
+            except RequestRefused as refusal:
                 if refusal.code == "KVD-INCOMPATIBLE":
                     refused.add(pair)  # said once, in an event; it stays so for these two generations
                 log.info("%s: %s", endpoint.host, refusal.message)

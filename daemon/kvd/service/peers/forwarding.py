@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from kvd.service.daemon import Daemon
 from kvd.service.engines.registry import Client
-from kvd.service.errors import PeerAway, Refusal
-from kvd.service.parts import Parts
+from kvd.service.errors import PeerAway, RequestRefused
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.identity import Endpoint
 from kvd.wire.reply import Refused
@@ -19,48 +19,54 @@ HOP_SECONDS = 1.0
 """What the way to another kvd and back may take on top."""
 
 
-def is_ours(parts: Parts, endpoint: Endpoint) -> bool:
+def is_ours(daemon: Daemon, endpoint: Endpoint) -> bool:
     """Whether an endpoint names this kvd."""
-    return endpoint.host == "" or endpoint == parts.myself.endpoint
+    return endpoint.host == "" or endpoint == daemon.myself.endpoint
 
 
-async def ask_peer(parts: Parts, endpoint: Endpoint, what: str, message: Message, seconds: float) -> Message:
+async def ask_peer(
+    daemon: Daemon, endpoint: Endpoint, what: str, message: Message, seconds: float
+) -> Message:
     """The answer of the kvd at ``endpoint``; ``what`` is asked about it, for the refusal where it is away.
 
-    Raises `Refusal`.
+    Raises `RequestRefused`.
     """
     try:
-        return await parts.links.get(endpoint).ask(message, seconds)
+        return await daemon.links.get(endpoint).ask(message, seconds)
     except PeerAway as away:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-PEER-UNREACHABLE",
             f"{what}: {away.message}",
             hint="keep it and send it again; `kvctl status` shows the peer",
         ) from None
 
 
-def passed_on(answer: Message, endpoint: Endpoint) -> Refusal:
+def passed_on(answer: Message, endpoint: Endpoint) -> RequestRefused:
     """Another kvd's answer, which is not the one that was wanted, as a refusal of ours."""
     where = f"the kvd at {endpoint.host}:{endpoint.port}"
     if isinstance(answer, Refused):
-        return Refusal(
+        return RequestRefused(
             answer.code,
             f"{where}: {answer.message}",
             hint=answer.hint,
             factors=answer.factors,
             final=answer.final,
         )
-    return Refusal("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}, which is no answer to that")
+    return RequestRefused(
+        "KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}, which is no answer to that"
+    )
 
 
-async def ask_worker(parts: Parts, worker: Client, message: Message, kind: type[Answer]) -> Answer:
-    """A local worker's answer, which has to be a ``kind``. Raises `Refusal`, the worker's own among them."""
+async def ask_worker(daemon: Daemon, worker: Client, message: Message, kind: type[Answer]) -> Answer:
+    """A local worker's answer, which has to be a ``kind``. Raises `RequestRefused`, the worker's own among them."""
     if worker.state == "silent":  # its answer would come from the thread whose heartbeats are missing
-        raise Refusal("KVD-WORKER-AWAY", f"{worker.name} is silent: {worker.reason}", hint="send it again")
+        raise RequestRefused(
+            "KVD-WORKER-AWAY", f"{worker.name} is silent: {worker.reason}", hint="send it again"
+        )
     try:
-        answer = await parts.local.ask(worker.route, message, ANSWER_SECONDS)
+        answer = await daemon.local.ask(worker.route, message, ANSWER_SECONDS)
     except TimeoutError:
-        raise Refusal(
+        raise RequestRefused(
             "KVD-WORKER-AWAY",
             f"{worker.name} did not answer a {kind_of(message)} within {ANSWER_SECONDS:g} s",
             hint="send it again",
@@ -68,14 +74,14 @@ async def ask_worker(parts: Parts, worker: Client, message: Message, kind: type[
     if isinstance(answer, kind):
         return answer
     if isinstance(answer, Refused):
-        raise Refusal(
+        raise RequestRefused(
             answer.code,
             f"{worker.name}: {answer.message}",
             hint=answer.hint,
             factors=answer.factors,
             final=answer.final,
         )
-    raise Refusal(
+    raise RequestRefused(
         "KVD-CLIENT-PROTOCOL",
         f"{worker.name} answered a {kind_of(message)} with {kind_of(answer)}",
         final=True,

@@ -13,10 +13,10 @@ from typing import Literal
 import msgspec
 
 from kvd.service.config import LivenessSettings, PeerSettings
-from kvd.service.engines.registry import Engine, Registry
-from kvd.service.errors import PeerAway, Refusal
-from kvd.service.peers.compatibility import Verdicts, next_step
-from kvd.service.peers.links import Links
+from kvd.service.engines.registry import LocalEngine, Registry
+from kvd.service.errors import PeerAway, RequestRefused
+from kvd.service.peers.compatibility import CompatibilityCache, next_step
+from kvd.service.peers.links import PeerLinks
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
@@ -69,10 +69,10 @@ class Handshakes:
         self,
         myself: Myself,
         registry: Registry,
-        links: Links,
+        links: PeerLinks,
         events: Events,
         push: Push,
-        verdicts: Verdicts,
+        compatibility: CompatibilityCache,
         peer: PeerSettings,
         liveness: LivenessSettings,
     ) -> None:
@@ -84,7 +84,7 @@ class Handshakes:
         self._links = links
         self._events = events
         self._push = push
-        self._verdicts = verdicts
+        self._compatibility = compatibility
         self._flights: dict[tuple[Key, str, bool], asyncio.Task[PeerEngine]] = {}
         self._asking: Counter[tuple[str, str, bytes]] = Counter()
         self._refused: set[tuple[str, str]] = set()
@@ -110,7 +110,7 @@ class Handshakes:
     async def get(self, ask: GetPeer, asker: bytes = b"") -> PeerReady:
         """The peer engine that a local engine asks for; the engine's other clients are told of it too.
 
-        Raises `Refusal`: unknown or incomplete engines, a peer that is away, another generation, incompatibility.
+        Raises `RequestRefused`: unknown or incomplete engines, a peer that is away, another generation, a bad fit.
         """
         asked = ask.local_engine, ask.engine_id, asker
         self._asking[asked] += 1
@@ -129,7 +129,7 @@ class Handshakes:
         key = self._key(ask)
         peer, cached = await (self._here(ask, key) if key[0] == HERE else self._there(ask, key))
         if ask.generation and peer.card.generation != ask.generation:
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-PEER-GENERATION",
                 f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
@@ -141,7 +141,7 @@ class Handshakes:
                     0
                 )  # all who waited wake at once; an answer each turn leaves room for others
         if peer.state == "gone":
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-ENGINE-GONE",
                 f"engine {ask.engine_id!r} generation {peer.card.generation} ended just now: {peer.reason}",
                 hint="ask again when it is back",
@@ -151,7 +151,7 @@ class Handshakes:
             self._introduce(engine, key, peer, seconds)
         return self._answer(peer, key[0], engine, asker, seconds)
 
-    def _introduce(self, engine: Engine, key: Key, peer: PeerEngine, seconds: float) -> None:
+    def _introduce(self, engine: LocalEngine, key: Key, peer: PeerEngine, seconds: float) -> None:
         """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
         engine_id = engine.facts.engine_id
         peer.users[engine_id] = engine.generation
@@ -164,7 +164,7 @@ class Handshakes:
                 self._push(client.route, self._answer(peer, key[0], engine, client.route, seconds))
 
     def _answer(
-        self, peer: PeerEngine, endpoint: Endpoint, engine: Engine, route: bytes, seconds: float = 0.0
+        self, peer: PeerEngine, endpoint: Endpoint, engine: LocalEngine, route: bytes, seconds: float = 0.0
     ) -> PeerReady:
         """What a client of a local engine is told of a peer: one object for all that are told the same."""
         client = self._registry.by_route(route)
@@ -221,7 +221,7 @@ class Handshakes:
             if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
                 self._greet((endpoint, engine_id), peer.friends, generation)
 
-    def local_engine_up(self, engine: Engine) -> None:
+    def local_engine_up(self, engine: LocalEngine) -> None:
         """A local engine is there: it is given the peers that it knew in an earlier generation, and its neighbours.
 
         Neighbours are the engines of this kvd that KV can move to or from; they are given it too. None of this while
@@ -237,7 +237,7 @@ class Handshakes:
                 self._greet((HERE, other.facts.engine_id), {engine_id}, other.generation)
                 self._greet((HERE, engine_id), {other.facts.engine_id}, engine.generation)
 
-    def local_engine_ended(self, engine: Engine, generation: str, reason: str) -> None:
+    def local_engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """A local engine's generation ended: it uses nothing any more, and nobody here may use it."""
         engine_id = engine.facts.engine_id
         for peer in self.peers.values():
@@ -259,7 +259,7 @@ class Handshakes:
         if local is not None and ask.generation and local.generation == ask.generation:
             return HERE, ask.engine_id
         if not given.host or not 0 < given.port < 65536:
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-PEER-ADDRESS",
                 f"engine {ask.engine_id!r}: {given.host!r} port {given.port} is no address of a peer kvd",
                 hint="set peer.listen in the configuration of the kvd beside that engine",
@@ -279,7 +279,7 @@ class Handshakes:
     async def _give(self, ask: GetPeer) -> None:
         try:
             await self.get(ask)
-        except Refusal as refusal:
+        except RequestRefused as refusal:
             log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)
 
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
@@ -324,7 +324,7 @@ class Handshakes:
             answer = await self._links.get(endpoint).ask(question, self._peer.handshake_seconds)
         except PeerAway as away:
             self._events.emit("handshake.failed", engine_id, reason=away.message)
-            raise Refusal(
+            raise RequestRefused(
                 "KVD-PEER-UNREACHABLE",
                 f"engine {engine_id!r}: {away.message}",
                 hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
@@ -333,10 +333,10 @@ class Handshakes:
             return PeerEngine(answer.card, answer.shape)
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
         if isinstance(answer, Refused):
-            raise Refusal(
+            raise RequestRefused(
                 answer.code, f"the kvd at {endpoint.host}:{endpoint.port}: {answer.message}", hint=answer.hint
             )
-        raise Refusal(
+        raise RequestRefused(
             "KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}"
         )
 
@@ -354,9 +354,9 @@ class Handshakes:
         self.peers[key] = fetched
         return fetched
 
-    async def _refuse_incompatible(self, engine: Engine, peer: PeerEngine) -> bool:
-        """Raise `Refusal` where the two do not fit; else whether that was known."""
-        known, bad = await self._verdicts.find(engine, peer.card, peer.shape)
+    async def _refuse_incompatible(self, engine: LocalEngine, peer: PeerEngine) -> bool:
+        """Raise `RequestRefused` where the two do not fit; else whether that was known."""
+        known, bad = await self._compatibility.find(engine, peer.card, peer.shape)
         if not bad:
             return known
         pair = engine.generation, peer.card.generation
@@ -367,7 +367,7 @@ class Handshakes:
                 factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
             )  # fmt: skip
         named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
-        raise Refusal(
+        raise RequestRefused(
             "KVD-INCOMPATIBLE",
             f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
             hint=next_step(bad, engine.facts.engine_id, peer.card.engine.engine_id),

@@ -19,7 +19,7 @@ from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.events import Events
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import EngineGone, Ping, Pong
+from kvd.wire.handshake import EngineEnded, Ping, Pong
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
 
@@ -54,7 +54,7 @@ class Listener(Protocol):
         """The peer has these engines (id, generation)."""
 
 
-class Link:
+class PeerLink:
     """The way to one other kvd."""
 
     def __init__(
@@ -141,7 +141,7 @@ class Link:
                 self._events.counters["peers.unreadable"] += 1
                 log.warning("the kvd at %s sent what cannot be read: %s", self.name, error.message)
                 continue
-            if isinstance(message, EngineGone):
+            if isinstance(message, EngineEnded):
                 self._listener.peer_engine_gone(
                     self.endpoint, message.engine_id, message.generation, message.reason
                 )
@@ -202,7 +202,7 @@ async def _sendable(socket: zmq.asyncio.Socket, seconds: float) -> None:
     await wait(max(1, int(1000 * seconds)), zmq.POLLOUT)
 
 
-class Links:
+class PeerLinks:
     """The links by endpoint; made at first use, closed when nothing needs them."""
 
     def __init__(
@@ -213,7 +213,7 @@ class Links:
         events: Events,
         me: Callable[[], Ping],
     ) -> None:
-        self.links: dict[Endpoint, Link] = {}
+        self.links: dict[Endpoint, PeerLink] = {}
         self.listener: Listener
         self._context = context
         self._settings = settings
@@ -226,7 +226,7 @@ class Links:
         """Endpoints whose links stand whether they are used or not."""
         self._kept = endpoints
 
-    def get(self, endpoint: Endpoint) -> Link:
+    def get(self, endpoint: Endpoint) -> PeerLink:
         """The link to an endpoint. Raises `PeerAway` where none can be made, naming the endpoint."""
         link = self.links.get(endpoint)
         if link is None:
@@ -234,7 +234,7 @@ class Links:
                 raise PeerAway(
                     f"{MAX_LINKS} other kvds are linked already; none can be added for {endpoint.host}"
                 )
-            link = Link(endpoint, self._connect(endpoint), self._settings, self._events, self.listener)
+            link = PeerLink(endpoint, self._connect(endpoint), self._settings, self._events, self.listener)
             self.links[endpoint] = link
             link.start(self._me)
         return link

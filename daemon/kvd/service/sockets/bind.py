@@ -67,7 +67,7 @@ def prepare_directory(directory: Path) -> IO[str]:
 
 
 def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.Socket[bytes]:
-    """The ROUTER for workers and operators, a plain socket (`Router.serve`). Raises `StartError`."""
+    """The ROUTER for workers and operators, a plain socket (`Router.run`). Raises `StartError`."""
     socket = _plain(context, zmq.ROUTER)
     _limit(socket, config.local.max_message_bytes, config.local.queue)
     _bind(socket, f"ipc://{directory / SOCKET_NAME}")

@@ -9,7 +9,7 @@ from collections import Counter
 import msgspec
 import zmq
 
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class Events:
         """Publish one event. Never waits: a reader that is too slow loses events and sees the gap in ``seq``."""
         self.seq += 1
         self.counters[f"events.{kind}"] += 1
-        event = Event(seq=self.seq, time=time.time(), kind=kind, subject=subject, detail=detail)
+        event = KvdEvent(seq=self.seq, time=time.time(), kind=kind, subject=subject, detail=detail)
         log.info("%s %s %s", kind, subject, " ".join(f"{k}={v}" for k, v in detail.items()))
         if self._publisher is not None:
             self._publisher.send_multipart([kind.encode(), self._encoder.encode(event)], zmq.NOBLOCK)

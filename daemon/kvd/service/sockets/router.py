@@ -15,18 +15,18 @@ from typing import Any
 import msgspec
 import zmq
 
-from kvd.service.errors import LedgerError, Refusal
+from kvd.service.errors import LedgerError, RequestRefused
 from kvd.wire.checksum import Sums
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
-from kvd.wire.handshake import EngineDescribed, EngineGone, PeerGone, PeerReady, Pong
+from kvd.wire.handshake import EngineDescribed, EngineEnded, PeerGone, PeerReady, Pong
 from kvd.wire.lease import LeaseClaimed, LeaseEnded
-from kvd.wire.order import Forced, ForcedCleared, ForcePlan
-from kvd.wire.query import Engines, Status, Workers
+from kvd.wire.order import ForcedCleared, ForcedMisses, ForcePlan
+from kvd.wire.outcomes import Outcomes
+from kvd.wire.query import EngineList, KvdStatus, WorkerList
 from kvd.wire.registration import NotRegistered, Registered
 from kvd.wire.reply import Ok, Refused
-from kvd.wire.served import Served
-from kvd.wire.transfer import KeptEngine, Transfers
+from kvd.wire.transfer import KeptEngine, TransferList
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ TURN_SECONDS = 0.002
 """How long messages are taken before other tasks get their turn: a flood must not starve the clocks."""
 
 ANSWERS = (
-    Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineGone, Pong, LeaseClaimed, LeaseEnded,
-    Transfers, Engines, Workers, Status, ForcePlan, ForcedCleared, Forced, Sums, Served,
+    Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineEnded, Pong, LeaseClaimed, LeaseEnded,
+    TransferList, EngineList, WorkerList, KvdStatus, ForcePlan, ForcedCleared, ForcedMisses, Sums, Outcomes,
     KeptEngine, Ok, Refused,
 )  # fmt: skip
 """What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
@@ -83,7 +83,7 @@ class Router:
         """Requests that wait for something now."""
         return len(self._tasks)
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         """Take messages until cancelled, or until the socket is closed."""
         # A plain socket and its file descriptor: futures of zmq.asyncio would cost each message more than all else.
         loop = asyncio.get_running_loop()
@@ -234,7 +234,7 @@ class Router:
         self._reply(caller, answer, correlation)
 
     def _refusal(self, error: Exception, message: Message) -> Refused:
-        if isinstance(error, Refusal):
+        if isinstance(error, RequestRefused):
             self._counters[f"refused.{error.code}"] += 1
             return error.refused
         self._counters["errors.internal"] += 1

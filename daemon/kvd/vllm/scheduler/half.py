@@ -35,8 +35,8 @@ from kvd.vllm.scheduler.unloaded import record_unloaded, report
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
+from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
-from kvd.wire.served import NotOffered, Outcome
 from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill

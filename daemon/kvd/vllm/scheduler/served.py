@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 from kvd.vllm.params import wants_prefill_here
 from kvd.wire.frame import Message
-from kvd.wire.served import (
+from kvd.wire.outcomes import (
     ASKED_TO_PREFILL,
     MOST_COUNTS,
     OTHER,
     OTHER_PARAMS,
     Outcome,
-    ReportServed,
-    ServedCount,
+    OutcomeCount,
+    ReportOutcomes,
 )
 
 TELL_SECONDS = 2.0
@@ -51,8 +51,8 @@ class Served:
         self._deliver = deliver
         self._lock = threading.Lock()
         self._totals: dict[Key, tuple[int, int]] = {}
-        self._sent: tuple[ServedCount, ...] = ()
-        self._known: tuple[ServedCount, ...] = ()
+        self._sent: tuple[OutcomeCount, ...] = ()
+        self._known: tuple[OutcomeCount, ...] = ()
         self._waits = False
         self._delivery: Future[Message] | None = None
         self._decided: set[str] = set()
@@ -87,12 +87,12 @@ class Served:
 
     # --- on the session's thread ---
 
-    def _report(self) -> ReportServed:
+    def _report(self) -> ReportOutcomes:
         with self._lock:
             self._waits = False  # what is counted from here on is told by another message
             counts = [(key, *sums) for key, sums in self._totals.items()]
-        self._sent = tuple(ServedCount(key[0], key[1], requests, tokens) for key, requests, tokens in counts)
-        return ReportServed(engine_id=self._engine_id, totals=self._sent, known=self._known)
+        self._sent = tuple(OutcomeCount(key[0], key[1], requests, tokens) for key, requests, tokens in counts)
+        return ReportOutcomes(engine_id=self._engine_id, totals=self._sent, known=self._known)
 
     def _told(self, answer: Future[Message]) -> None:
         if answer.exception() is None:

@@ -24,7 +24,7 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.identity import Endpoint
-from kvd.wire.transfer import Checksum, GroupChecksum
+from kvd.wire.transfer import ChecksumResult, GroupChecksum
 from kvd.worker.cause import Cause
 from kvd.worker.pull.load import Load
 from kvd.worker.session import SessionProtocol
@@ -100,17 +100,17 @@ class Checking:
         try:
             found = self._compared(load, plan, min(load.deadline, began + WAIT_SECONDS))
         except (_SumsUnavailable, GeometryError, TopologyError) as error:
-            found = Checksum(state="unknown", why=str(error))
+            found = ChecksumResult(state="unknown", why=str(error))
         except Exception as error:  # the load has come all the same
             log.exception("checksums of the load of %s", load.order.request_id)
-            found = Checksum(state="unknown", why=f"{type(error).__name__}: {error}")
+            found = ChecksumResult(state="unknown", why=f"{type(error).__name__}: {error}")
         seconds = time.monotonic() - began
-        load.checksum = Checksum(state=found.state, why=found.why, groups=found.groups, seconds=seconds)
+        load.checksum = ChecksumResult(state=found.state, why=found.why, groups=found.groups, seconds=seconds)
         if found.state == "differs":
             wrong = "; ".join(f"group {g.group} {g.differs}" for g in found.groups if g.differs)
             load.spoil(Cause(f"checksums differ from the prefiller's: {wrong}", "CHECKSUM_MISMATCH"))
 
-    def _compared(self, load: Load, plan: Plan, until: float) -> Checksum:
+    def _compared(self, load: Load, plan: Plan, until: float) -> ChecksumResult:
         order = load.order
         remote = self._topology.find(order.prefill.engine_id)
         if remote is None or remote.generation != order.prefill.generation:
@@ -126,13 +126,13 @@ class Checking:
             total=order.prefill.tokens,
         )
         if not against.asks:
-            return Checksum()
+            return ChecksumResult()
         answers = {at: self._ask(load, against, at, until) for at in against.asks}
         with self._adding:
             own = against.own_sums(self._summer())
         theirs = {at: self._sums(load, against, at, future, until) for at, future in answers.items()}
         groups = tuple(GroupChecksum(g.group, g.layers, g.differs) for g in against.compare(own, theirs))
-        return Checksum(state="differs" if any(g.differs for g in groups) else "ok", groups=groups)
+        return ChecksumResult(state="differs" if any(g.differs for g in groups) else "ok", groups=groups)
 
     def _ask(self, load: Load, against: Comparison, at: int, until: float) -> Future[Message]:
         prefill, rank = load.order.prefill, against.remotes[at].rank

@@ -17,7 +17,7 @@ from kvd.topology.copies import Copies, compile_request
 from kvd.topology.leftover import leftover
 from kvd.topology.pieces import cut, largest_prefix, piece
 from kvd.topology.plan import Plan
-from kvd.wire.transfer import Checksum, GroupShare, TransferRecord, bounded
+from kvd.wire.transfer import ChecksumResult, GroupShare, TransferRecord, bounded
 from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.orders import Fault, LoadOrder
 
@@ -75,7 +75,7 @@ class Load:
     fault: Fault | None = None
     then: Callable[[Load], None] | None = None
     sums: bool = False
-    checksum: Checksum = field(default_factory=Checksum)
+    checksum: ChecksumResult = field(default_factory=ChecksumResult)
 
     @property
     def copies(self) -> list[Copies]:

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import pytest
 
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.service.config import LeaseSettings
-from kvd.service.engines.leases import MAX_READERS, Leases
+from kvd.service.engines.leases import MAX_READERS, LeaseTable
 from kvd.service.engines.readers import MAX_REMEMBERED, Readers
 from kvd.service.engines.registry import Client
-from kvd.service.errors import Refusal
+from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
@@ -29,13 +29,13 @@ from tests.support.daemons import ROOT, Daemon, daemons, facts, measured, schedu
 from tests.support.lender import Lender
 
 
-def claim(one: Session, key: LeaseKey, reader: str, extend: float = 0.0) -> LeaseClaimed:
+def claim(one: KvdSession, key: LeaseKey, reader: str, extend: float = 0.0) -> LeaseClaimed:
     answer = one.call(LeaseClaim(key=key, reader=reader, extend_seconds=extend), 10).result(10)
     assert isinstance(answer, LeaseClaimed)
     return answer
 
 
-def release(one: Session, key: LeaseKey, reader: str) -> None:
+def release(one: KvdSession, key: LeaseKey, reader: str) -> None:
     assert one.deliver(f"release {reader}", LeaseRelease(key=key, reader=reader)).result(20) == Ok()
 
 
@@ -323,7 +323,9 @@ def test_what_was_released_and_what_others_claimed_is_left_alone() -> None:
 def test_what_the_dead_had_sent_before_claims_nothing() -> None:
     made, who = readers([]), client()
     who.ended, who.reason = True, "process 1 ended"
-    with pytest.raises(Refusal, match=r"d/scheduler claims lease 'r', and it has ended: process 1 ended"):
+    with pytest.raises(
+        RequestRefused, match=r"d/scheduler claims lease 'r', and it has ended: process 1 ended"
+    ):
         made.claims(who, LeaseClaim(key=KEY, reader="one"), 60.0)
 
 
@@ -342,7 +344,7 @@ def test_the_memory_of_readers_is_bounded_by_number_and_by_time() -> None:
 def test_a_lease_has_only_so_many_readers() -> None:
     async def run() -> None:
         events = Events(None, Counter())
-        leases = Leases(LeaseSettings(), events, lambda _route, _message: None, cast("Any", None))
+        leases = LeaseTable(LeaseSettings(), events, lambda _route, _message: None, cast("Any", None))
         leases.open(client("p"), (OpenLease("r", 60.0),))
         for number in range(MAX_READERS):
             assert (await leases.claim(LeaseClaim(key=KEY, reader=str(number)))).seconds > 0

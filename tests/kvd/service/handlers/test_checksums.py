@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.frame import Message
@@ -51,7 +51,7 @@ def prefiller(kvd: Daemon) -> Iterator[Prefiller]:
 
 
 @pytest.fixture
-def decoder(kvd: Daemon) -> Iterator[Session]:
+def decoder(kvd: Daemon) -> Iterator[KvdSession]:
     with session(kvd, worker(facts("d"))) as made:
         yield made
 
@@ -63,26 +63,26 @@ def question(prefiller: Prefiller, *, rank: int = 1, generation: str = "", engin
     )  # fmt: skip
 
 
-def refusal(decoder: Session, message: GetSums) -> Refused:
+def refusal(decoder: KvdSession, message: GetSums) -> Refused:
     error = decoder.call(message, LONG).exception(LONG)
     assert isinstance(error, RefusedByDaemon)
     return error.refusal
 
 
-def test_a_question_reaches_the_worker_that_it_names(prefiller: Prefiller, decoder: Session) -> None:
+def test_a_question_reaches_the_worker_that_it_names(prefiller: Prefiller, decoder: KvdSession) -> None:
     asked = question(prefiller)
     assert decoder.call(asked, LONG).result(LONG) == SUMS
     assert prefiller.heard == [(1, asked)]
 
 
-def test_what_the_worker_refuses_comes_back_as_it_said_it(prefiller: Prefiller, decoder: Session) -> None:
+def test_what_the_worker_refuses_comes_back_as_it_said_it(prefiller: Prefiller, decoder: KvdSession) -> None:
     prefiller.answer = Refused(code="KVD-CONNECTOR-SUMS", message="not ready", hint="ask again")
     found = refusal(decoder, question(prefiller))
     assert (found.code, found.final, found.hint) == ("KVD-CONNECTOR-SUMS", False, "ask again")
     assert "not ready" in found.message
 
 
-def test_an_answer_of_another_kind_is_not_passed_on(prefiller: Prefiller, decoder: Session) -> None:
+def test_an_answer_of_another_kind_is_not_passed_on(prefiller: Prefiller, decoder: KvdSession) -> None:
     prefiller.answer = Ok()
     assert "answered a get_sums with ok" in refusal(decoder, question(prefiller)).message
 
@@ -95,14 +95,14 @@ def test_an_answer_of_another_kind_is_not_passed_on(prefiller: Prefiller, decode
     ],
 )
 def test_a_question_for_nobody_is_refused_for_good(
-    prefiller: Prefiller, decoder: Session, changes: dict[str, object], code: str
+    prefiller: Prefiller, decoder: KvdSession, changes: dict[str, object], code: str
 ) -> None:
     found = refusal(decoder, question(prefiller, **changes))  # type: ignore[arg-type]
     assert (found.code, found.final) == (code, True)
     assert not prefiller.heard
 
 
-def test_an_engine_that_nobody_knows_is_refused(prefiller: Prefiller, decoder: Session) -> None:
+def test_an_engine_that_nobody_knows_is_refused(prefiller: Prefiller, decoder: KvdSession) -> None:
     assert "'q'" in refusal(decoder, question(prefiller, engine="q")).message
 
 

@@ -17,16 +17,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message
 from kvd.wire.order import (
     AllWaiting,
     Asker,
     ClearForced,
-    Forced,
     ForcedCleared,
+    ForcedMisses,
     ForceMiss,
     ForcePlan,
     GetForced,
@@ -61,7 +61,7 @@ class Engine:
     daemon: Daemon
     told: list[Message] = field(default_factory=list)
     answer: Callable[[ForceMiss], Message] = plan_of
-    session: Session = field(init=False)
+    session: KvdSession = field(init=False)
 
     def heard(self, message: Message) -> Message | None:
         """The scheduler's session."""
@@ -91,9 +91,9 @@ class Engine:
         report = ReportForced(order=order, miss=miss)
         assert self.session.call(report, LONG).result(LONG) == Ok()
 
-    def order_of(self, order_id: str = "", **more: object) -> Forced:
+    def order_of(self, order_id: str = "", **more: object) -> ForcedMisses:
         found = self.daemon.ask(GetForced(order_id=order_id, **more), LONG)  # type: ignore[arg-type]
-        assert isinstance(found, Forced)
+        assert isinstance(found, ForcedMisses)
         return found
 
 
@@ -134,7 +134,7 @@ def test_the_engine_is_told_who_asked_and_its_plan_is_the_answer(engine: Engine)
 
 
 def test_an_order_is_remembered_with_who_gave_it_and_told_as_an_event(engine: Engine) -> None:
-    seen: list[Event] = []
+    seen: list[KvdEvent] = []
     listening = threading.Event()
     with engine.daemon.operator() as operator:
         stream = operator.events(("order.",), LONG, lambda on: listening.set() if on else None)
@@ -190,7 +190,7 @@ def test_who_follows_is_told_when_something_changes_and_after_a_while_anyhow(eng
     plan = engine.order()
     revision = engine.order_of(plan.order_id).revision
     assert engine.order_of(plan.order_id, revision=revision, seconds=0.05).revision == revision
-    answers: list[Forced] = []
+    answers: list[ForcedMisses] = []
     asking = threading.Thread(
         target=lambda: answers.append(engine.order_of(plan.order_id, revision=revision, seconds=LONG))
     )

@@ -20,9 +20,9 @@ import pytest
 import zmq
 
 from kvd.client.errors import RefusedByDaemon, TimedOut
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
-from kvd.wire.event import Event
+from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.push import (
@@ -63,7 +63,7 @@ class Worker:
     card: RegisterWorker | RegisterScheduler
     answer: Callable[[Message], Message | None] = _ok
     told: list[Message] = field(default_factory=list)
-    session: Session = field(init=False)
+    session: KvdSession = field(init=False)
 
     def heard(self, message: Message) -> Message | None:
         """The session's handler."""
@@ -166,7 +166,7 @@ def refused(answer: Future[Message]) -> Refused:
 
 @pytest.mark.parametrize("kvds", [1, 2])
 def test_a_push_from_announcement_to_end(kvds: int) -> None:
-    seen: list[Event] = []
+    seen: list[KvdEvent] = []
     with pair(kvds=kvds) as both, both.near.operator() as operator:
         listening = threading.Event()
         stream = operator.events(("push.",), LONG, lambda on: listening.set() if on else None)

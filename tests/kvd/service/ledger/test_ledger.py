@@ -28,8 +28,8 @@ from kvd.wire.transfer import (
     KeptEngine,
     ListTransfers,
     ReportTransfers,
+    TransferList,
     TransferRecord,
-    Transfers,
 )
 from tests.support.daemons import daemons, facts, geometry, measured, session, wait_for, worker
 
@@ -50,7 +50,7 @@ def test_acknowledged_records_survive_a_sigkill_right_after() -> None:
             kvd.kill()
             kvd.start()
             found = kvd.ask(ListTransfers(limit=1000))
-            assert isinstance(found, Transfers)
+            assert isinstance(found, TransferList)
             assert found.total == len(found.rows) == 100 * (round_ + 1)
 
 
@@ -78,7 +78,7 @@ def test_a_sigkill_amid_reports_loses_nothing_that_was_acknowledged() -> None:
         kvd.start()
         reporter.join(60)
         found = kvd.ask(ListTransfers(limit=10_000))
-        assert isinstance(found, Transfers)
+        assert isinstance(found, TransferList)
         assert set(acknowledged) <= {row.record.transfer_id for row in found.rows}
         assert "set aside" not in kvd.log
 
@@ -88,7 +88,7 @@ def test_records_that_come_twice_are_kept_and_counted_once() -> None:
         for _ in range(2):
             kvd.ask(ReportTransfers(incarnation="i", records=(record(1), record(2, "miss"))))
         found = kvd.ask(ListTransfers())
-        assert isinstance(found, Transfers)
+        assert isinstance(found, TransferList)
         assert found.total == 2
         counters = kvd.status().counters
         assert (counters["transfers.done"], counters["transfers.miss"], counters["transfers.bytes"]) == (
@@ -241,7 +241,7 @@ def test_what_is_known_of_an_engine_is_kept_as_long_as_records_name_it() -> None
         kvd.kill()
         kvd.start()
         found = kvd.ask(ListTransfers())
-        assert isinstance(found, Transfers)
+        assert isinstance(found, TransferList)
         generation = found.rows[0].record.local_generation
         assert generation == generation_of(("i0", "i1"))
         kept = kvd.ask(GetKeptEngine(engine_id="d", generation=generation))

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Ok
-from kvd.wire.transfer import SCHEDULER_RANK, ListTransfers, ReportTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import SCHEDULER_RANK, ListTransfers, ReportTransfers, TransferList, TransferRecord
 from tests.kvd.service.ledger.test_ledger import record
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, worker
 
@@ -27,13 +27,13 @@ def unloaded(number: int, engine: str = "d", **changes: object) -> TransferRecor
     return msgspec.structs.replace(made, **changes)
 
 
-def report(client: Session, *records: TransferRecord) -> object:
+def report(client: KvdSession, *records: TransferRecord) -> object:
     return client.call(ReportTransfers(incarnation="i", records=records), 10).result(10)
 
 
 def rows(kvd: Daemon, **query: str) -> list[TransferRecord]:
     answer = kvd.ask(ListTransfers(**query))  # type: ignore[arg-type]
-    assert isinstance(answer, Transfers)
+    assert isinstance(answer, TransferList)
     return [row.record for row in answer.rows]
 
 

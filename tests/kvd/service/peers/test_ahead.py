@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 import msgspec
 import pytest
 
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineFacts
@@ -37,7 +37,7 @@ class Pushed:
 @contextmanager
 def engine(
     kvd: Daemon, of: EngineFacts, pushed: list[Pushed] | None = None, *, ready: bool = True
-) -> Iterator[list[Session]]:
+) -> Iterator[list[KvdSession]]:
     """All workers of an engine and its scheduler, registered; the scheduler last."""
     cards: list[RegisterWorker | RegisterScheduler] = [
         *(worker(of, rank) for rank in range(of.world_size)),
@@ -197,12 +197,12 @@ def test_sixty_four_workers_register_at_once_and_the_loop_stays_free() -> None:
     ):
         of = facts("d", tp=64)
         together = threading.Barrier(64)
-        made: list[Session] = []
+        made: list[KvdSession] = []
 
         def register(rank: int) -> None:
             together.wait(30)
             card = worker(of, rank)
-            made.append(Session(lambda: card, directory=near.directory))
+            made.append(KvdSession(lambda: card, directory=near.directory))
 
         threads = [threading.Thread(target=register, args=(rank,)) for rank in range(64)]
         for thread in threads:

@@ -8,13 +8,13 @@ from collections import Counter
 import msgspec
 import pytest
 
-from kvd.service.engines.registry import Engine
-from kvd.service.peers.compatibility import Verdicts, compare_cards, rehearse
+from kvd.service.engines.registry import LocalEngine
+from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
 from kvd.wire.identity import EngineCard
-from kvd.wire.reply import Factor
+from kvd.wire.reply import RefusalFactor
 from tests.support.daemons import facts, worker
 
-BAD = Factor("tp", "1", "3", ok=False)
+BAD = RefusalFactor("tp", "1", "3", ok=False)
 
 
 class Comparisons:
@@ -24,15 +24,15 @@ class Comparisons:
         self.made = 0
         self.failures = failures
 
-    def __call__(self, *_: object) -> tuple[Factor, ...]:
+    def __call__(self, *_: object) -> tuple[RefusalFactor, ...]:
         self.made += 1
         if self.made <= self.failures:
             raise OSError("no thread")
-        return (Factor("model", "m", "m", ok=True), BAD)
+        return (RefusalFactor("model", "m", "m", ok=True), BAD)
 
 
-def local(shape: str = "here", generation: str = "g") -> Engine:
-    return Engine(facts("d"), generation=generation, shape=shape)
+def local(shape: str = "here", generation: str = "g") -> LocalEngine:
+    return LocalEngine(facts("d"), generation=generation, shape=shape)
 
 
 def card(generation: str = "h") -> EngineCard:
@@ -41,7 +41,7 @@ def card(generation: str = "h") -> EngineCard:
 
 def test_all_who_ask_at_once_share_one_comparison_and_later_ones_find_it_known() -> None:
     comparisons = Comparisons()
-    verdicts = Verdicts(comparisons, Counter())
+    verdicts = CompatibilityCache(comparisons, Counter())
 
     async def ask() -> None:
         together = await asyncio.gather(*(verdicts.find(local(), card(), "there") for _ in range(20)))
@@ -54,7 +54,7 @@ def test_all_who_ask_at_once_share_one_comparison_and_later_ones_find_it_known()
 
 def test_a_peer_that_tells_no_shape_is_compared_once_a_generation() -> None:
     comparisons = Comparisons()
-    verdicts = Verdicts(comparisons, Counter())
+    verdicts = CompatibilityCache(comparisons, Counter())
 
     async def ask() -> None:
         known = [(await verdicts.find(local(), card(generation), ""))[0] for generation in ("h", "h", "h2")]
@@ -66,7 +66,7 @@ def test_a_peer_that_tells_no_shape_is_compared_once_a_generation() -> None:
 
 def test_a_comparison_that_failed_is_made_again() -> None:
     comparisons = Comparisons(failures=1)
-    verdicts = Verdicts(comparisons, Counter())
+    verdicts = CompatibilityCache(comparisons, Counter())
 
     async def ask() -> None:
         with pytest.raises(OSError, match="no thread"):

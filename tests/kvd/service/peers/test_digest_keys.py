@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from kvd.client.errors import ClientError
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint
-from kvd.wire.query import Engines, ListEngines
+from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.registration import RegisterScheduler
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import GetKeptEngine, ReportTransfers
@@ -28,14 +28,14 @@ def ask(kvd: Daemon | None, *, keyed: bool = True) -> GetPeer:
     return GetPeer(local_engine="d", engine_id="p", endpoint=endpoint, keyed=keyed)
 
 
-def told(client: Session, message: GetPeer) -> PeerReady:
+def told(client: KvdSession, message: GetPeer) -> PeerReady:
     answer = client.call(message, 20).result(20)
     assert isinstance(answer, PeerReady)
     return answer
 
 
 @contextmanager
-def decoder(kvd: Daemon) -> Iterator[tuple[Session, Session]]:
+def decoder(kvd: Daemon) -> Iterator[tuple[KvdSession, KvdSession]]:
     """A decoding engine's worker and its scheduler."""
     with session(kvd, worker(D)) as hand, session(kvd, scheduler(D)) as head:
         hand.wait(lambda s: bool(s.engine_generation), 10)
@@ -125,7 +125,7 @@ def test_operators_logs_and_ledgers_never_see_it() -> None:
         hand.call(ReportTransfers(incarnation="any", records=(made,)), 20).result(20)
         for kvd in (near, far):
             listed = kvd.ask(ListEngines(cards=True))
-            assert isinstance(listed, Engines)
+            assert isinstance(listed, EngineList)
             cards = [row.card for row in listed.rows if row.card is not None]
             assert any(card.engine.engine_id == "p" for card in cards)
             assert all(card.digest_key == b"" for card in cards)

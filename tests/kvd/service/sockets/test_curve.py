@@ -25,7 +25,7 @@ def test_a_pair_is_written_once_and_read_back(tmp_path: Path) -> None:
     assert keys.authorized == {keys.public}
     assert keys.of("h", 1) == keys.public
     assert keys.secret.decode() not in repr(keys)
-    with pytest.raises(ConfigError, match="File exists"):
+    with pytest.raises(ConfigError, match="it exists"):
         curve.create(path)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast, get_args
 
+from kvd.service.daemon import Daemon
 from kvd.service.handlers.dispatch import local_handlers, peer_handlers
-from kvd.service.parts import Parts
 from kvd.service.sockets.router import ANSWERS
 from kvd.wire.frame import Message
 from kvd.wire.lease import LeaseExtend
@@ -13,8 +13,8 @@ from kvd.wire.lease import LeaseExtend
 
 def test_each_message_is_a_request_or_an_answer() -> None:
     """Else an answer that comes too late would be refused, and the refusal perhaps refused in turn."""
-    no_parts = cast("Parts", object())
-    requests: set[Any] = {*local_handlers(no_parts), *peer_handlers(no_parts)}
+    no_daemon = cast("Daemon", object())
+    requests: set[Any] = {*local_handlers(no_daemon), *peer_handlers(no_daemon)}
     kvds_own = {LeaseExtend}
     assert requests.isdisjoint(ANSWERS)
     assert requests | set(ANSWERS) | kvds_own == set(get_args(Message))

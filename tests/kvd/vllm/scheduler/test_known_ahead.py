@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kvd.backends.memory import open_backend
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.transfer import ListTransfers, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList
 from kvd.worker.orders import StepOrders
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
@@ -25,15 +25,15 @@ LONG = 30.0
 
 
 @contextmanager
-def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, Session]]:
+def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, KvdSession]]:
     """The connector's half of a worker, with a session of its own at a kvd."""
     config = cache_config(BLOCKS, (full(), ("l0", "l1")))
     buffer, tensors = memory(2)
     groups = groups_of(config)
-    sessions: list[Session] = []
+    sessions: list[KvdSession] = []
 
-    def open_session(card: Any, on_push: Any) -> Session:
-        sessions.append(Session(card, on_push, directory=kvd.directory, name=name))
+    def open_session(card: Any, on_push: Any) -> KvdSession:
+        sessions.append(KvdSession(card, on_push, directory=kvd.directory, name=name))
         return sessions[0]
 
     half = WorkerHalf(
@@ -88,5 +88,5 @@ def test_the_first_request_of_configured_peers_pays_no_handshake() -> None:
 
 def _transfers(kvd: Daemon) -> tuple[Any, ...]:
     answer = kvd.ask(ListTransfers())
-    assert isinstance(answer, Transfers)
+    assert isinstance(answer, TransferList)
     return answer.rows

@@ -14,8 +14,8 @@ from kvd.client.session import SessionState
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.vllm.scheduler.served import Served
+from kvd.wire.outcomes import MOST_COUNTS, OutcomeCount, ReportOutcomes
 from kvd.wire.reply import Ok
-from kvd.wire.served import MOST_COUNTS, ReportServed, ServedCount
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.kvd.vllm.scheduler.test_half import (
@@ -42,7 +42,7 @@ class Placed(Engine):
 
 def served(engine: Engine) -> set[tuple[str, str, int, int]]:
     """What kvd was told last."""
-    reports = engine.script.told(ReportServed)
+    reports = engine.script.told(ReportOutcomes)
     return {(n.outcome, n.code, n.requests, n.tokens) for n in reports[-1].totals} if reports else set()
 
 
@@ -228,7 +228,7 @@ class Slow(Script):
     def deliver(self, key: str, message: Any, keep_seconds: float = 600.0, *, after: float = 0.0) -> Any:
         assert (keep_seconds, after) == (float("inf"), 2.0)
         self.kept = message
-        return super().deliver(key, ReportServed(engine_id="", totals=()), keep_seconds, after=after)
+        return super().deliver(key, ReportOutcomes(engine_id="", totals=()), keep_seconds, after=after)
 
 
 def test_what_is_counted_meanwhile_is_told_with_the_first() -> None:
@@ -237,7 +237,7 @@ def test_what_is_counted_meanwhile_is_told_with_the_first() -> None:
     for _ in range(1000):
         counts.count("loaded", 7)
     assert len(script.delivered) == 1
-    assert script.kept().totals == (ServedCount("loaded", "", 1000, 7000),)
+    assert script.kept().totals == (OutcomeCount("loaded", "", 1000, 7000),)
     counts.count("loaded", 7)  # after that one was sent
     assert len(script.delivered) == 2
 
@@ -250,8 +250,8 @@ def test_a_report_says_what_a_kvd_has_acknowledged() -> None:
     script.delivered[-1].answer(Ok())
     counts.count("missed", 5, "X")
     report = script.kept()
-    assert report.known == (ServedCount("loaded", "", 1, 7),)
-    assert report.totals == (ServedCount("loaded", "", 1, 7), ServedCount("missed", "X", 1, 5))
+    assert report.known == (OutcomeCount("loaded", "", 1, 7),)
+    assert report.totals == (OutcomeCount("loaded", "", 1, 7), OutcomeCount("missed", "X", 1, 5))
 
 
 def test_a_report_that_the_session_did_not_take_is_tried_with_the_next_request() -> None:

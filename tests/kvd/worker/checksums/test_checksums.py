@@ -15,7 +15,7 @@ import pytest
 
 from kvctl.views.demo import Mode
 from kvd.backends.memory import open_backend
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
 from kvd.topology.checksum import InMemory
 from kvd.vllm.memory.page_sums import summer_of
@@ -23,7 +23,7 @@ from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.identity import Endpoint
 from kvd.wire.reply import Refused
-from kvd.wire.transfer import ListTransfers, TransferRecord, Transfers
+from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from kvd.worker.checksums import summing
 from kvd.worker.checksums.summing import Summing
 from kvd.worker.orders import LoadOrder, PushEnd, PushStep, StepOrders, SumOrder, SumOrders
@@ -43,7 +43,7 @@ class Side:
 
     buffer: Buffer
     half: WorkerHalf
-    session: Session
+    session: KvdSession
 
 
 @contextmanager
@@ -51,10 +51,10 @@ def worker(kvd: Daemon, name: str, mode: Mode) -> Iterator[Side]:
     config = cache_config(BLOCKS, (full(), ("l0", "l1")))
     buffer, tensors = memory(2)
     groups = groups_of(config)
-    sessions: list[Session] = []
+    sessions: list[KvdSession] = []
 
-    def open_session(card: Any, on_push: Any) -> Session:
-        sessions.append(Session(card, on_push, directory=kvd.directory, name=name))
+    def open_session(card: Any, on_push: Any) -> KvdSession:
+        sessions.append(KvdSession(card, on_push, directory=kvd.directory, name=name))
         return sessions[0]
 
     half = WorkerHalf(
@@ -105,7 +105,7 @@ class Pair:
     def record(self) -> TransferRecord:
         def look() -> TransferRecord | None:
             answer = self.near.ask(ListTransfers())
-            assert isinstance(answer, Transfers)
+            assert isinstance(answer, TransferList)
             return answer.rows[0].record if answer.rows else None
 
         return wait_for(look, LONG)

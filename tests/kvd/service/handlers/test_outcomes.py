@@ -9,34 +9,34 @@ from concurrent.futures import Future
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.client.session import Session
-from kvd.service.engines.served_counts import CLAIM_SECONDS, MOST_KEYS, STEP_SECONDS, STEPS, ServedCounts
+from kvd.client.session import KvdSession
+from kvd.service.engines.outcome_counts import CLAIM_SECONDS, MOST_KEYS, STEP_SECONDS, STEPS, OutcomeCounts
 from kvd.vllm.scheduler.served import Served as Tally
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseOpened
+from kvd.wire.outcomes import GetOutcomes, OutcomeCount, OutcomeRow, Outcomes, ReportOutcomes
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
-from kvd.wire.served import GetServed, ReportServed, Served, ServedCount, ServedRow
 from tests.kvd.service.test_metrics import free_port, get
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
 
 FACTS = EngineFacts(engine_id="e", model="m", role="decode")
 
 
-def counted(outcome: str, requests: int, tokens: int, code: str = "") -> ServedCount:
-    return ServedCount(outcome, code, requests, tokens)  # type: ignore[arg-type]
+def counted(outcome: str, requests: int, tokens: int, code: str = "") -> OutcomeCount:
+    return OutcomeCount(outcome, code, requests, tokens)  # type: ignore[arg-type]
 
 
-def report(*totals: ServedCount, known: tuple[ServedCount, ...] = ()) -> ReportServed:
-    return ReportServed(engine_id="e", totals=totals, known=known)
+def report(*totals: OutcomeCount, known: tuple[OutcomeCount, ...] = ()) -> ReportOutcomes:
+    return ReportOutcomes(engine_id="e", totals=totals, known=known)
 
 
 # --- steps ---
 
 
 def test_what_is_new_since_the_last_report_counts() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.report("i", report(counted("loaded", 3, 30)), 1000.0)
     counts.report("i", report(counted("loaded", 5, 70)), 1002.0)
     row = counts.row(FACTS, 60.0, 1003.0)
@@ -45,7 +45,7 @@ def test_what_is_new_since_the_last_report_counts() -> None:
 
 
 def test_the_window_slides_and_totals_stay() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.report("i", report(counted("missed", 1, 10)), 1000.0)
     counts.report("i", report(counted("missed", 4, 40)), 1100.0)
     assert counts.row(FACTS, 60.0, 1101.0).lately == (counted("missed", 3, 30),)
@@ -54,27 +54,27 @@ def test_the_window_slides_and_totals_stay() -> None:
 
 
 def test_only_so_many_steps_are_kept() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     for n in range(3 * STEPS):
         counts.report("i", report(counted("loaded", n + 1, 0)), n * STEP_SECONDS)
     assert counts.row(FACTS, 1e9, 3 * STEPS * STEP_SECONDS).lately == (counted("loaded", STEPS, 0),)
 
 
 def test_an_engine_that_started_again_counts_from_nothing() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.report("i", report(counted("loaded", 9, 90)), 1000.0)
     counts.report("j", report(counted("loaded", 2, 20)), 1001.0)
     assert counts.row(FACTS, 60.0, 1002.0).totals == (counted("loaded", 11, 110),)
 
 
 def test_a_kvd_that_started_again_counts_what_no_kvd_has_acknowledged() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.report("i", report(counted("loaded", 900, 9000), known=(counted("loaded", 890, 8900),)), 1000.0)
     assert counts.row(FACTS, 60.0, 1001.0).totals == (counted("loaded", 10, 100),)
 
 
 def test_codes_are_bounded() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     for n in range(4 * MOST_KEYS):
         counts.report("i", report(counted("missed", 1, 1, f"C{n}")), 1000.0)
     row = counts.row(FACTS, 60.0, 1001.0)
@@ -86,7 +86,7 @@ def test_codes_are_bounded() -> None:
 
 
 def test_a_lease_that_nobody_claims_in_time_is_unclaimed() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.opened("e", ["a", "b", "c"], 1000.0)
     counts.claimed("e", "b")
     young, old = (
@@ -97,7 +97,7 @@ def test_a_lease_that_nobody_claims_in_time_is_unclaimed() -> None:
 
 
 def test_a_claim_that_is_renewed_or_names_no_lease_counts_once_or_not_at_all() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.opened("e", ["a"], 1000.0)
     for name in ("a", "a", "other"):
         counts.claimed("e", name)
@@ -106,7 +106,7 @@ def test_a_claim_that_is_renewed_or_names_no_lease_counts_once_or_not_at_all() -
 
 
 def test_leases_that_nobody_claims_are_forgotten_and_stay_counted() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     for n in range(2 * STEPS):
         counts.opened("e", [f"r{n}"], n * STEP_SECONDS)
     assert len(counts._engines["e"].waiting) <= STEPS + 1
@@ -116,7 +116,7 @@ def test_leases_that_nobody_claims_are_forgotten_and_stay_counted() -> None:
 
 
 def test_engines_that_are_gone_are_forgotten() -> None:
-    counts = ServedCounts()
+    counts = OutcomeCounts()
     counts.report("i", report(counted("loaded", 1, 1)), 1000.0)
     counts.keep(["other"])
     assert counts.row(FACTS, 60.0, 1000.0).totals == ()
@@ -125,13 +125,13 @@ def test_engines_that_are_gone_are_forgotten() -> None:
 # --- over the wire ---
 
 
-def rows(kvd: Daemon, *, peers: bool = False) -> dict[str, ServedRow]:
-    answer = kvd.ask(GetServed(peers=peers))
-    assert isinstance(answer, Served)
+def rows(kvd: Daemon, *, peers: bool = False) -> dict[str, OutcomeRow]:
+    answer = kvd.ask(GetOutcomes(peers=peers))
+    assert isinstance(answer, Outcomes)
     return {row.engine_id: row for row in answer.rows}
 
 
-def tally(one: Session, *, soon: bool = True) -> Tally:
+def tally(one: KvdSession, *, soon: bool = True) -> Tally:
     def deliver(
         key: str, message: Callable[[], Message], keep_seconds: float, *, after: float
     ) -> Future[Message]:

@@ -1,4 +1,4 @@
-"""Askers: the other kvds that use engines of ours, so that they can be told when one ends."""
+"""Subscribers: the other kvds that use engines of ours, so that they can be told when one ends."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvd.service.engines.registry import Engine, Registry
+from kvd.service.engines.registry import LocalEngine, Registry
 from kvd.wire.frame import Message
-from kvd.wire.handshake import EngineGone, Ping
+from kvd.wire.handshake import EngineEnded, Ping
 
 GIVEN_SECONDS = 5.0
 """For this long a card that was given out counts as in use, though a ping that crossed it does not say so."""
 FORGET_SECONDS = 30.0
-"""An asker that has not pinged for this long is forgotten; its next ping brings it back."""
+"""An subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
 
 
 @dataclass(slots=True)
-class Asker:
+class Subscriber:
     """One other kvd: the engines (id, generation) of ours that it uses, and when it was given each card.
 
     ``heard`` and the times in ``given`` are time.monotonic().
@@ -29,42 +29,44 @@ class Asker:
     given: dict[tuple[str, str], float] = field(default_factory=dict)
 
 
-class Askers:
+class Subscribers:
     """The other kvds, by their route on the peer socket."""
 
     def __init__(self) -> None:
-        self._by_route: dict[bytes, Asker] = {}
+        self._by_route: dict[bytes, Subscriber] = {}
 
-    def described(self, route: bytes, kvd_id: str, engine: Engine) -> None:
+    def described(self, route: bytes, kvd_id: str, engine: LocalEngine) -> None:
         """A card was given out."""
-        asker = self._by_route.setdefault(route, Asker(kvd_id))
-        asker.using.add((engine.facts.engine_id, engine.generation))
-        asker.given[engine.facts.engine_id, engine.generation] = time.monotonic()
+        subscriber = self._by_route.setdefault(route, Subscriber(kvd_id))
+        subscriber.using.add((engine.facts.engine_id, engine.generation))
+        subscriber.given[engine.facts.engine_id, engine.generation] = time.monotonic()
 
     def pinged(
         self, route: bytes, ping: Ping, registry: Registry, *, settling: bool
     ) -> tuple[tuple[str, str], ...]:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
-        for old, asker in list(self._by_route.items()):
-            if now - asker.heard > FORGET_SECONDS:
+        for old, subscriber in list(self._by_route.items()):
+            if now - subscriber.heard > FORGET_SECONDS:
                 del self._by_route[old]
         before = self._by_route.get(route)
         given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
-        self._by_route[route] = Asker(ping.kvd_id, {*ping.using, *given}, now, given)
+        self._by_route[route] = Subscriber(ping.kvd_id, {*ping.using, *given}, now, given)
         return tuple(pair for pair in ping.using if registry.ended(*pair, settling=settling))
 
-    def users(self, engine: Engine) -> list[str]:
+    def users(self, engine: LocalEngine) -> list[str]:
         """Ids of the kvds that use an engine's present generation."""
         wanted = (engine.facts.engine_id, engine.generation)
-        return sorted({asker.kvd_id for asker in self._by_route.values() if wanted in asker.using})
+        return sorted(
+            {subscriber.kvd_id for subscriber in self._by_route.values() if wanted in subscriber.using}
+        )
 
     def engine_ended(
         self, engine_id: str, generation: str, reason: str, send: Callable[[bytes, Message], None]
     ) -> None:
         """Tell all that use that generation."""
-        for route, asker in self._by_route.items():
-            if (engine_id, generation) in asker.using:
-                asker.using.discard((engine_id, generation))
-                asker.given.pop((engine_id, generation), None)
-                send(route, EngineGone(engine_id=engine_id, generation=generation, reason=reason))
+        for route, subscriber in self._by_route.items():
+            if (engine_id, generation) in subscriber.using:
+                subscriber.using.discard((engine_id, generation))
+                subscriber.given.pop((engine_id, generation), None)
+                send(route, EngineEnded(engine_id=engine_id, generation=generation, reason=reason))

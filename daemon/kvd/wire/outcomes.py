@@ -53,7 +53,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_COUNTS = 256
 
 
-class ServedCount(msgspec.Struct, frozen=True, array_like=True):
+class OutcomeCount(msgspec.Struct, frozen=True, array_like=True):
     """Requests of one outcome and code. ``tokens`` of their prompts were moved, or computed where it was not done."""
 
     outcome: Outcome
@@ -62,10 +62,10 @@ class ServedCount(msgspec.Struct, frozen=True, array_like=True):
     tokens: Count
 
 
-Counts = Annotated[tuple[ServedCount, ...], msgspec.Meta(max_length=MOST_COUNTS)]
+Counts = Annotated[tuple[OutcomeCount, ...], msgspec.Meta(max_length=MOST_COUNTS)]
 
 
-class ReportServed(msgspec.Struct, tag="report_served", frozen=True, kw_only=True):
+class ReportOutcomes(msgspec.Struct, tag="report_served", frozen=True, kw_only=True):
     """A scheduler's totals since its start, and those that a kvd has acknowledged. Answered by `Ok`."""
 
     engine_id: str
@@ -73,8 +73,8 @@ class ReportServed(msgspec.Struct, tag="report_served", frozen=True, kw_only=Tru
     known: Counts = ()
 
 
-class GetServed(msgspec.Struct, tag="get_served", frozen=True, kw_only=True):
-    """How requests were served in the last ``seconds``. Answered by `Served`.
+class GetOutcomes(msgspec.Struct, tag="get_served", frozen=True, kw_only=True):
+    """How requests were served in the last ``seconds``. Answered by `Outcomes`.
 
     With ``peers`` also at engines of those kvds that this one has a link to and that answer at once.
     """
@@ -83,7 +83,7 @@ class GetServed(msgspec.Struct, tag="get_served", frozen=True, kw_only=True):
     peers: bool = False
 
 
-class ServedRow(msgspec.Struct, frozen=True, kw_only=True):
+class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
     """One engine. ``lately`` is of the last ``seconds``, ``totals`` since its kvd has known it.
 
     Of the leases that were opened in a time as long, which ended some seconds ago so that there was time to claim them,
@@ -95,8 +95,8 @@ class ServedRow(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     model: str
     seconds: float
-    lately: tuple[ServedCount, ...] = ()
-    totals: tuple[ServedCount, ...] = ()
+    lately: tuple[OutcomeCount, ...] = ()
+    totals: tuple[OutcomeCount, ...] = ()
     leases: int = 0
     unclaimed: int = 0
     leases_total: int = 0
@@ -104,7 +104,7 @@ class ServedRow(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
 
 
-class Served(msgspec.Struct, tag="served", frozen=True, kw_only=True):
+class Outcomes(msgspec.Struct, tag="served", frozen=True, kw_only=True):
     """The engines, those of the asked kvd first."""
 
-    rows: tuple[ServedRow, ...]
+    rows: tuple[OutcomeRow, ...]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.wire.identity import EngineFacts
-from kvd.wire.served import OTHER, Outcome, ReportServed, ServedCount, ServedRow
+from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
 
 STEP_SECONDS = 5.0
 STEPS = 60
@@ -59,13 +59,13 @@ class _Engine:
                 yield step
 
 
-class ServedCounts:
+class OutcomeCounts:
     """All local engines' counts. Methods are for the event loop; ``now`` is time.monotonic()."""
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
 
-    def report(self, incarnation: str, report: ReportServed, now: float) -> None:
+    def report(self, incarnation: str, report: ReportOutcomes, now: float) -> None:
         """A scheduler's totals, of which only what is new counts."""
         engine = self._engine(report.engine_id)
         if engine.incarnation != incarnation:
@@ -106,7 +106,7 @@ class ServedCounts:
                 step.claimed += 1
                 return
 
-    def row(self, facts: EngineFacts, seconds: float, now: float) -> ServedRow:
+    def row(self, facts: EngineFacts, seconds: float, now: float) -> OutcomeRow:
         """One engine's counts of the last ``seconds``, in whole steps."""
         engine = self._engines.get(facts.engine_id) or _Engine()
         lately = _Step(0)
@@ -117,7 +117,7 @@ class ServedCounts:
         for step in engine.between(old - seconds - STEP_SECONDS, old):
             lately.leases += step.leases
             lately.claimed += step.claimed
-        return ServedRow(
+        return OutcomeRow(
             engine_id=facts.engine_id,
             role=facts.role,
             model=facts.model,
@@ -139,13 +139,13 @@ class ServedCounts:
         return self._engines.setdefault(engine_id, _Engine())
 
 
-def _sums(counts: Iterable[ServedCount]) -> dict[Key, tuple[int, int]]:
+def _sums(counts: Iterable[OutcomeCount]) -> dict[Key, tuple[int, int]]:
     return {(count.outcome, count.code): (count.requests, count.tokens) for count in counts}
 
 
-def _counts(step: _Step) -> tuple[ServedCount, ...]:
+def _counts(step: _Step) -> tuple[OutcomeCount, ...]:
     return tuple(
-        ServedCount(key[0], key[1], requests, step.tokens[key])
+        OutcomeCount(key[0], key[1], requests, step.tokens[key])
         for key, requests in sorted(step.counts.items())
         if requests
     )
