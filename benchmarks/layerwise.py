@@ -25,11 +25,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from kvctl.cli.units import Mode
 from kvctl.demo import kinds
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config, two_hosts
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
-from kvctl.views.demo import Mode
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0

@@ -9,7 +9,7 @@ import typer
 
 from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
-from kvctl.views.demo import Mode
+from kvctl.cli.units import Mode
 
 SECTION = "Try faults"
 MODES = get_args(Mode)

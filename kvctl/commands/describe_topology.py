@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,12 +67,12 @@ def describe_topology(
     live = model is None and all(isinstance(source(name), EngineId) for name in named)
 
     def document(a: EngineGeometry, b: EngineGeometry) -> Pair:
-        pair = pair_document(describe(a, b, tokens=tokens), link)
-        if not live:
-            return pair
-        from kvctl.ledger.measured_paths import with_measured
+        pair = describe(a, b, tokens=tokens)
+        if live:
+            from kvctl.ledger.measured_paths import measured
 
-        return with_measured(settings, pair, a, b)
+            pair = replace(pair, findings=(*pair.findings, *measured(settings, a, b)))
+        return pair_document(pair, link)
 
     def fetch() -> Topology:
         return Topology(pairs=tuple(document(a, b) for a, b in chosen()))

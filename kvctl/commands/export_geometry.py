@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
+from kvctl.engines.geometry_file import geometry_document
 from kvctl.engines.sources import load
-from kvctl.views.geometry import geometry_document
 from kvctl.views.output import plain_text
 from kvctl.views.registry import wrapped
 

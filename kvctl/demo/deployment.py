@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from kvctl.cli.units import Mode
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.errors import UsageError
 from kvctl.processes import tied
 from kvctl.processes.errors import DaemonStartFailed
 from kvctl.processes.interruption import held, unwinding
-from kvctl.views.demo import Mode
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Asked, Deployment, engines, launch, two_hosts
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
@@ -19,7 +20,6 @@ from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.interruption import held, unwinding
-from kvctl.views.demo import Mode
 
 MODEL = "qwen3.5-gdn"
 PROMPTS = (300, 1000, 120, 700, 1300, 500)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvctl.cli.settings import Settings
+from kvctl.cli.units import Mode
 from kvctl.demo.engines import real
 from kvctl.demo.running import Running, send_requests, summarize
 from kvctl.demo.screen import board
@@ -21,7 +22,7 @@ from kvctl.demo.simulate import simulated
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.processes.errors import DaemonStartFailed, EngineError, WorkerFailed
 from kvctl.processes.interruption import held, interrupted, one_interruption, unwinding
-from kvctl.views.demo import Demo, Mode
+from kvctl.views.demo import Demo
 from kvctl.views.output import show
 from kvd.client.errors import ClientError
 

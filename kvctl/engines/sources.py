@@ -111,7 +111,7 @@ def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
 
 
 def _from_file(path: Path, name: str, options: str) -> EngineGeometry:
-    from kvctl.views.geometry import engine_of, is_geometry
+    from kvctl.engines.geometry_file import engine_of, is_geometry
 
     plain = read_document(path)
     if not isinstance(plain, dict):

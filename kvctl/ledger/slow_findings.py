@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.slow import SlowFinding, SlowPair
-from kvctl.views.transfers.groups import quantile
+from kvctl.ledger.slow_pairs import Key, SlowPair
+from kvctl.ledger.statistics import posted, quantile
 from kvd.wire.transfer import TransferRecord
 
 LARGE = 0.4
@@ -33,15 +36,23 @@ CRAWL = 100e6
 NOTABLE = 0.001
 """Seconds. A transfer that takes less is not worth a word, wherever its time goes."""
 
-Key = tuple[str, str, str, str]
+
+class SlowFinding(Struct, frozen=True, kw_only=True):
+    """One thing worth doing."""
+
+    code: Annotated[str, Meta(description="stable")]
+    severity: Literal["warning", "info"]
+    pair: Annotated[str, Meta(description="which transfers: remote to local, backend")]
+    message: str
+    hint: str
 
 
 def find(
     pairs: Sequence[SlowPair], records: Mapping[Key, Sequence[TransferRecord]]
 ) -> tuple[SlowFinding, ...]:
-    """All findings, warnings first, those of the pairs with most time in front."""
+    """All findings, warnings first, in the order of the pairs."""
     found: list[SlowFinding] = []
-    for pair in sorted(pairs, key=lambda p: -p.seconds_p50 * p.transfers):
+    for pair in pairs:
         of = records[pair.remote_engine, pair.local_engine, pair.backend, pair.mode]
         held_up = [*_held_up(pair, of)]
         found += [f for f in _stages(pair) if not (held_up and f.code == "COPIES_WHILE_POSTING")]
@@ -168,7 +179,7 @@ def _ranks(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFi
     times: dict[str, list[float]] = {}
     for r in records:
         if r.state == "done":
-            times.setdefault(r.local_rank, []).append(r.stages.get("post", 0.0) + r.stages.get("wire", 0.0))
+            times.setdefault(r.local_rank, []).append(posted(r))
     middle = {rank: quantile(values, 0.5) for rank, values in times.items() if len(values) >= FEW}
     if len(middle) < 2:
         return

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
+from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.views.bars import Bar, bars_text, page
-from kvctl.views.fields import BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.views.registry import View
 from kvctl.views.screen import Part, Styled, Table
 

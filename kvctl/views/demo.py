@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.fields import Bytes, Count, RankName, Seconds
+from kvctl.cli.units import Bytes, Count, Mode, RankName, Seconds
 from kvctl.views.registry import View
 from kvctl.views.screen import Cell, Part, Styled, Table
 from kvctl.views.topology.document import Topology
 from kvctl.views.topology.screen import topology_screen
-
-Mode = Literal["pull", "push"]
 
 
 class DemoRequest(Struct, frozen=True, kw_only=True):

@@ -8,14 +8,13 @@ from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
 from kvctl.views.screen import Cell, Part, Styled, Table
-from kvctl.views.topology.document import EngineEnd, end_document
 from kvctl.views.topology.flows import shape
+from kvd.topology.describe import EngineSummary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvd.topology.compat import Factor
-    from kvd.topology.describe import EngineSummary
 
 
 class DiffFactor(Struct, frozen=True, kw_only=True):
@@ -34,8 +33,8 @@ class DiffFactor(Struct, frozen=True, kw_only=True):
 class Diff(Struct, frozen=True, kw_only=True):
     """Two engines, factor by factor."""
 
-    local: EngineEnd
-    remote: EngineEnd
+    local: EngineSummary
+    remote: EngineSummary
     same: Annotated[bool, Meta(description="no factor differs")]
     compatible: Annotated[bool, Meta(description="local can read from remote")]
     factors: tuple[DiffFactor, ...]
@@ -44,8 +43,8 @@ class Diff(Struct, frozen=True, kw_only=True):
 def diff_document(local: EngineSummary, remote: EngineSummary, factors: Sequence[Factor]) -> Diff:
     """The document of two engines and what they were compared by."""
     return Diff(
-        local=end_document(local),
-        remote=end_document(remote),
+        local=local,
+        remote=remote,
         same=not any(factor.differs for factor in factors),
         compatible=all(factor.ok for factor in factors),
         factors=tuple(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age
-from kvctl.views.fields import Count, RankName, Scalar, Time
+from kvctl.cli.units import Count, RankName, Scalar, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, sizes, state
 from kvd.wire.identity import Endpoint, Role

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock
-from kvctl.views.fields import Scalar, Time
+from kvctl.cli.units import Scalar, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Part, Styled
 from kvd.wire import event as wire

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, span
-from kvctl.views.fields import Count, Seconds, Time
+from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, facts, state
 from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target

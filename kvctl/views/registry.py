@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 import kvctl.views
+from kvctl.cli.units import SCHEMA_VERSION
 from kvctl.views.screen import Part
-
-SCHEMA_VERSION = 1
 
 
 class View(NamedTuple):

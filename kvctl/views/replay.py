@@ -7,9 +7,9 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
+from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.bars import Bar, page
 from kvctl.views.benchmark import Quantiles
-from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.registry import View
 from kvctl.views.screen import Part, Table
 

@@ -2,60 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds, Time
+from kvctl.cli.units import Count, Time
+from kvctl.ledger.slow_findings import SlowFinding, find
+from kvctl.ledger.slow_pairs import SlowPair, by_pair, slow_pair
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Indented, Part, Styled, Table
-from kvctl.views.transfers.groups import moving, quantile
-from kvd.wire.transfer import TransferList, TransferRecord
-
-Share = Annotated[float, Meta(ge=0, le=1, description="part of the whole, 0 to 1")]
-
-
-class StageTime(Struct, frozen=True, kw_only=True):
-    """One stage of many transfers."""
-
-    stage: str
-    share: Share
-    seconds_p50: Seconds
-    seconds_p99: Seconds
-
-
-class SlowPair(Struct, frozen=True, kw_only=True):
-    """What the transfers of one pair of engines, backend and mode spent their time on."""
-
-    remote_engine: str
-    local_engine: str
-    backend: str
-    mode: str
-    transfers: Count
-    misses: Count
-    retried: Annotated[Count, Meta(description="those that took more than one attempt")]
-    bytes: Bytes
-    seconds_p50: Seconds
-    seconds_p99: Seconds
-    bytes_per_second: Annotated[
-        BytesPerSecond | None, Meta(description="the middle one of all; null of pushes")
-    ]
-    descriptors_p50: Annotated[Count, Meta(description="after coalescing")]
-    bytes_per_descriptor: Annotated[Bytes, Meta(description="on average; 0 where it is not known")]
-    dominant: Annotated[str, Meta(description="the stage with the largest share")]
-    stages: Annotated[tuple[StageTime, ...], Meta(description="in the order in which they happen")]
-
-
-class SlowFinding(Struct, frozen=True, kw_only=True):
-    """One thing worth doing."""
-
-    code: Annotated[str, Meta(description="stable")]
-    severity: Literal["warning", "info"]
-    pair: Annotated[str, Meta(description="which transfers: remote to local, backend")]
-    message: str
-    hint: str
+from kvd.wire.transfer import TransferList
 
 
 class Slow(Struct, frozen=True, kw_only=True):
@@ -72,13 +29,8 @@ class Slow(Struct, frozen=True, kw_only=True):
 
 def slow_document(answer: TransferList) -> Slow:
     """What the rows say."""
-    from kvctl.ledger.slow_findings import find
-
-    kinds: dict[tuple[str, str, str, str], list[TransferRecord]] = {}
-    for row in answer.rows:
-        r = row.record
-        kinds.setdefault((r.remote_engine, r.local_engine, r.backend, r.mode), []).append(r)
-    pairs = [_pair(key, records) for key, records in kinds.items()]
+    records = by_pair(answer.rows)
+    pairs = sorted(map(slow_pair, records, records.values()), key=lambda p: -p.seconds_p50 * p.transfers)
     starts = [row.record.started for row in answer.rows]
     return Slow(
         total=answer.total,
@@ -86,47 +38,8 @@ def slow_document(answer: TransferList) -> Slow:
         more=answer.more,
         oldest=moment(min(starts)) if starts else None,
         newest=moment(max(starts)) if starts else None,
-        pairs=tuple(sorted(pairs, key=lambda p: -p.seconds_p50 * p.transfers)),
-        findings=find(pairs, kinds),
-    )
-
-
-def _pair(key: tuple[str, str, str, str], records: Sequence[TransferRecord]) -> SlowPair:
-    stages: dict[str, list[float]] = {}
-    for record in records:
-        for name, seconds in record.stages.items():
-            stages.setdefault(name, []).append(max(0.0, seconds))
-    whole = sum(map(sum, stages.values()))
-    times = [sum(r.stages.values()) for r in records]
-    rates = [r.bytes / moving(r) for r in records if r.state == "done" and r.bytes and moving(r) > 0]
-    descriptors = sum(r.coalesced_descriptors for r in records)
-    shares = {name: sum(values) / whole if whole else 0.0 for name, values in stages.items()}
-    return SlowPair(
-        remote_engine=key[0],
-        local_engine=key[1],
-        backend=key[2],
-        mode=key[3],
-        transfers=len(records),
-        misses=sum(r.state == "miss" for r in records),
-        retried=sum(r.attempts > 1 for r in records),
-        bytes=sum(r.bytes for r in records),
-        seconds_p50=quantile(times, 0.5),
-        seconds_p99=quantile(times, 0.99),
-        bytes_per_second=quantile(rates, 0.5) if rates else None,
-        descriptors_p50=int(quantile([r.coalesced_descriptors for r in records], 0.5)),
-        bytes_per_descriptor=(
-            sum(r.bytes for r in records if r.coalesced_descriptors) // descriptors if descriptors else 0
-        ),
-        dominant=max(shares, key=lambda name: shares[name]) if whole else "",
-        stages=tuple(
-            StageTime(
-                stage=name,
-                share=min(1.0, shares[name]),
-                seconds_p50=quantile(values, 0.5),
-                seconds_p99=quantile(values, 0.99),
-            )
-            for name, values in stages.items()
-        ),
+        pairs=tuple(pairs),
+        findings=find(pairs, records),
     )
 
 

@@ -7,8 +7,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, span
+from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.engines import endpoint_name
-from kvctl.views.fields import Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Styled, Table, facts, state
 from kvd.wire import query

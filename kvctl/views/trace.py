@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, size, span
-from kvctl.views.fields import Bytes, Count, Seconds, Time
+from kvctl.cli.units import Bytes, Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Part, Table, facts, sizes
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import span
-from kvctl.views.fields import Count, Seconds
+from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
 from kvctl.views.screen import Part, Table
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size, span
-from kvctl.views.fields import Bytes, Count, RankName, Seconds, Time
+from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, state
 from kvd.wire.query import WorkerRow

@@ -8,7 +8,9 @@ import pytest
 
 from kvctl.cli.settings import Settings
 from kvctl.views.output import text_of
-from kvctl.views.topology.document import EngineEnd, Factor, Finding, Group, Pair, Read, Topology
+from kvctl.views.topology.document import Pair, PairFactor, Topology
+from kvd.topology.describe import EngineSummary, GroupSummary, ReadSummary
+from kvd.topology.findings import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,18 +18,18 @@ if TYPE_CHECKING:
 MODEL = "Qwen/Qwen3-8B"
 
 
-def end(name: str, tp: int, pp: int = 1, blocks: Sequence[int] = (16,)) -> EngineEnd:
-    return EngineEnd(
+def end(name: str, tp: int, pp: int = 1, blocks: Sequence[int] = (16,)) -> EngineSummary:
+    return EngineSummary(
         engine_id=name, generation="9c", model=MODEL, tp=tp, pp=pp, dcp=1, block_sizes=tuple(blocks)
     )
 
 
-def pair(reads: Sequence[Read], groups: Sequence[Group], **changes: object) -> Pair:
+def pair(reads: Sequence[ReadSummary], groups: Sequence[GroupSummary], **changes: object) -> Pair:
     values: dict[str, object] = {
         "local": end("decode-0", 2),
         "remote": end("prefill-0", 4),
         "compatible": True,
-        "factors": (Factor(name="dtype", local="bfloat16", remote="bfloat16", ok=True, note=""),),
+        "factors": (PairFactor(name="dtype", local="bfloat16", remote="bfloat16", ok=True, note=""),),
         "groups": tuple(groups),
         "reads": tuple(reads),
         "findings": (),
@@ -35,13 +37,15 @@ def pair(reads: Sequence[Read], groups: Sequence[Group], **changes: object) -> P
     return Pair(**(values | changes))  # type: ignore[arg-type]
 
 
-FULL = Group(index=0, kind="full", layers=tuple(map(str, range(36))), block_size=16, bytes_per_block=32768)
+FULL = GroupSummary(
+    index=0, kind="full", layers=tuple(map(str, range(36))), block_size=16, bytes_per_block=32768
+)
 
 
 def read(
     local: str, remote: str, group: int = 0, heads: tuple[int, int] | None = None, share: int = 16384
-) -> Read:
-    return Read(
+) -> ReadSummary:
+    return ReadSummary(
         local_rank=local,
         remote_rank=remote,
         group=group,
@@ -85,7 +89,7 @@ def test_the_matrix_has_local_ranks_as_rows_and_remote_ranks_as_columns() -> Non
 
 
 def test_a_cell_names_the_groups_when_they_are_not_all() -> None:
-    state = Group(
+    state = GroupSummary(
         index=1, kind="mamba", layers=tuple(map(str, range(12))), block_size=640, bytes_per_block=32768
     )
     both = pair(
@@ -114,8 +118,10 @@ def test_an_incompatible_pair_shows_what_differs_and_no_matrix() -> None:
         [FULL],
         compatible=False,
         factors=(
-            Factor(name="dtype", local="bfloat16", remote="bfloat16", ok=True, note=""),
-            Factor(name="cache_dtype", local="fp8", remote="auto", ok=False, note="bytes mean other numbers"),
+            PairFactor(name="dtype", local="bfloat16", remote="bfloat16", ok=True, note=""),
+            PairFactor(
+                name="cache_dtype", local="fp8", remote="auto", ok=False, note="bytes mean other numbers"
+            ),
         ),
         findings=(
             Finding(

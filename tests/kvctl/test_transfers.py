@@ -17,7 +17,7 @@ from tests.kvctl.conftest import ledger_row
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvctl.views.slow import SlowFinding
+    from kvctl.ledger.slow_findings import SlowFinding
     from kvd.wire.frame import Message
     from tests.kvctl.conftest import FakeDaemon, Run
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvctl.views.demo import Mode
+from kvctl.cli.units import Mode
 
 BACKENDS = ("nixl", "mooncake", "direct")
 MODES: tuple[Mode, ...] = ("pull", "push")

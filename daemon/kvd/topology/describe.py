@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from kvd.geometry.model import EngineGeometry, GroupKind
 from kvd.topology.compat import Factor, block_tokens, compare, compatible, groups_of
@@ -12,51 +15,58 @@ from kvd.topology.errors import TopologyError
 from kvd.topology.findings import Finding, find
 from kvd.topology.plan import Plan, Read, plan_worker
 
+Count = Annotated[int, Meta(ge=0)]
+RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """One engine of a pair; ``block_sizes`` are in tokens, by group, and 0 for a group of states."""
+    """One engine of a pair."""
 
     engine_id: str
     generation: str
     model: str
-    tp: int
-    pp: int
-    dcp: int
-    block_sizes: tuple[int, ...]
+    tp: Count
+    pp: Count
+    dcp: Count
+    block_sizes: Annotated[
+        tuple[Count, ...], Meta(description="tokens that one block covers, by group; 0 of a state")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One KV cache group of the local engine.
+    """One KV cache group of the local engine."""
 
-    ``layers`` are those of all pipeline stages; ``block_size`` is in tokens, 0 where a block is a state;
-    ``bytes_per_block`` is the content of one page of one layer on one worker, without padding.
-    """
-
-    index: int
+    index: Count
     kind: GroupKind
-    layers: tuple[str, ...]
-    block_size: int
-    bytes_per_block: int
+    layers: Annotated[tuple[str, ...], Meta(description="names, over all pipeline stages")]
+    block_size: Annotated[int, Meta(ge=0, description="tokens; 0 where a block is a state")]
+    bytes_per_block: Annotated[
+        int,
+        Meta(ge=0, description="content of one page of one layer on one worker, in bytes, without padding"),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSummary:
     """What one local rank takes from one remote rank out of one block of one layer of one group.
 
-    Where block sizes differ the figures are those of one *local* block, the largest if they are not alike. ``heads``
-    are the first and one past the last of the model's heads, None where the layer has no heads or keeps a state.
-    ``layers`` counts the layers read so: replicas take turns.
+    Where block sizes differ the figures are those of one *local* block, the largest if they are not alike.
     """
 
-    local_rank: str
-    remote_rank: str
-    group: int
-    heads: tuple[int, int] | None
-    bytes_per_block: int
-    segments_per_block: int
-    layers: int
+    local_rank: RankName
+    remote_rank: RankName
+    group: Count
+    heads: Annotated[
+        tuple[int, int] | None,
+        Meta(
+            description="first and one past the last of the model's heads; null without heads, or for a state"
+        ),
+    ]
+    bytes_per_block: Annotated[int, Meta(ge=0, description="bytes")]
+    segments_per_block: Annotated[int, Meta(ge=0, description="separate copies")]
+    layers: Annotated[int, Meta(ge=0, description="layers read so; replicas take turns")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ MISS_MEANINGS: dict[MissCode, str] = {
     "PROMPT_MISMATCH": "the prompt here is not the one that was prefilled",
     "PROMPT_UNCHECKED": "the prefiller's key is not known here, so its prompt could not be compared",
     "BAD_PARAMS": "kv_transfer_params cannot be used: they are incomplete, of another connector, or contradict",
-    "PEER_REFUSED": "kvd refused the other engine: it does not fit, is unknown, or is of another generation",
+    "PEER_REFUSED": "kvd refused the other engine: it does not fit, or nobody knows it",
     "PEER_AWAY": "a kvd or the other engine did not answer in time",
-    "PEER_GONE": "the other engine ended or restarted",
+    "PEER_GONE": "the other engine ended or restarted: it is not of the generation that was asked for",
     "LEASE_ENDED": "the prefiller no longer keeps the blocks",
     "PREFILL_ENDED": "the prefiller aborted the request, preempted it, or was never sent it",
     "DOES_NOT_FIT": "the blocks of the two sides do not fit together",
@@ -47,5 +47,5 @@ MISS_CODES: frozenset[str] = frozenset(get_args(MissCode))
 
 
 def known_code(code: str) -> MissCode:
-    """The code, or UNKNOWN for what is none of ours."""
+    """The code of a miss: UNKNOWN where its reporter gave none of ours. What is no miss has an empty code instead."""
     return code if code in MISS_CODES else "UNKNOWN"  # type: ignore[return-value]

@@ -12,6 +12,8 @@ from kvd.wire.miss import MissCode
 
 UNREACHABLE = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
+OTHER_GENERATION = "KVD-PEER-GENERATION"
+"""kvd's code for an engine that restarted since it was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,11 @@ def was_away(error: BaseException) -> bool:
 
 
 def refusal_code(error: BaseException) -> MissCode:
-    """The code of a miss for want of a peer: it is away, or kvd said no."""
-    return "PEER_AWAY" if was_away(error) else "PEER_REFUSED"
+    """The code of a miss for want of a peer: nobody answered, the engine restarted, or kvd said no."""
+    if was_away(error):
+        return "PEER_AWAY"
+    restarted = isinstance(error, RefusedByDaemon) and error.code == OTHER_GENERATION
+    return "PEER_GONE" if restarted else "PEER_REFUSED"
 
 
 def text_of(cause: Cause | None) -> str:

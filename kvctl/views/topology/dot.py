@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvctl.cli.numbers import size
-from kvctl.views.topology.document import EngineEnd, Pair, Topology
+from kvctl.views.topology.document import Pair, Topology
 from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, shape
+from kvd.topology.describe import EngineSummary
 
 
 def topology_dot(body: Topology) -> str:
@@ -37,7 +38,7 @@ def _pair(number: int, pair: Pair) -> list[str]:
     return lines
 
 
-def _cluster(number: int, side: str, engine: EngineEnd, verb: str) -> list[str]:
+def _cluster(number: int, side: str, engine: EngineSummary, verb: str) -> list[str]:
     label = f"{engine.engine_id} {verb} ({shape(engine)})"
     return [
         f"  subgraph {_quoted(f'cluster_{number}_{side}')} {{",

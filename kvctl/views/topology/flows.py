@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvctl.views.topology.document import EngineEnd, Pair
+from kvctl.views.topology.document import Pair
+from kvd.topology.describe import EngineSummary
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def rank_order(name: str) -> tuple[int, ...]:
     return tuple(parts.values())
 
 
-def rank_names(engine: EngineEnd) -> tuple[str, ...]:
+def rank_names(engine: EngineSummary) -> tuple[str, ...]:
     """The names of all ranks of an engine, by its sizes; context-parallel ranks are TP ranks in turn."""
     return tuple(
         f"tp{tp}" + (f".pp{pp}" if pp else "") + (f".dcp{tp % engine.dcp}" if tp % engine.dcp else "")
@@ -61,7 +62,7 @@ def rank_names(engine: EngineEnd) -> tuple[str, ...]:
     )
 
 
-def shape(engine: EngineEnd) -> str:
+def shape(engine: EngineSummary) -> str:
     """``tp4 pp2, blocks of 16``."""
     sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
     blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes) if n)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvctl.cli.numbers import size
-from kvctl.views.topology.document import EngineEnd, Pair, Topology
+from kvctl.views.topology.document import Pair, Topology
 from kvctl.views.topology.flows import flows, partial_groups, rank_names, shape
+from kvd.topology.describe import EngineSummary
 
 
 def topology_mermaid(body: Topology) -> str:
@@ -26,7 +27,7 @@ def _pair(number: int, pair: Pair) -> list[str]:
     return lines
 
 
-def _subgraph(name: str, engine: EngineEnd, verb: str) -> list[str]:
+def _subgraph(name: str, engine: EngineSummary, verb: str) -> list[str]:
     return [
         f"  subgraph {name}[{_quoted(f'{engine.engine_id} {verb} ({shape(engine)})')}]",
         "    direction TB",

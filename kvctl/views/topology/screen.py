@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.views.screen import Cell, Indented, Part, Styled, Table, spaced
-from kvctl.views.topology.document import Pair, Request, Topology
+from kvctl.views.topology.document import Pair, RequestDocument, Topology
 from kvctl.views.topology.flows import flows, partial_groups, rank_order, shape
 
 NOTHING = "."
@@ -83,7 +83,7 @@ def _groups(pair: Pair) -> Part:
     )
 
 
-def _request(request: Request) -> Part:
+def _request(request: RequestDocument) -> Part:
     """What a request costs, in one line; the mean copy is that before coalescing."""
     busiest = max((*request.bytes_by_rank.values(), *request.bytes_by_local_rank.values()), default=0)
     headers = ["REQUEST", "BYTES", "COPIES", "COALESCED", "MEAN COPY", "BUSIEST RANK"]
@@ -154,7 +154,7 @@ class Matrix:
             for columns in (self.columns[start : start + fitting],)
         )
 
-    def _add_sums(self, request: Request) -> None:
+    def _add_sums(self, request: RequestDocument) -> None:
         for row in self.rows:
             self.cells[row, TAKES] = size(request.bytes_by_local_rank.get(row, 0))
         for column in self.columns:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.topology.document import EngineEnd, Pair, Topology
+from kvctl.views.topology.document import Pair, Topology
 from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, rank_order, shape
+from kvd.topology.describe import EngineSummary
 
 WIDTH = 960
 MARGIN = 32
@@ -139,7 +140,7 @@ def _height(names: tuple[str, ...], others: dict[str, list[str]]) -> int:
     return sum(_node_height(name, others) + NODE_GAP for name in names) - NODE_GAP
 
 
-def _column(engine: EngineEnd, others: dict[str, list[str]], x: int, top: int) -> dict[str, Node]:
+def _column(engine: EngineSummary, others: dict[str, list[str]], x: int, top: int) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
     for name in rank_names(engine):
         height = _node_height(name, others)

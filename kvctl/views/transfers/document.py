@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.views.fields import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.ledger.statistics import moving
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Table, state
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
@@ -108,7 +109,6 @@ class Transfers(Struct, frozen=True, kw_only=True):
 def transfer_document(row: LedgerRow) -> Transfer:
     """The document of one row of the ledger."""
     record = row.record
-    moving = record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
     return Transfer(
         seq=row.seq,
         transfer_id=record.transfer_id,
@@ -126,7 +126,7 @@ def transfer_document(row: LedgerRow) -> Transfer:
         code=record.code,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
-        bytes_per_second=record.bytes / moving if moving > 0 and record.mode == "pull" else None,
+        bytes_per_second=record.bytes / moving(record) if moving(record) > 0 else None,
         tokens=record.tokens,
         bytes=record.bytes,
         descriptors=record.descriptors,

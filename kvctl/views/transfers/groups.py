@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.fields import Bytes, BytesPerSecond, Count, Seconds
+from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
+from kvctl.ledger.statistics import moving, quantile
 from kvctl.views.registry import View
 from kvctl.views.screen import Part, Table
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
@@ -63,19 +64,6 @@ def grouped(answer: TransferList, by: str) -> TransferGroups:
         more=answer.more,
         groups=tuple(_group(key, rows) for key, rows in most_first),
     )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of all lie (nearest rank); 0 of none."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-def moving(record: TransferRecord) -> float:
-    """Seconds in which bytes moved: the stages post and wire. A push runs beside the computing and counts none."""
-    if record.mode == "push":
-        return 0.0
-    return record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
 
 
 def _group(key: str, rows: list[LedgerRow]) -> TransferGroup:

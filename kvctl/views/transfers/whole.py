@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.views.fields import Bytes, Count, Seconds, Time
+from kvctl.cli.units import Bytes, Count, Seconds, Time
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Styled, Table, facts, spaced, state
 from kvctl.views.transfers.document import Blocks, Transfer, transfer_document

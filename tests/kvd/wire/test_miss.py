@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvd.backends.errors import BackendError
+from kvd.client.errors import RefusedByDaemon
 from kvd.topology.errors import TopologyError
 from kvd.wire.miss import MISS_CODES, MISS_MEANINGS, MissCode, known_code
-from kvd.worker.cause import Cause, code_of, from_error, text_of
+from kvd.wire.reply import Refused
+from kvd.worker.cause import Cause, code_of, from_error, refusal_code, text_of
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "transfers.md"
 
@@ -30,6 +32,18 @@ def test_a_cause_reads_as_its_text_and_keeps_its_code_between_processes() -> Non
     cause = Cause("not complete within its 3.0 s", "TOO_LATE")
     assert pickle.loads(pickle.dumps(cause)) == cause  # noqa: S301 (our own)
     assert str(cause) == "not complete within its 3.0 s"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "code"),
+    [
+        ("KVD-PEER-UNREACHABLE", "PEER_AWAY"),
+        ("KVD-PEER-GENERATION", "PEER_GONE"),
+        ("KVD-INCOMPATIBLE", "PEER_REFUSED"),
+    ],
+)
+def test_a_peer_that_restarted_is_gone_whoever_says_so(refusal: str, code: MissCode) -> None:
+    assert refusal_code(RefusedByDaemon(Refused(code=refusal, message="no"))) == code
 
 
 def test_messages_carry_a_causes_text_and_code_and_of_none_nothing() -> None:

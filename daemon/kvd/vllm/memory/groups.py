@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvd.geometry.model import GroupKind
+from kvd.topology.blocks import BlockList, offered
 from kvd.vllm.errors import UnsupportedBuild
 
 _KINDS: tuple[tuple[str, GroupKind], ...] = (
@@ -74,6 +75,11 @@ def keeps_prefix(groups: Sequence[GroupFacts]) -> bool:
     and neither was the state at its end: vLLM would go on behind null blocks.
     """
     return len(groups) == 1 and groups[0].kind in ("full", "mla") and groups[0].window is None
+
+
+def offered_by_group(groups: Sequence[GroupFacts], table: Sequence[Sequence[int]]) -> dict[int, BlockList]:
+    """What a request's block table offers to peers, by group index."""
+    return {index: offered(g.kind, table[index], g.scratch_blocks) for index, g in enumerate(groups)}
 
 
 def _facts(index: int, group: Any, dcp: int) -> GroupFacts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Literal
 
 from kvd.vllm.errors import BadParams
 from kvd.vllm.prompt.parts import Prompt
@@ -27,16 +29,48 @@ NOBODY = RemotePrefill(
 """Stands for the prefiller that unusable params do not name."""
 
 
+class ClaimState(Enum):
+    """Where a claim stands. `Claims` alone changes it.
+
+    | from | to | when |
+    |---|---|---|
+    | WAITING | LOADING | its load is ordered |
+    | WAITING | RELEASED | nothing will be loaded, or its request is over |
+    | LOADING | WAITING | it missed, and less of it is claimed again |
+    | LOADING | ABANDONED | its request is over, while the load is on the way |
+    | LOADING, ABANDONED | RELEASED | its load has ended |
+    """
+
+    WAITING = auto()
+    LOADING = auto()
+    ABANDONED = auto()
+    RELEASED = auto()
+
+
+@dataclass(slots=True)
+class LeaseHold:
+    """What is known of the lease on a claim's blocks. Times are time.monotonic() seconds.
+
+    ``basis``: nobody was asked for it yet, kvd was, or only the prefiller's own statement vouches for it while kvd is
+    away. ``answer`` is kvd's while it is awaited, ``due`` when to ask. Until ``valid_until`` the blocks are kept.
+    """
+
+    basis: Literal["", "kvd", "clock"] = ""
+    answer: Future[Message] | None = None
+    asked: float = 0.0
+    due: float = 0.0
+    retries: int = 0
+    valid_until: float = 0.0
+
+
 @dataclass(slots=True)
 class Claim:
     """One request's claim, under an id of its own (``reader``): others may claim the same lease.
 
-    With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``valid_until`` is time.monotonic() seconds
-    until which the blocks are certainly kept; ``by_clock``: only the prefiller's own statement says so. ``prompt`` is
-    there until it has been compared with the one that was prefilled, ``digest`` is its own where the prefiller
-    compares. ``claimed``: kvd was asked for the lease. ``used``: a load was ordered, or nothing is to be loaded.
-    ``ended``: the lease is released. ``over``: the request has finished. ``prefix``: tokens that may be claimed after a
-    miss, ``again`` how often that was done.
+    With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``prompt`` is there until it has been
+    compared with the one that was prefilled, ``digest`` is its own where the prefiller compares. ``peer`` is kvd's
+    answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
+    ``again`` says how often that was done. With a ``cause`` it is refused or missed.
     """
 
     request_id: str
@@ -45,30 +79,27 @@ class Claim:
     began: float
     prompt: Prompt | None = None
     digest: str = ""
-    reader: str = field(default_factory=lambda: uuid.uuid4().hex)
-    peer: Future[Message] | None = None
-    lease: Future[Message] | None = None
-    lease_asked: float = 0.0
-    lease_retries: int = 0
-    lease_due: float = 0.0
-    valid_until: float = 0.0
-    claimed: bool = False
-    by_clock: bool = False
-    handshake_seconds: float = 0.0
-    peer_known: bool = False
-    used: bool = False
-    ended: bool = False
-    over: bool = False
-    computed: int = 0
-    cause: Cause | None = None
     transfer_id: str = ""
-    prefix: int = 0
+    reader: str = field(default_factory=lambda: uuid.uuid4().hex)
+    state: ClaimState = ClaimState.WAITING
+    cause: Cause | None = None
+    peer: Future[Message] | None = None
+    peer_known: bool = False
+    handshake_seconds: float = 0.0
+    lease: LeaseHold = field(default_factory=LeaseHold)
+    computed: int = 0
+    kept: int = 0
     again: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether no load was ordered, and one still may be."""
+        return self.state is ClaimState.WAITING
 
     @property
     def pending(self) -> bool:
         """Neither usable nor given up yet."""
-        return not self.cause and not (self.peer_known and self.valid_until)
+        return not self.cause and not (self.peer_known and self.lease.valid_until)
 
 
 def unsealed(prefill: RemotePrefill) -> Cause:

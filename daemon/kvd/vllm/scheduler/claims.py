@@ -23,7 +23,7 @@ from kvd.vllm.errors import BadParams
 from kvd.vllm.params import read_remote_prefill, read_remote_push, wants_push
 from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.prompt.seal import is_sealed
-from kvd.vllm.scheduler.claim import NOBODY, Claim, check_state, mismatch, unsealed
+from kvd.vllm.scheduler.claim import NOBODY, Claim, ClaimState, check_state, mismatch, unsealed
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.releases import Releases, Result
 from kvd.vllm.scheduler.transfer_ids import TransferIds
@@ -32,6 +32,7 @@ from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.wire.registration import OpenReader
 from kvd.worker.cause import Cause, refusal_code, was_away
+from kvd.worker.orders import StepOutcomes
 from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
@@ -77,10 +78,12 @@ class Claims:
         """The leases that are claimed now, on any thread, for a kvd that has to learn them again."""
         return tuple(
             OpenReader(
-                self._key(x.prefill), x.reader, max(0.0, x.valid_until - now) or self._settings.lease_seconds
+                self._key(x.prefill),
+                x.reader,
+                max(0.0, x.lease.valid_until - now) or self._settings.lease_seconds,
             )
             for x in self.all()
-            if x.claimed and not x.ended
+            if x.lease.basis and x.state is not ClaimState.RELEASED
         )
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
@@ -128,8 +131,9 @@ class Claims:
             NOBODY, engine_id=pushed.engine_id, host=pushed.host, port=pushed.port, tokens=tokens
         )
         claim = self._claims[request_id] = Claim(
-            request_id, prefill, tokens, now, prompt, valid_until=math.inf, transfer_id=pushed.transfer_id
+            request_id, prefill, tokens, now, prompt, transfer_id=pushed.transfer_id
         )
+        claim.lease.valid_until = math.inf
         self._ask_peer(claim)
 
     def _read_push(self, params: Mapping[str, Any]) -> RemotePush:
@@ -173,7 +177,7 @@ class Claims:
         if claim.pending and not claim.peer_known:
             self._look_at_peer(claim)
             self._compare(claim)
-        if claim.pending and not claim.valid_until and claim.prompt is None:
+        if claim.pending and not claim.lease.valid_until and claim.prompt is None:
             self._look_at_lease(claim, now)
         if claim.pending and now - claim.began > self._settings.handshake_timeout:
             claim.cause = Cause(
@@ -181,7 +185,7 @@ class Claims:
                 f" {self._settings.handshake_timeout:g} s (see `kvctl engines`, `kvctl status`)",
                 "PEER_AWAY",
             )
-        if not claim.pending and not claim.cause and not claim.used and claim.valid_until <= now:
+        if not claim.pending and not claim.cause and claim.waiting and claim.lease.valid_until <= now:
             name = claim.prefill.request_id
             claim.cause = Cause(
                 f"the lease of request {name} ran out while this one waited for its turn", "LEASE_ENDED"
@@ -196,7 +200,7 @@ class Claims:
         seconds = self._settings.lease_seconds
         unused = []
         for claim in self._claims.values():
-            if claim.used:
+            if not claim.waiting:
                 continue
             if claim.request_id in scheduled:
                 unused.append(claim)
@@ -206,35 +210,49 @@ class Claims:
             if claim.pending:
                 self.advance(claim, now)
                 continue
-            if claim.lease is not None and claim.lease.done():
+            if claim.lease.answer is not None and claim.lease.answer.done():
                 self._take_lease(claim)
-            low = claim.valid_until - now < RENEW_FRACTION * seconds
-            if low and claim.lease is None and now - claim.lease_asked > 1.0:
+            low = claim.lease.valid_until - now < RENEW_FRACTION * seconds
+            if low and claim.lease.answer is None and now - claim.lease.asked > 1.0:
                 self._ask_lease(claim, now, seconds)
         return unused
 
+    def order_load(self, claim: Claim) -> None:
+        """A load of the claim is ordered, from its computed tokens on."""
+        claim.state, claim.kept = ClaimState.LOADING, claim.tokens
+
+    def note(self, outcomes: StepOutcomes) -> None:
+        """Workers reported: why loads missed, and what was kept of them. The first cause counts, and the least."""
+        for request_id, cause in outcomes.loads.items():
+            if cause and (claim := self._claims.get(request_id)):
+                claim.cause = claim.cause or cause
+        for request_id, tokens in outcomes.prefixes.items():
+            if claim := self._claims.get(request_id):
+                claim.kept = min(tokens, claim.kept)
+
     def again(self, claim: Claim) -> bool:
         """Claim less after a miss, where a prefix came that may be read again; the lease is kept for it."""
-        less = 0 < claim.prefix < claim.tokens
-        if claim.over or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
+        less = 0 < claim.kept < claim.tokens
+        if claim.state is not ClaimState.LOADING or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
             return False
-        claim.tokens, claim.cause, claim.used = claim.prefix, None, False
+        claim.tokens, claim.cause, claim.state = claim.kept, None, ClaimState.WAITING
         claim.again += 1
         return True
 
     def end(self, claim: Claim, result: Result) -> None:
         """The blocks are needed no longer: release the lease, or decline the push that was not ordered.
 
-        The claim stays, used, until the request is forgotten.
+        The claim stays, released, until the request is forgotten.
         """
         if claim.transfer_id:
             self._transfers.end(claim.prefill.engine_id, claim.transfer_id, time.monotonic())
-            if not claim.used:
+            if claim.waiting:
                 self._declined.append((claim.transfer_id, claim.prefill))
-        claim.used = claim.ended = True
-        if claim.claimed:  # else the lease may be another request's, which may still come for it
-            self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=claim.by_clock)
-        if claim.over:
+        abandoned, claim.state = claim.state is ClaimState.ABANDONED, ClaimState.RELEASED
+        if claim.lease.basis:  # else the lease may be another request's, which may still come for it
+            by_clock = claim.lease.basis == "clock"
+            self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=by_clock)
+        if abandoned:
             self._claims.pop(claim.request_id, None)
 
     def take_declined(self) -> list[tuple[str, RemotePrefill]]:
@@ -244,11 +262,12 @@ class Claims:
 
     def request_over(self, claim: Claim) -> None:
         """The request has finished or was aborted. While its load is on the way the claim stays, to be released."""
-        claim.over = True
-        if not claim.used:
+        if claim.state is ClaimState.LOADING:
+            claim.state = ClaimState.ABANDONED
+            return
+        if claim.waiting:
             self.end(claim, "aborted")  # never scheduled: nobody will read those blocks
-        elif claim.ended:
-            self._claims.pop(claim.request_id, None)
+        self._claims.pop(claim.request_id, None)
 
     def _ask_peer(self, claim: Claim) -> None:
         prefill = claim.prefill
@@ -290,12 +309,12 @@ class Claims:
             claim.peer_known = True  # kvd is away; what it told us still holds
 
     def _look_at_lease(self, claim: Claim, now: float) -> None:
-        if claim.lease is not None and claim.lease.done():
+        if claim.lease.answer is not None and claim.lease.answer.done():
             self._take_lease(claim)
-        elif claim.lease is None and now >= claim.lease_due:
+        elif claim.lease.answer is None and now >= claim.lease.due:
             self._ask_lease(claim, now, 0.0)
         if (
-            not claim.valid_until
+            not claim.lease.valid_until
             and not claim.cause
             and not self._session.state.connected
             and self._known.fits(claim.prefill)
@@ -303,12 +322,12 @@ class Claims:
             self._lease_by_clock(claim, now, "kvd is away")
 
     def _take_lease(self, claim: Claim) -> None:
-        future, claim.lease = claim.lease, None
+        future, claim.lease.answer = claim.lease.answer, None
         try:
             answer = future.result() if future is not None else None
         except ClientError as error:
             log.info("claim of request %s: %s", claim.request_id, error.message)
-            if claim.valid_until:
+            if claim.lease.valid_until:
                 return  # an extension: what was certain before still is
             if was_away(error):
                 self._lease_by_clock(claim, time.monotonic(), error.message)
@@ -323,11 +342,13 @@ class Claims:
                 "LEASE_ENDED",
             )
         elif answer.seconds > 0:
-            claim.valid_until = claim.lease_asked + answer.seconds - self._settings.lease_margin
-        elif claim.lease_retries < UNKNOWN_LEASE_RETRIES and not claim.valid_until:
-            claim.lease_retries += 1
-            claim.lease_due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease_retries
-        elif answer.ended or not claim.valid_until:  # a kvd that was just started may not know the lease yet
+            claim.lease.valid_until = claim.lease.asked + answer.seconds - self._settings.lease_margin
+        elif claim.lease.retries < UNKNOWN_LEASE_RETRIES and not claim.lease.valid_until:
+            claim.lease.retries += 1
+            claim.lease.due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease.retries
+        elif (
+            answer.ended or not claim.lease.valid_until
+        ):  # a kvd that was just started may not know the lease yet
             prefill, why = claim.prefill, answer.reason or "no such lease"
             claim.cause = Cause(
                 f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}",
@@ -346,16 +367,19 @@ class Claims:
                 "LEASE_ENDED",
             )
         elif left > 0:
-            claim.valid_until, claim.by_clock = now + left, True
-            claim.lease_asked, claim.lease = now, self._releases.reads_by_clock(key, claim.reader, left)
+            claim.lease.valid_until, claim.lease.basis = now + left, "clock"
+            claim.lease.asked, claim.lease.answer = (
+                now,
+                self._releases.reads_by_clock(key, claim.reader, left),
+            )
         else:
             claim.cause = Cause(
                 f"the lease of request {prefill.request_id} ran out by the clock, and {why}", "LEASE_ENDED"
             )
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
-        claim.lease_asked, claim.claimed = now, True
-        claim.lease = self._session.call(
+        claim.lease.asked, claim.lease.basis = now, claim.lease.basis or "kvd"
+        claim.lease.answer = self._session.call(
             LeaseClaim(key=self._key(claim.prefill), reader=claim.reader, extend_seconds=extend),
             self._settings.handshake_timeout,
         )

@@ -15,14 +15,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvd.topology.blocks import offered, wanted
-from kvd.vllm.memory.groups import GroupFacts, keeps_prefix
+from kvd.topology.blocks import wanted
+from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.prompt.digest import new_key
 from kvd.vllm.prompt.parts import prompt_of
 from kvd.vllm.prompt.seal import sealed
-from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import Claims
+from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Leases
 from kvd.vllm.scheduler.miss_plan import Engine
@@ -30,7 +31,6 @@ from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
-from kvd.vllm.scheduler.staging import StageOrders
 from kvd.vllm.scheduler.unloaded import record_unloaded, report
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
@@ -38,7 +38,7 @@ from kvd.wire.identity import EngineFacts
 from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.worker.cause import code_of
-from kvd.worker.orders import LoadOrder, StepOrders, StepOutcomes
+from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
@@ -69,7 +69,7 @@ class SchedulerHalf:
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest)
-        self._staged = StageOrders(self.groups, self._table) if settings.backend == STAGED else None
+        self._staged = CompletedPrefills(self.groups, self._table) if settings.backend == STAGED else None
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
@@ -89,11 +89,6 @@ class SchedulerHalf:
         self._forced.connect(self._claims.all, self._session.deliver)
         self._served = Served(engine.engine_id, self._session.deliver)
 
-    @property
-    def has_state(self) -> bool:
-        """Whether any group carries a recurrent state, which fits exactly one position of the prompt."""
-        return any(g.kind == "mamba" for g in self.groups)
-
     # --- both sides ---
 
     def new_request(self, request: Request) -> None:
@@ -101,7 +96,7 @@ class SchedulerHalf:
         if self._prefills(request):
             if wants_prompt_logprobs(request):
                 return
-            if self.has_state:
+            if has_state(self.groups):
                 drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
@@ -114,7 +109,7 @@ class SchedulerHalf:
                 request.request_id,
                 request.kv_transfer_params or {},
                 prompt_of(request),
-                state=self.has_state,
+                state=has_state(self.groups),
             )
 
     def step_orders(self, output: Scheduled | None = None) -> StepOrders:
@@ -127,7 +122,9 @@ class SchedulerHalf:
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
-            stage=self._staged.take(output) if self._staged is not None else [],
+            stage=[StageOrder(*found) for found in self._staged.take(output)]
+            if self._staged is not None
+            else [],
             loads=self._orders,
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -159,7 +156,7 @@ class SchedulerHalf:
         if claim is None:
             self.new_request(request)
             claim = self._claims.get(request.request_id)
-        if claim is None or claim.used:
+        if claim is None or not claim.waiting:
             return 0, False
         self._claims.advance(claim, time.monotonic())
         if claim.pending:
@@ -183,7 +180,7 @@ class SchedulerHalf:
     def allocated(self, request: Request, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
         """The blocks for a claim are allocated: order the load."""
         claim = self._claims.get(request.request_id)
-        if claim is None or claim.used:
+        if claim is None or not claim.waiting:
             return
         if external_tokens <= 0:
             self._not_loaded(claim)
@@ -203,7 +200,7 @@ class SchedulerHalf:
             )
             for index, g in enumerate(self.groups)
         }
-        claim.used, claim.prefix = True, claim.tokens
+        self._claims.order_load(claim)
         if claim.cause:
             self._served.decided(request.request_id, "refused", external_tokens, claim.cause.code)
         fault = None if claim.cause else self._forced.fault(claim)
@@ -215,7 +212,7 @@ class SchedulerHalf:
                     index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in groups.items()
                 },
                 tokens=tokens,
-                seconds=min(most, claim.valid_until - now),
+                seconds=min(most, claim.lease.valid_until - now),
                 claimed=now,
                 handshake_seconds=claim.handshake_seconds,
                 refused=claim.cause,
@@ -245,20 +242,17 @@ class SchedulerHalf:
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""
-        for request_id, cause in (outcomes.loads if outcomes else {}).items():
-            if cause and (claim := self._claims.get(request_id)):
-                claim.cause = claim.cause or cause
-        for request_id, tokens in (outcomes.prefixes if outcomes else {}).items():
-            if claim := self._claims.get(request_id):
-                claim.prefix = min(tokens, claim.prefix)
+        if outcomes:
+            self._claims.note(outcomes)
         for request_id in finished:
             if claim := self._claims.get(request_id):
-                if claim.cause and not claim.over:
+                wanted_still = claim.state is ClaimState.LOADING
+                if claim.cause and wanted_still:
                     log.warning("load of request %s missed: %s", request_id, claim.cause)
                 quiesced = outcomes.quiesced.get(request_id, 0.0) if outcomes else 0.0
                 self._forced.load_ended(request_id, claim.cause, quiesced)
-                if not claim.over:
-                    here = max(claim.computed, claim.prefix if claim.cause else 0)
+                if wanted_still:
+                    here = max(claim.computed, claim.kept if claim.cause else 0)
                     outcome: Outcome = "missed" if claim.cause else "loaded"
                     self._served.decided(request_id, outcome, claim.tokens - here, code_of(claim.cause))
                 if self._whole_again and claim.cause and self._claims.again(claim):
@@ -297,7 +291,7 @@ class SchedulerHalf:
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
-            if claim.used and not claim.ended:  # its load is on the way, and nobody waits for it any more
+            if claim.state is ClaimState.LOADING:  # its load is on the way, and nobody waits for it any more
                 self._dropped.append(request.request_id)
             self._claims.request_over(claim)
             return False, None
@@ -329,7 +323,7 @@ class SchedulerHalf:
         if not self._generation:
             return self._not_offered(request, "NO_KVD", "no kvd has answered yet")
         tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
-        blocks = [offered(g.kind, block_ids[index], g.scratch_blocks) for index, g in enumerate(self.groups)]
+        blocks = offered_by_group(self.groups, block_ids).values()
         if not any(len(b.ids) for b in blocks):
             return self._not_offered(request, "NO_BLOCKS", "it has none")
         self._served.count("offered", tokens)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.wire.identity import Role
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan, OneRequest, PlannedMiss
 from kvd.wire.reply import Refused
@@ -58,7 +58,7 @@ def make_plan(
             hint="give the decoding engine; `kvctl engines` lists all",
         )
     target = message.target
-    live = [claim for claim in claims if not claim.ended and not claim.over]
+    live = [claim for claim in claims if claim.state in (ClaimState.WAITING, ClaimState.LOADING)]
     found: list[Claim] = []
     if isinstance(target, AllWaiting):
         found = [claim for claim in live if _late(message, claim) is None]
@@ -88,7 +88,7 @@ def planned(claim: Claim, engine: Engine) -> PlannedMiss:
     return PlannedMiss(
         request_id=claim.request_id,
         prefiller=claim.prefill.engine_id,
-        loading=claim.used,
+        loading=not claim.waiting,
         tokens=claim.tokens,
         keeps=keeps,
         recomputes=claim.tokens - keeps,
@@ -120,7 +120,7 @@ def _not_one(
 def _late(message: ForceMiss, claim: Claim) -> Refused | None:
     """Why an order comes too late for a load that is under way."""
     part = message.part
-    if not claim.used or (message.when != "before" and part.group is None and not part.layer):
+    if claim.waiting or (message.when != "before" and part.group is None and not part.layer):
         return None
     what = '"before" is over' if message.when == "before" else "a layer or group is chosen when it begins"
     return Refused(

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.miss_plan import Engine, make_plan, planned
 from kvd.wire.frame import Message
 from kvd.wire.order import (
@@ -200,9 +200,10 @@ class Forced:
                 claims = {claim.request_id: claim for claim in self._claims()}
                 for request_id, followed in list(self._wanted.items()):
                     claim = claims.get(request_id)
-                    if claim is None or claim.used:
+                    if claim is None or not claim.waiting:
                         del self._wanted[request_id]
-                        if claim is None or claim.ended or followed.order.message.when == "before":
+                        over = claim is None or claim.state is ClaimState.RELEASED
+                        if over or followed.order.message.when == "before":
                             self._end(followed, "late", "its load was complete before the order reached it")
                         else:
                             self._advance(followed, "forced", "forced")

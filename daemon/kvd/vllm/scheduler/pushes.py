@@ -8,10 +8,10 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from kvd.topology.blocks import BlockList, offered, window_start
-from kvd.vllm.memory.groups import GroupFacts
+from kvd.topology.blocks import BlockList, window_start
+from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
-from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
+from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table, table_in
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
 from kvd.worker.remote import LONGEST_NAME
@@ -124,65 +124,43 @@ class Pushes:
         table = table_in(output, request_id, self._table) if count else None
         again = push.again
         if table is None:
-            if not again:
-                return None
             push.again = False
-            return PushStep(
-                push.transfer_id,
-                request_id,
-                {},
-                0,
-                push.total,
-                again=True,
-                sums=self._sums(push),
-                digest=push.digest,
-            )
+            return self._step_of(push, {}, 0, again=True) if again else None
         if push.reached >= push.total and not again:
             return None
         computed = push.request.num_computed_tokens
         push.reached = min(push.total, computed + count)
         push.again = False
         # A state is certain to be the prompt's only when the request has ended.
-        lists = {g: b for g, b in self._offered(table).items() if self._groups[g].kind != "mamba"}
+        lists = {
+            g: b for g, b in offered_by_group(self._groups, table).items() if self._groups[g].kind != "mamba"
+        }
         push.firsts = tuple(lists[g].first if g in lists else 0 for g in range(len(self._groups)))
+        return self._step_of(push, lists, min(push.total, computed), again=again)
+
+    def _step_of(self, push: _Push, lists: Mapping[int, BlockList], held: int, *, again: bool) -> PushStep:
         return PushStep(
             push.transfer_id,
-            request_id,
+            push.request.request_id,
             plain(lists),
             push.reached,
             push.total,
             again=again,
-            held=min(push.total, computed),
-            sums=self._sums(push),
+            held=held,
+            sums=self._settings.samples(push.transfer_id),
             digest=push.digest,
         )
 
-    def _sums(self, push: _Push) -> bool:
-        return self._settings.samples(push.transfer_id)
-
     def _last(self, push: _Push, table: Table) -> None:
         """The blocks as they are kept, where that is not what the workers know: states, and what left a window."""
-        lists = self._offered(table)
+        lists = offered_by_group(self._groups, table)
         lost = any(
             push.firsts and self._needs(index, push.firsts[index], blocks.first, push.total)
             for index, blocks in lists.items()
         )
-        if lost or any(g.kind == "mamba" for g in self._groups):
-            request_id = push.request.request_id
-            whole = push.total
-            self._steps.append(
-                PushStep(
-                    push.transfer_id,
-                    request_id,
-                    plain(lists),
-                    whole,
-                    whole,
-                    again=lost,
-                    held=whole,
-                    sums=self._sums(push),
-                    digest=push.digest,
-                )
-            )
+        if lost or has_state(self._groups):
+            push.reached = push.total
+            self._steps.append(self._step_of(push, lists, push.total, again=lost))
 
     def _needs(self, index: int, first: int, now: int, total: int) -> bool:
         """Whether a decoder may need one of the blocks number ``first`` to ``now``, which are gone."""
@@ -190,18 +168,6 @@ class Pushes:
         if group.kind == "mamba" or now <= first:
             return False
         return group.window is None or now * group.block_size > window_start(group.kind, group.window, total)
-
-    def _offered(self, table: Table) -> dict[int, BlockList]:
-        return {
-            index: offered(group.kind, table[index], group.scratch_blocks)
-            for index, group in enumerate(self._groups)
-        }
-
-
-def table_in(output: Scheduled, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
-    """The block table of a request that a step computes; from ``table`` where the step's output has none."""
-    state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
-    return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
 
 
 def wants_push_here(params: Mapping[str, Any] | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.scheduler.staging import StageOrders
+from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
 from kvd.worker.orders import SumOrder, SumOrders
 from kvd.worker.settings import ConnectorSettings
@@ -19,7 +19,7 @@ class Sampling:
     ) -> None:
         """``table`` gives a request's block ids where a step's output does not."""
         self._settings = settings
-        self._prefills = StageOrders(groups, table)
+        self._prefills = CompletedPrefills(groups, table)
         self._names: dict[str, str] = {}
         self._dropped: list[str] = []
 
@@ -35,10 +35,7 @@ class Sampling:
 
     def take(self, output: Scheduled | None) -> SumOrders:
         """Prompts that the coming step computes to their end, and names of those that nobody will ask for."""
-        orders = [
-            SumOrder(self._names[found.request_id], found.request_id, found.groups, found.tokens)
-            for found in self._prefills.take(output)
-        ]
+        orders = [SumOrder(self._names[found.request_id], *found) for found in self._prefills.take(output)]
         dropped, self._dropped = self._dropped, []
         return SumOrders(orders, dropped)
 

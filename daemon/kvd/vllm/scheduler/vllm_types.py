@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
@@ -47,6 +47,12 @@ class Scheduled(Protocol):
     def kv_connector_block_state(self) -> BlockState | None:
         """The block tables."""
         ...
+
+
+def table_in(output: Scheduled, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
+    """The block table of a request that a step computes; from ``table`` where the step's output has none."""
+    state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
+    return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
 
 
 def wants_prompt_logprobs(request: Request) -> bool:

@@ -12,7 +12,7 @@ from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.session import SessionState
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.prompt.parts import Prompt
-from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import UNKNOWN_LEASE_RETRIES, Claims
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.wire.frame import Message
@@ -101,7 +101,7 @@ def test_a_claim_is_usable_when_both_have_answered() -> None:
     claim = desk.advance()
     assert not claim.pending
     assert not claim.cause
-    assert claim.valid_until == pytest.approx(claim.lease_asked + 20.0 - SETTINGS.lease_margin)
+    assert claim.lease.valid_until == pytest.approx(claim.lease.asked + 20.0 - SETTINGS.lease_margin)
     assert claim.handshake_seconds == 0.25
 
 
@@ -192,7 +192,7 @@ def test_while_kvd_is_away_the_prefillers_clock_counts_less_the_skew(away: Sessi
     desk.script.state = away
     claim = desk.advance()
     assert not claim.pending
-    assert claim.valid_until - time.monotonic() == pytest.approx(30.0 - 2.0 - 0.5, abs=1.0)
+    assert claim.lease.valid_until - time.monotonic() == pytest.approx(30.0 - 2.0 - 0.5, abs=1.0)
 
 
 def test_a_lease_that_ran_out_by_the_clock_is_a_cause(away: SessionState) -> None:
@@ -227,7 +227,7 @@ def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
     desk = Desk()
     desk.peer(PEER)
     desk.lease(claimed(30.0))
-    now = desk.advance().lease_asked
+    now = desk.advance().lease.asked
     desk.claims.renew(now + 15.0)
     assert len(desk.script.asked(LeaseClaim)) == 1, "plenty is left"
     desk.claims.renew(now + 25.0)
@@ -236,18 +236,18 @@ def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
     assert asked.message.extend_seconds == 30.0
     asked.answer(claimed(30.0))
     desk.claims.renew(now + 26.0)
-    assert desk.claim.valid_until == pytest.approx(now + 25.0 + 30.0 - 0.5)
+    assert desk.claim.lease.valid_until == pytest.approx(now + 25.0 + 30.0 - 0.5)
 
 
 def test_an_extension_that_fails_takes_nothing_away() -> None:
     desk = Desk()
     desk.peer(PEER)
     desk.lease(claimed(30.0))
-    before = desk.advance().valid_until
+    before = desk.advance().lease.valid_until
     desk.claims.renew(before - 1.0)
     desk.lease(Unreachable("no kvd"))
     desk.claims.renew(before - 0.5)
-    assert desk.claim.valid_until == before
+    assert desk.claim.lease.valid_until == before
     assert not desk.claim.cause
 
 
@@ -267,7 +267,7 @@ def test_an_end_releases_the_lease_until_kvd_has_taken_it() -> None:
     desk.claims.end(desk.claim, "done")
     (release,) = desk.script.told(LeaseRelease)
     assert (release.key.request_id, release.result) == ("p-1", "done")
-    assert desk.claim.used
+    assert desk.claim.state is ClaimState.RELEASED
 
 
 def test_bad_params_are_a_cause_and_nobody_is_asked() -> None:
@@ -300,7 +300,7 @@ def test_a_request_that_ends_before_its_turn_releases_its_lease_as_aborted() -> 
 
 def test_a_request_aborted_during_its_load_keeps_its_claim_until_the_load_is_over() -> None:
     desk = Desk()
-    desk.claim.used = True
+    desk.claims.order_load(desk.claim)
     desk.claims.request_over(desk.claim)
     assert desk.script.delivered == []
     assert desk.claims.get("r") is desk.claim
@@ -316,7 +316,7 @@ def test_each_claim_is_a_reader_of_its_own_and_stays_the_same_one() -> None:
     desk, other = Desk(), Desk()
     desk.peer(PEER)
     desk.lease(claimed(30.0))
-    now = desk.advance().lease_asked
+    now = desk.advance().lease.asked
     desk.claims.renew(now + 25.0)
     desk.claims.end(desk.claim, "done")
     asked = [x.message.reader for x in desk.script.asked(LeaseClaim)]
@@ -342,7 +342,7 @@ def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
     desk = Desk()
     desk.peer(PEER)
     desk.lease(claimed(30.0))
-    now = desk.claim.lease_asked
+    now = desk.claim.lease.asked
     desk.claims.renew(now + 1.0)
     desk.claims.renew(now + 25.0)
     assert desk.script.asked(LeaseClaim)[-1].message.extend_seconds == 30.0
@@ -350,7 +350,7 @@ def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
 
 def test_the_card_names_what_is_read() -> None:
     desk = Desk()
-    now = desk.claim.lease_asked
+    now = desk.claim.lease.asked
     (asked,) = desk.claims.readers(now)
     assert (asked.key.request_id, asked.reader, asked.seconds) == ("p-1", desk.claim.reader, 30.0)
     desk.peer(PEER)
@@ -368,7 +368,7 @@ def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None
     desk = Desk()
     desk.peer(PEER)
     desk.lease(claimed(30.0))
-    now = desk.advance().lease_asked
+    now = desk.advance().lease.asked
     desk.claims.renew(now + 25.0)
     desk.lease(claimed(0.0, "released", ended=ended))
     desk.claims.renew(now + 25.5)
@@ -398,7 +398,7 @@ class Clocked(Desk):
 def test_nobody_is_released_before_a_reader_that_kvd_does_not_know(away: SessionState) -> None:
     desk = Clocked(away)
     second = desk.second()
-    assert (second.by_clock, text_of(second.cause)) == (True, "")
+    assert (second.lease.basis, text_of(second.cause)) == ("clock", "")
     desk.claims.end(desk.claim, "done")
     assert desk.script.told(LeaseRelease) == []
     desk.claims.end(second, "done")

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvctl.views.demo import Mode
+from kvctl.cli.units import Mode
 from kvd.backends.memory import open_backend
 from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank

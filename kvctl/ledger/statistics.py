@@ -1,0 +1,23 @@
+"""Figures of recorded transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvd.wire.transfer import TransferRecord
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which ``share`` of all lie (nearest rank); 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def moving(record: TransferRecord) -> float:
+    """Seconds in which bytes moved: the stages post and wire. A push runs beside the computing and counts none."""
+    return 0.0 if record.mode == "push" else posted(record)
+
+
+def posted(record: TransferRecord) -> float:
+    """Seconds of the stages post and wire, whoever moved the bytes."""
+    return record.stages.get("post", 0.0) + record.stages.get("wire", 0.0)
