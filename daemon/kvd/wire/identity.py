@@ -71,7 +71,20 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
     metadata: bytes
 
 
-class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
+class Secretive(msgspec.Struct, frozen=True):
+    """A struct with a ``digest_key``, which its repr leaves out."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """All of it but the secret."""
+        return [(f, getattr(self, f)) for f in self.__struct_fields__ if f != "digest_key"]
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+        )
+
+
+class EngineCard(Secretive, frozen=True, kw_only=True):
     """One complete engine as a peer sees it; ``generation`` is `generation_of` its workers' incarnations.
 
     ``digest_key`` is the secret under which its scheduler makes digests of prompts; empty while none is registered, and
@@ -82,10 +95,3 @@ class EngineCard(msgspec.Struct, frozen=True, kw_only=True):
     generation: str
     workers: tuple[WorkerCard, ...]
     digest_key: bytes = b""
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """All of it but the secret."""
-        return [(f, getattr(self, f)) for f in self.__struct_fields__ if f != "digest_key"]
-
-    def __repr__(self) -> str:
-        return f"EngineCard({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"

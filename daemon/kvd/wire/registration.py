@@ -6,11 +6,9 @@ the one it registered with. kvd needs to remember nothing across restarts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, WorkerCard
+from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, Secretive, WorkerCard
 
 
 class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
@@ -38,7 +36,7 @@ class OpenReader(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class RegisterScheduler(msgspec.Struct, tag="register_scheduler", frozen=True, kw_only=True):
+class RegisterScheduler(Secretive, tag="register_scheduler", frozen=True, kw_only=True):
     """An engine's scheduler presents itself, with the leases it holds open and those that it reads under.
 
     ``digest_key`` is a secret of its own, for the schedulers of peers alone (`EngineCard`). Answered by `Registered`.
@@ -51,13 +49,6 @@ class RegisterScheduler(msgspec.Struct, tag="register_scheduler", frozen=True, k
     leases: tuple[OpenLease, ...] = ()
     readers: tuple[OpenReader, ...] = ()
     digest_key: bytes = b""
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """All of it but the secret."""
-        return [(f, getattr(self, f)) for f in self.__struct_fields__ if f != "digest_key"]
-
-    def __repr__(self) -> str:
-        return f"RegisterScheduler({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 class Registered(msgspec.Struct, tag="registered", frozen=True, kw_only=True):

@@ -19,7 +19,6 @@ SCHEDULER = "kvd.vllm.builds.recovering.recovering_scheduler"
 """The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
 
 _SCHEDULER = "v1/core/sched/scheduler.py"
-_BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _AGGREGATOR = "distributed/kv_transfer/kv_connector/utils.py"
 _RUNNERS = ("v1/worker/kv_connector_model_runner_mixin.py", "v1/worker/gpu/kv_connector.py")
 
@@ -39,17 +38,11 @@ class Build:
     split_asserts: Annotated[Fact, "asserts that no token is external where it aligns chunks to states"]
     claims_wedge: Annotated[Fact, "aligns asynchronous claims too, whose empty chunk stops the queue"]
     takes_bad_blocks: Annotated[Fact, "recovers asynchronous loads from their bad blocks, with one group"]
-    blocks_kill_groups: Annotated[Fact, "bad blocks of a model with several groups end the engine's step"]
     takes_failed_requests: Annotated[Fact, "recovers a failed load as a whole request, with any groups"]
     frees_failed: Annotated[
         Fact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
     ]
     knows_policy: Annotated[Fact, "has both policies, recompute and fail"]
-    transfer_results: Annotated[Fact, "asks workers by get_transfer_results"]
-    new_request: Annotated[Fact, "calls on_new_request"]
-    pending_push_work: Annotated[Fact, "steps while has_pending_push_work"]
-    worker_meta: Annotated[Fact, "brings build_connector_worker_meta to the scheduler"]
-    block_state: Annotated[Fact, "tells the step's blocks by kv_connector_block_state"]
 
 
 MEANINGS: dict[str, str] = {
@@ -86,20 +79,14 @@ def probe(root: Path | None = None) -> Build:
     Raises `UnsupportedBuild` where there is no source to read.
     """
     where = _installed() if root is None else root
-    scheduler, base = _Source.read(where, _SCHEDULER), _Source.read(where, _BASE)
+    scheduler = _Source.read(where, _SCHEDULER)
     return Build(
         split_asserts=_split_asserts(scheduler),
         claims_wedge=_claims_wedge(scheduler),
         takes_bad_blocks=_takes_bad_blocks(scheduler),
-        blocks_kill_groups=_blocks_kill_groups(scheduler),
         takes_failed_requests=_takes_failed_requests(where, scheduler),
         frees_failed=_frees_failed(scheduler),
         knows_policy=scheduler.mentions("kv_load_failure_policy"),
-        transfer_results=base.defines("get_transfer_results"),
-        new_request=scheduler.mentions("on_new_request"),
-        pending_push_work=scheduler.mentions("has_pending_push_work"),
-        worker_meta=base.defines("build_connector_worker_meta"),
-        block_state=scheduler.mentions("kv_connector_block_state"),
     )
 
 
@@ -202,10 +189,6 @@ class _Source:
         )
         return Fact(holds=True, evidence=self.seen(found)) if found else self.nowhere(name)
 
-    def defines(self, name: str) -> Fact:
-        found = self.function(name)
-        return Fact(holds=True, evidence=self.seen(found)) if found else self.nowhere(name)
-
     def nowhere(self, name: str) -> Fact:
         return Fact(holds=False, evidence=f"no {name} in {self.name}")
 
@@ -273,46 +256,6 @@ def _takes_bad_blocks(scheduler: _Source) -> Fact:
     if handler is None:
         return scheduler.nowhere("_handle_invalid_blocks")
     return Fact(holds="WAITING_FOR_REMOTE_KVS" in _names(handler), evidence=scheduler.seen(handler))
-
-
-def _blocks_kill_groups(scheduler: _Source) -> Fact:
-    handler = scheduler.function("_handle_invalid_blocks")
-    for node in ast.walk(handler) if handler else ():
-        if isinstance(node, ast.If) and _several(node.test) and isinstance(node.body[-1], ast.Raise):
-            return Fact(holds=True, evidence=scheduler.seen(node.body[-1]))
-    for node in ast.walk(scheduler.tree):
-        if _takes_one_group(node):
-            block = getattr(scheduler.parents[node], "body", [])
-            before = block[: block.index(node)] if node in block else []
-            leaves = any(
-                isinstance(n, ast.If) and _several(n.test) and isinstance(n.body[-1], ast.Continue)
-                for n in before
-            )
-            return Fact(holds=not leaves, evidence=scheduler.seen(node))
-    return Fact(holds=False, evidence=f"no single group is assumed in {scheduler.name}")
-
-
-def _several(test: ast.expr) -> bool:
-    """``len(...) > 1``."""
-    return (
-        isinstance(test, ast.Compare)
-        and isinstance(test.left, ast.Call)
-        and isinstance(test.left.func, ast.Name)
-        and test.left.func.id == "len"
-        and isinstance(test.ops[0], ast.Gt)
-        and isinstance(test.comparators[0], ast.Constant)
-        and test.comparators[0].value == 1
-    )
-
-
-def _takes_one_group(node: ast.AST) -> bool:
-    """``(blocks,) = ...`` of a request's block ids, which come as one list a group."""
-    return (
-        isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Tuple)
-        and len(node.targets[0].elts) == 1
-        and any("block_ids" in name for name in _names(node.value))
-    )
 
 
 def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
