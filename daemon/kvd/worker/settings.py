@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -19,22 +18,14 @@ STAGED = "staged"
 """The backend of engines whose peers read a copy of their memory."""
 _DAY = 86400.0
 _LONGEST_ID = 128
-_RANGES = {
-    "lease_seconds": (0.1, _DAY),
-    "load_timeout": (0.01, _DAY),
-    "handshake_timeout": (0.01, _DAY),
-    "push_timeout": (0.01, _DAY),
-    "lease_margin": (0.0, _DAY),
-    "clock_skew": (0.0, _DAY),
-    "lease_grace": (0.0, _DAY),
-    "piece_bytes": (1, 1 << 40),
-    "kv_checksum": (1, 1 << 31),
-}
-"""Least and most of each number: seconds, bytes, or requests."""
 
 
 def _says(text: str) -> msgspec.Meta:
     return msgspec.Meta(description=text)
+
+
+def _number(text: str, least: float, most: float = _DAY, unit: str = "seconds") -> msgspec.Meta:
+    return msgspec.Meta(description=text, ge=least, le=most, extra={"unit": unit})
 
 
 class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -77,23 +68,29 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         ),
     ] = "auto"
     lease_seconds: Annotated[
-        float, _says("Prefiller: how long a finished request's blocks are kept for a decoder.")
+        float, _number("Prefiller: how long a finished request's blocks are kept for a decoder.", 0.1)
     ] = 30.0
-    load_timeout: Annotated[float, _says("Decoder: a load that is not complete after this is a miss.")] = 20.0
+    load_timeout: Annotated[
+        float, _number("Decoder: a load that is not complete after this is a miss.", 0.01)
+    ] = 20.0
     handshake_timeout: Annotated[
-        float, _says("Decoder: how long a request waits for its prefiller to become known.")
+        float, _number("Decoder: how long a request waits for its prefiller to become known.", 0.01)
     ] = 10.0
     push_timeout: Annotated[
         float,
-        _says(
-            "Decoder: a pushed request that is not complete this long after its blocks were announced is a miss."
+        _number(
+            "Decoder: a pushed request that is not complete this long after its blocks were announced is a miss.",
+            0.01,
         ),
     ] = 120.0
     piece_bytes: Annotated[
         int,
-        _says(
+        _number(
             "Decoder: a pull is read in pieces, one for every so many bytes on each worker, at most eight; after a miss"
-            " those that came are kept, where the model allows it."
+            " those that came are kept, where the model allows it.",
+            1,
+            1 << 40,
+            "bytes",
         ),
     ] = LEAST_BYTES
     probe: Annotated[
@@ -104,21 +101,25 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         ),
     ] = True
     kv_checksum: Annotated[
-        Literal["off", "all"] | int,
+        Literal["off", "all"] | Annotated[int, _number("", 1, 1 << 31, "requests")],
         _says(
             "Prefiller: whose KV is added up, and by the decoder again after the load; what differs is a miss. `off`,"
             " `all`, or a number: one request in so many. docs/transfers.md says what it catches and what it costs."
         ),
     ] = "off"
     lease_margin: Annotated[
-        float, _says("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.")
+        float,
+        _number("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.", 0.0),
     ] = 0.5
     clock_skew: Annotated[
-        float, _says("Decoder: most that the two hosts' clocks differ; used only while a kvd is away.")
+        float, _number("Decoder: most that the two hosts' clocks differ; used only while a kvd is away.", 0.0)
     ] = 2.0
     lease_grace: Annotated[
         float,
-        _says("Prefiller: how long beyond a lease kvd's word is awaited before blocks are freed without it."),
+        _number(
+            "Prefiller: how long beyond a lease kvd's word is awaited before blocks are freed without it.",
+            0.0,
+        ),
     ] = 5.0
 
     def samples(self, name: str) -> bool:
@@ -130,7 +131,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     """The settings in an extra config. Raises `BadSettings` naming every bad entry and what it may be."""
-    hints = get_type_hints(ConnectorSettings)
+    hints = get_type_hints(ConnectorSettings, include_extras=True)
     wrong = []
     for name, value in extra.items():
         if name not in hints:
@@ -147,10 +148,6 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
             wrong.append(
                 f'weights is {value!r}; it must be "auto", "off" or a name of 1 to {_LONGEST_ID} printable characters'
             )
-            continue
-        least, most = _RANGES.get(name, (-math.inf, math.inf))
-        if isinstance(value, (int, float)) and not least <= value <= most:
-            wrong.append(f"{name} is {value:g}; it must be from {least:g} to {most:g} {_unit(name)}")
     if not wrong:
         settings = msgspec.convert(dict(extra), ConnectorSettings)
         if settings.lease_margin < settings.lease_seconds:
@@ -162,22 +159,23 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     raise BadSettings("kv_connector_extra_config: " + "; ".join(wrong))
 
 
-def _unit(name: str) -> str:
-    units = {"piece_bytes": "bytes", "kv_checksum": "requests"}
-    return units.get(name, "seconds")
-
-
 def _name(kind: Any) -> str:
-    """A type for people: ``a number or null``, ``one of "pull"``."""
+    """A type for people: ``a number from 0 to 5 seconds``, ``one of "pull"``."""
+    if get_origin(kind) is Annotated:
+        bare, meta = get_args(kind)
+        bounds = "" if meta.ge is None else f" from {meta.ge:g} to {meta.le:g} {meta.extra['unit']}"
+        return _name(bare) + bounds
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
     if get_origin(kind) is dict:
         return "an object"
-    words = {
-        str: "a string",
-        bool: "true or false",
-        float: "a number",
-        int: "a whole number",
-        type(None): "null",
-    }
-    return " or ".join(words[part] if part in words else _name(part) for part in (get_args(kind) or (kind,)))
+    return _WORDS.get(kind) or " or ".join(_name(part) for part in get_args(kind))
+
+
+_WORDS: dict[Any, str] = {
+    str: "a string",
+    bool: "true or false",
+    float: "a number",
+    int: "a whole number",
+    type(None): "null",
+}
