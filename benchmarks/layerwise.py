@@ -27,9 +27,10 @@ from typing import Any
 
 from kvctl.cli.units import Mode
 from kvctl.demo import kinds
-from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config, two_hosts
+from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import two_hosts
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0

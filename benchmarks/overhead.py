@@ -32,11 +32,12 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from kvctl.demo.deployment import Deployment, Kvd, engine_id, engines, transfer_config, two_hosts
+from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd, two_hosts
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0

@@ -38,11 +38,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config, two_hosts
+from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import two_hosts
 from kvctl.processes.halting import halt, halted
 
 START_SECONDS, ANSWER_SECONDS = 400.0, 120.0

@@ -16,9 +16,10 @@ from typing import Any, Literal
 from benchmarks.gpu import models
 from benchmarks.gpu.models import Kind
 from benchmarks.gpu.report import Report
-from kvctl.demo.deployment import Kvd, Start, start_kvd, transfer_config
+from kvctl.demo.deployment import Start, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
+from kvctl.processes.daemons import Kvd, start_kvd
 from kvd.vllm.builds.probe import SCHEDULER
 
 ROOT = Path(__file__).resolve().parents[2]

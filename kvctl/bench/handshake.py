@@ -6,6 +6,7 @@ size. They move nothing, and touch no kvd but the two that are started here.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import time
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from kvctl.demo.deployment import Kvd, two_hosts
+from kvctl.engines.cards import engine_facts
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import WorkerFailed
 from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
+from kvd.wire.identity import Endpoint, WorkerCard
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import RegisterWorker
 
@@ -103,17 +105,7 @@ def registered(
     host: Kvd, geometry: EngineGeometry, role: Literal["prefill", "decode"], name: str
 ) -> Iterator[list[KvdSession]]:
     """The sessions of all workers of an engine, when it is complete."""
-    facts = EngineFacts(
-        engine_id=name,
-        model=geometry.model,
-        role=role,
-        tp=geometry.tp,
-        pp=geometry.pp,
-        dcp=geometry.dcp,
-        groups=len(geometry.workers[0].groups),
-        world_size=geometry.world_size,
-        facts=geometry.facts,
-    )
+    facts = engine_facts(dataclasses.replace(geometry, engine_id=name), role)
     sessions: list[KvdSession] = []
     try:
         for worker in geometry.workers:

@@ -14,9 +14,8 @@ from kvctl.bench.memory import size_of, with_blocks
 from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, options_at, start, ucx_log
 from kvctl.bench.remote import RemoteProcess, Target, begin, connect
 from kvctl.bench.transport import ucx_transport
-from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held, unwinding
-from kvctl.processes.worker_process import WorkerProcess
+from kvctl.processes.worker_process import WorkerProcess, good
 from kvd.backends.contract import Operation
 from kvd.geometry.codec import worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -81,7 +80,6 @@ class Pair:
     reader_geometry: dict[str, Any]
     source_geometries: dict[str, dict[str, Any]]
     peer: str
-    lane_seconds: float
     logs: dict[str, Path]
 
     def fill(self, requests: Sequence[Request], key: str) -> None:
@@ -157,7 +155,7 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
             )
         )
         source = _source(place, backend, folder, to, processes)
-        mine, theirs = (_answer(process) for process in (reader, source))
+        mine, theirs = (good(process.name, process.answer(START_SECONDS)) for process in (reader, source))
         sources = [worker_to_plain(worker) for worker in place.sources]
         for at, plain in theirs["workers"].items():
             sources[int(at)] = plain
@@ -167,7 +165,7 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
             "siblings": [worker_to_plain(worker) for worker in place.siblings],
             "sources": sources,
         }
-        met = reader.ask(**both, metadata=theirs["metadata"])
+        reader.ask(**both, metadata=theirs["metadata"])
         if mine["lands"]:
             windows = reader.ask(do="land", sources=list(theirs["workers"]))["windows"]
             source.ask(**both, windows=windows)
@@ -181,7 +179,6 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
             reader_geometry=mine["workers"]["0"],
             source_geometries=theirs["workers"],
             peer=str(place.plan.remote_ranks[place.plan.sources[0]]),
-            lane_seconds=float(met["seconds"]),
             logs=logs,
         )
 
@@ -202,13 +199,6 @@ def _source(
         processes.append(source)
     source.give(who)
     return source
-
-
-def _answer(process: Process) -> dict[str, Any]:
-    answer = process.answer(START_SECONDS)
-    if "error" in answer:
-        raise WorkerFailed(f"{process.name}: {answer['error']}")
-    return answer
 
 
 def _end(processes: list[Process], kind: type[BaseException] | None, *_: object) -> None:

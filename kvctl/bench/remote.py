@@ -13,6 +13,7 @@ import zmq
 
 from kvctl.errors import PeerUnreachable, UsageError
 from kvctl.processes.errors import WorkerFailed
+from kvctl.processes.worker_process import good
 from kvd.wire.keys import KeyFileError, KeyPair, read_pair
 
 PORT = 5690
@@ -84,10 +85,7 @@ class RemoteProcess:
     def ask(self, *, patience: float = 60.0, **orders: Any) -> dict[str, Any]:
         """Give an order and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
         self.give(orders)
-        answer = self.answer(patience)
-        if "error" in answer:
-            raise WorkerFailed(f"{self.name}: {answer['error']}")
-        return answer
+        return good(self.name, self.answer(patience))
 
     def give(self, orders: dict[str, Any]) -> None:
         """Send an order; `answer` has its answer."""

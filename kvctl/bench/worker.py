@@ -7,21 +7,15 @@ come as JSON lines on stdin, one JSON line on stdout answers each. Reads are pos
 from __future__ import annotations
 
 import functools
-import json
-import os
-import sys
 import threading
-import time
-import traceback
 from base64 import b64decode, b64encode
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import Request, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import Move, move
+from kvctl.processes.orders import Deeds, Orders, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend, traits_of
 from kvd.backends.direct.host.memory import memfd
 from kvd.backends.registry import open_backend
@@ -30,8 +24,6 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
 
 SERVE_SECONDS = 200e-6
-
-Orders = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -54,44 +46,7 @@ class Bench:
         return self.memories[0]
 
 
-def main() -> None:
-    """Serve orders until stdin ends."""
-    # Whatever a library prints must not stand between the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(answer: Orders) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    bench = None
-    try:
-        bench, answer = _open(json.loads(sys.stdin.readline()))
-        say(answer)
-        for line in sys.stdin:
-            say(_obey(bench, json.loads(line)))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other side gets it in words
-        traceback.print_exc()
-        say({"error": _words(error)})
-    finally:
-        if bench is not None:
-            _close(bench)
-
-
-def _obey(bench: Bench, orders: Orders) -> Orders:
-    try:
-        return _DEEDS[orders["do"]](bench, orders)
-    except Exception as error:  # noqa: BLE001 - it fails this order, whatever it is
-        traceback.print_exc()
-        return {"error": _words(error)}
-
-
-def _words(error: Exception) -> str:
-    hint = getattr(error, "hint", "")
-    return f"{error}; {hint}" if hint else f"{error}" or type(error).__name__
-
-
-def _open(who: Orders) -> tuple[Bench, Orders]:
+def _begin(who: Orders) -> tuple[Bench, Orders]:
     """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
     memories = {
         int(at): _memory(worker_from_plain(plain), who["backend"], who["device"])
@@ -123,7 +78,6 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
         [worker_from_plain(plain) for plain in orders[name]] for name in ("reader", "siblings", "sources")
     )
     bench.plan = plan_worker(reader[0], siblings, sources)
-    started = time.perf_counter()
     if bench.reads:
         bench.lanes["read"] = bench.backends[0].lane("read")
         for at, metadata in orders["metadata"].items():
@@ -133,7 +87,7 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
             lane = bench.backends[int(at)].lane("write")
             lane.add("reader", b64decode(metadata))
             bench.lanes[f"write-{at}"] = lane
-    return {"seconds": time.perf_counter() - started}
+    return {}
 
 
 def _land(bench: Bench, orders: Orders) -> Orders:
@@ -229,7 +183,11 @@ def _requests(orders: Orders) -> list[Request]:
     ]
 
 
-def _close(bench: Bench) -> None:
+def _text(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def _end(bench: Bench) -> None:
     bench.ended.set()
     if bench.serving is not None:
         bench.serving.join()
@@ -242,11 +200,7 @@ def _close(bench: Bench) -> None:
         backend.close()
 
 
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-_DEEDS: dict[str, Callable[[Bench, Orders], Orders]] = {
+_DEEDS: Deeds[Bench] = {
     "meet": _meet,
     "land": _land,
     "fill": _fill,
@@ -261,4 +215,4 @@ _DEEDS: dict[str, Callable[[Bench, Orders], Orders]] = {
 
 
 if __name__ == "__main__":
-    main()
+    serve(_begin, _DEEDS, _end)

@@ -11,13 +11,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Asked, Deployment, engines, launch, two_hosts
+from kvctl.demo.deployment import Asked, Deployment, engines, launch
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import prompt
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
+from kvctl.processes.daemons import two_hosts
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.interruption import held, unwinding
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Kvd
 from kvctl.demo.screen import Board
 from kvctl.engines.cards import engine_geometry
+from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineError, WorkerFailed
 from kvctl.views.demo import Demo, DemoRequest
 from kvctl.views.topology.document import Topology, pair_document

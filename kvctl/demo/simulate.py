@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.deployment import Kvd, two_hosts
 from kvctl.demo.running import Running, Served
 from kvctl.demo.screen import Board
-from kvctl.demo.simulated_cache import BLOCK_TOKENS, MODEL, PERIOD
+from kvctl.demo.simulated_model import BLOCK_TOKENS, MODEL, PERIOD
 from kvctl.processes import tied
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.interruption import held, unwinding
-from kvctl.processes.worker_process import WorkerProcess
+from kvctl.processes.worker_process import WorkerProcess, good
 
 PREFILL_RANKS, DECODE_RANKS = 2, 1
 BLOCKS = 48
@@ -30,7 +30,7 @@ END_SECONDS = 5.0
 
 
 @dataclass(slots=True)
-class Engine:
+class SimulatedEngine:
     """The workers of one engine and its free blocks, in the random order that a busy engine's blocks are in."""
 
     workers: list[WorkerProcess]
@@ -61,10 +61,10 @@ def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
             for rank in range(ranks):
                 with held():
                     workers.append(_start(host, (rank, ranks), backend, folder))
-            engines.append(Engine(workers[-ranks:], numbers.sample(range(1, BLOCKS), BLOCKS - 1)))
+            engines.append(SimulatedEngine(workers[-ranks:], numbers.sample(range(1, BLOCKS), BLOCKS - 1)))
         prefill, decode = engines
         for worker in workers:
-            worker.answer(START_SECONDS)
+            good(worker.name, worker.answer(START_SECONDS))
         board.end("workers", "registered")
         filling = stack.enter_context(ThreadPoolExecutor(PREFILL_RANKS))
 
@@ -117,7 +117,9 @@ def _start(host: Kvd, place: tuple[int, int], backend: str, folder: Path) -> Wor
     return worker
 
 
-def _serve(number: int, prefill: Engine, decode: Engine, filling: ThreadPoolExecutor) -> Served:
+def _serve(
+    number: int, prefill: SimulatedEngine, decode: SimulatedEngine, filling: ThreadPoolExecutor
+) -> Served:
     """One request: prefill all of its prompt but the last token, hand over, compare."""
     tokens = PROMPTS[number] - 1
     name = f"request-{number + 1}"
@@ -125,9 +127,9 @@ def _serve(number: int, prefill: Engine, decode: Engine, filling: ThreadPoolExec
     orders: dict[str, Any] = {"do": "fill", "request": name, "blocks": there}
     for done in [filling.submit(worker.ask, **orders) for worker in prefill.workers]:
         done.result()
-    source = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)
+    offered = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)
     here = decode.allocate(tokens)
-    loaded = decode.workers[0].ask(do="load", request=f"{name}-decode", blocks=here, source=source)
+    loaded = decode.workers[0].ask(do="load", request=f"{name}-decode", blocks=here, **offered)
     return Served(
         name=name,
         prompt_tokens=PROMPTS[number],

@@ -6,6 +6,7 @@ from kvctl.errors import CheckFailed, PeerUnreachable
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
+from kvd.wire.identity import EngineFacts, Role
 from kvd.wire.query import EngineRow
 
 
@@ -36,4 +37,19 @@ def engine_geometry(row: EngineRow) -> EngineGeometry:
         dcp=facts.dcp,
         workers=tuple(workers),
         facts=dict(facts.facts),
+    )
+
+
+def engine_facts(engine: EngineGeometry, role: Role) -> EngineFacts:
+    """What all workers of an engine of that shape present to kvd."""
+    return EngineFacts(
+        engine_id=engine.engine_id,
+        model=engine.model,
+        role=role,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        groups=len(engine.workers[0].groups),
+        world_size=engine.world_size,
+        facts=engine.facts,
     )

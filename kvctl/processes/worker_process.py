@@ -34,9 +34,7 @@ class WorkerProcess:
         with self.lock:
             self.give(orders)
             answer = self.answer(patience)
-        if "error" in answer:
-            raise WorkerFailed(f"{self.name}: {answer['error']}")
-        return answer
+        return good(self.name, answer)
 
     def answer(self, timeout: float) -> dict[str, Any]:
         """The next answer, at most ``timeout`` seconds from now. Raises `WorkerFailed`."""
@@ -83,3 +81,10 @@ class WorkerProcess:
     def _log(self) -> str:
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(["; the end of its log:", *(f"  {line}" for line in lines[-LOG_LINES_IN_ERRORS:])])
+
+
+def good(name: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer of the process ``name``. Raises `WorkerFailed` where it says that the order failed."""
+    if "error" in answer:
+        raise WorkerFailed(f"{name}: {answer['error']}")
+    return answer

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Kvd, transfer_config, two_hosts
+from kvctl.demo.deployment import PREFILL_PARAMS, transfer_config
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.geometry.rank import Rank
 from kvd.vllm.memory.tensors import Place
 from kvd.wire.order import ForceMiss, NextLoads

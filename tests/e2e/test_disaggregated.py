@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.deployment import Kvd
+from kvctl.processes.daemons import Kvd
 from tests.e2e.test_router import Servers, asked, free_port, healthy, servers
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import prompt_of

@@ -16,8 +16,9 @@ from typing import Any, cast
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, engines, transfer_config
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines, transfer_config
 from kvctl.demo.engine import Answer
+from kvctl.processes.daemons import Kvd
 from kvctl.processes.halting import halted
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.daemons import wait_for

@@ -8,11 +8,12 @@ from typing import cast
 
 import pytest
 
-from kvctl.demo.deployment import start_kvd, transfer_config
+from kvctl.demo.deployment import transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import start_kvd
 from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry

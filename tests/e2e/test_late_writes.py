@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config, two_hosts
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import two_hosts
 from kvctl.processes.halting import halted
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of

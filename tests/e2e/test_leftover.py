@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config, two_hosts
+from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import two_hosts
 from tests.support import poisoned
 from tests.support.deployments import (
     HYBRID_BLOCK,

@@ -18,20 +18,12 @@ from typing import cast
 
 import pytest
 
-from kvctl.demo.deployment import (
-    Deployment,
-    Kvd,
-    Start,
-    engine_id,
-    engines,
-    start_kvd,
-    transfer_config,
-    two_hosts,
-)
+from kvctl.demo.deployment import Deployment, Start, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd, start_kvd, two_hosts
 from kvctl.processes.errors import EngineGone
 from kvctl.processes.halting import go_on, stands_still
 from kvd.client.operator import connect

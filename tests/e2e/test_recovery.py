@@ -17,9 +17,10 @@ from typing import cast
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, start_kvd
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
+from kvctl.processes.daemons import start_kvd
 from kvctl.processes.halting import go_on, halt
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for

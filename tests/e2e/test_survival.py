@@ -10,7 +10,8 @@ from typing import cast
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd, start_kvd
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
+from kvctl.processes.daemons import Kvd, start_kvd
 from kvctl.processes.halting import halted
 from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngines, ListWorkers, WorkerList
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList

@@ -13,11 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Kvd, engine_id, engines, start_kvd, transfer_config
+from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd, start_kvd
 from kvctl.processes.errors import EngineGone
 from kvctl.processes.halting import halted
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList

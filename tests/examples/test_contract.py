@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.router import Prefiller, pull_params, push_params
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, Kvd
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
+from kvctl.processes.daemons import Kvd
 from kvd.vllm.params import read_remote_push, wants_prefill_here, wants_push, wants_remote_prefill
 from kvd.wire.identity import Endpoint
 from tests.support.daemons import ROOT, daemons

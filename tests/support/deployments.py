@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Deployment, Kvd, deploy, engine_id
+from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord

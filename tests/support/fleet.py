@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from kvctl.demo.deployment import Kvd, transfer_config, two_hosts
+from kvctl.demo.deployment import transfer_config
 from kvctl.demo.engine_spec import EngineSpec, environment
 from kvctl.demo.models import write_model
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for

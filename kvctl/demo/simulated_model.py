@@ -1,0 +1,31 @@
+"""The model of the simulated engines: the demo's own (`kvctl.demo.kinds`, `qwen3.5-gdn`) with twice the layers.
+
+Three of four layers keep a Gated DeltaNet state, the fourth has full attention. The layers at one place in the period
+make a group, and all groups share the same memory.
+"""
+
+from __future__ import annotations
+
+from kvctl.demo.kinds import MODELS
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.model import EngineGeometry
+
+MODEL = "simulated/qwen3.5-gdn"
+PERIOD = 4
+BLOCK_TOKENS = 640
+"""What vLLM takes on a CPU, in steps of 128: an attention page is no smaller than a state."""
+_TINY = MODELS["qwen3.5-gdn"].config
+_CONFIG = _TINY | {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "dtype": "bfloat16",
+    "mamba_ssm_dtype": "float32",
+    "num_hidden_layers": 2 * PERIOD,
+    "layer_types": 2 * _TINY["layer_types"],
+}
+
+
+def simulated_geometry(engine_id: str, ranks: int, blocks: int) -> EngineGeometry:
+    """An engine of 1, 2 or 4 workers with room for so many blocks each; its addresses are made up."""
+    options = CacheOptions(num_blocks=blocks, kernel_block=128, layout="LBHNC", align=True)
+    return engine_from_config(_CONFIG, Parallel(tp=ranks), options, engine_id=engine_id, name=MODEL)
