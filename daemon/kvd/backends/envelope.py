@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvd.backends.errors import PeerMetadataError
+from kvd.backends.regions import joined
 from kvd.geometry.model import Region
 
 MAGIC = b"KVDM"
@@ -101,14 +101,15 @@ def unpack(metadata: bytes, *, backend: str, version: str = "") -> Envelope:
     return found
 
 
-def joined(regions: Sequence[Region]) -> list[Region]:
-    """The regions by address, neighbours on one device made one: less to send, the same answer to "which device"."""
-    spans: list[Region] = []
-    for region in sorted(regions, key=lambda r: (r.device, r.address)):
-        last = spans[-1] if spans else None
-        if last and last.device == region.device and last.address + last.length >= region.address:
-            end = max(last.address + last.length, region.address + region.length)
-            spans[-1] = Region(last.address, end - last.address, last.device)
-        else:
-            spans.append(region)
-    return sorted(spans, key=lambda r: r.address)
+def same_minor_release(here: str, there: str, *, backend: str, engine: str) -> None:
+    """Refuse metadata of another minor release of an ``engine``: beyond that engines promise nothing.
+
+    Raises:
+        PeerMetadataError: naming both.
+    """
+    if here.split(".")[:2] != there.split(".")[:2]:
+        raise PeerMetadataError(
+            f"metadata is of {engine} {there} at the peer and this is {engine} {here}",
+            backend=backend,
+            hint=f"install the same minor release of {engine} on both hosts",
+        )

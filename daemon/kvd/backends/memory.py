@@ -16,18 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from kvd.backends.contract import Operation, State, Traits, Transfer
+from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.errors import (
-    BackendError,
-    PeerUnreachable,
-    RegistrationError,
-    TransferRefused,
-)
+from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
+from kvd.backends.lanes import EngineLane, EngineWindow, Holdings
+from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
 from kvd.geometry.model import Region
-from kvd.topology.descriptors import Descriptors, Int64
+from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
 
 NAME = "memory"
@@ -87,9 +82,7 @@ class MemoryBackend:
         self.regions: tuple[Region, ...] = ()
         self.submits = itertools.count()
         self._agent = f"{name}.{next(_generations)}"
-        self._lanes: set[MemoryLane] = set()
-        self._windows: set[MemoryWindow] = set()
-        self._closed = False
+        self._holdings = Holdings(name, NAME)
         _agents[self._agent] = self
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -98,14 +91,10 @@ class MemoryBackend:
         Raises:
             RegistrationError: registered before, nothing given, or a region that is empty or not host memory.
         """
-        if self.regions:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
-        if not regions:
-            raise RegistrationError("no regions to register", backend=NAME)
-        for region in regions:
-            if region.device != "cpu" or region.length <= 0 or region.address <= 0:
-                raise RegistrationError(f"{region} cannot be registered: cpu memory only", backend=NAME)
+        self._holdings.registering()
+        check_regions(regions, backend=NAME, kinds=("cpu",))
         self.regions = tuple(regions)
+        self._holdings.registered()
 
     def metadata(self) -> bytes:
         """What a peer's `MemoryLane.add` needs.
@@ -113,7 +102,7 @@ class MemoryBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._registered()
+        self._holdings.opened(registered=True)
         return pack(Envelope(NAME, VERSION, self._agent, self.regions, b""))
 
     def lane(self, name: str) -> MemoryLane:
@@ -122,10 +111,8 @@ class MemoryBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._registered()
-        lane = MemoryLane(name, self, self._lanes.discard)
-        self._lanes.add(lane)
-        return lane
+        self._holdings.opened(registered=True)
+        return self._holdings.keep(MemoryLane(name, self, self._holdings.drop))
 
     def window(self, name: str) -> MemoryWindow:
         """A fresh window for one peer engine.
@@ -133,67 +120,32 @@ class MemoryBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._registered()
-        window = MemoryWindow(f"{self._agent}.{name}", self.regions, self._windows.discard)
-        self._windows.add(window)
-        return window
+        self._holdings.opened(registered=True)
+        return self._holdings.keep(MemoryWindow(f"{self._agent}.{name}", self.regions, self._holdings.drop))
 
     def close(self) -> None:
         """Close all lanes and windows and vanish from the peers' sight. Idempotent."""
-        for lane in list(self._lanes):
-            lane.close()
-        for window in list(self._windows):
-            window.close()
-        self._closed = True
+        self._holdings.close()
         _agents.pop(self._agent, None)
 
-    def _registered(self) -> None:
-        if self._closed:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-        if not self.regions:
-            raise RegistrationError("register memory first", backend=NAME)
 
-
-class MemoryWindow:
-    """What one peer engine writes into: the backend's memory under another name."""
+class MemoryWindow(EngineWindow):
+    """The backend's memory under another name. The writer's polls copy."""
 
     def __init__(
         self, name: str, regions: tuple[Region, ...], closed: Callable[[MemoryWindow], None]
     ) -> None:
         self.regions = regions
         self._agent = f"{name}.{next(_generations)}"
-        self._closed = closed
+        super().__init__(name, pack(Envelope(NAME, VERSION, self._agent, regions, b"")), NAME, closed)
         _agents[self._agent] = self
 
-    def metadata(self) -> bytes:
-        """What the writing peer's `MemoryLane.add` needs.
-
-        Raises:
-            TransferRefused: the window is closed.
-        """
-        self._opened()
-        return pack(Envelope(NAME, VERSION, self._agent, self.regions, b""))
-
-    def progress(self) -> None:
-        """Do nothing: the writer's polls copy.
-
-        Raises:
-            TransferRefused: the window is closed.
-        """
-        self._opened()
-
-    def close(self) -> None:
-        """End the window: what was to land late never will. Idempotent."""
+    def _stop(self) -> None:
         _agents.pop(self._agent, None)
-        self._closed(self)
-
-    def _opened(self) -> None:
-        if self._agent not in _agents:
-            raise TransferRefused(f"window {self._agent!r} is closed", backend=NAME)
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _Copying:
     """A submitted transfer: which one it is, to whom, and what is to be copied."""
 
     number: int
@@ -202,28 +154,23 @@ class _Work:
     operation: Operation
 
 
-class MemoryLane:
+@dataclass(frozen=True, slots=True)
+class _MemoryPeer:
+    metadata: bytes
+    agent: str
+
+
+class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
     """The way to one peer engine."""
 
     def __init__(self, name: str, backend: MemoryBackend, closed: Callable[[MemoryLane], None]) -> None:
-        self.name = name
+        super().__init__(name, NAME, closed)
         self._backend = backend
-        self._peers: dict[str, tuple[bytes, str]] = {}
-        self._live: list[Transfer] = []
-        self._on_close = closed
-        self._open = True
 
-    def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
-
-        Raises:
-            PeerMetadataError: not of this backend or of another version of it.
-            PeerUnreachable: its backend was closed.
-        """
-        self._opened()
+    def _connect(self, peer: str, metadata: bytes, known: _MemoryPeer | None) -> None:  # noqa: ARG002 - simply replaced
         envelope = unpack(metadata, backend=NAME, version=VERSION)
         self._reach(envelope.agent)
-        self._peers[peer] = (metadata, envelope.agent)
+        self._peers[peer] = _MemoryPeer(metadata, envelope.agent)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
         """Note what is to be copied; `poll` copies.
@@ -232,21 +179,18 @@ class MemoryLane:
             TransferRefused: unknown peer, closed lane, memory that is not registered, or a fault asked for it.
             PeerUnreachable: the peer's backend was closed.
         """
-        self._opened()
-        if peer not in self._peers:
-            raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
-        agent = self._peers[peer][1]
+        agent = self._known(peer).agent
         faults, number = self._backend.faults, next(self._backend.submits)
         if number in faults.refuse:
             raise TransferRefused(f"submit {number} is to be refused", backend=NAME)
-        _inside(descriptors.local, descriptors.length, self._backend.regions, "local")
-        _inside(descriptors.remote, descriptors.length, self._reach(agent).regions, "remote")
-        work = _Work(number, agent, descriptors, operation)
-        transfer = Transfer(peer, descriptors.nbytes, len(descriptors), work, posted=time.monotonic())
-        self._live.append(transfer)
+        mine, theirs = self._backend.regions, self._reach(agent).regions
+        rows = checked(descriptors, RegisteredMemory(mine), RegisteredMemory(theirs), backend=NAME)
+        work = _Copying(number, agent, rows, operation)
+        transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic())
+        self._live[work] = transfer
         if number in faults.late:
             faults.defer(number, lambda: self._land(work))
-            self._end(transfer, State.FAILED, f"submit {number} is to fail and to land late")
+            self._end(transfer, f"submit {number} is to fail and to land late")
         return transfer
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
@@ -255,48 +199,29 @@ class MemoryLane:
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
         """
-        _on_grid(selection)
+        check_selection(selection, backend=NAME)
         return self.submit(peer, selection.descriptors(), operation)
 
-    def poll(self, transfer: Transfer) -> State:
-        """Copy what is due and update ``transfer``."""
-        if transfer.state is not State.PENDING:
-            return transfer.state
-        if not self._open or transfer not in self._live:
-            self._end(transfer, State.FAILED, f"not a transfer of lane {self.name!r}")
-            return transfer.state
-        work: _Work = transfer.handle
+    def _look(self, work: _Copying, transfer: Transfer) -> None:
         faults = self._backend.faults
         if work.number in faults.hold:
-            return State.PENDING
+            return
         if work.agent not in _agents:
-            self._end(transfer, State.FAILED, f"transfer with {transfer.peer}: {work.agent!r} was closed")
+            self._end(transfer, f"transfer with {transfer.peer}: {work.agent!r} was closed")
         elif work.number in faults.fail_after:
             _copy(work, faults.fail_after[work.number])
-            self._end(transfer, State.FAILED, f"submit {work.number} is to fail half-way")
+            self._end(transfer, f"submit {work.number} is to fail half-way")
         else:
             _copy(work, len(work.rows))
-            self._end(transfer, State.DONE, "")
-        return transfer.state
+            self._end(transfer)
 
-    def close(self) -> None:
-        """End the lane: what was pending has failed and what it was to read late never lands. Idempotent."""
-        self._open = False
-        for transfer in list(self._live):
-            self._end(transfer, State.FAILED, f"lane {self.name!r} was closed before the transfer ended")
-        self._on_close(self)
+    def _stop(self, reason: str) -> None:
+        """What it was to read late never lands either."""
+        self._end_all(reason)
 
-    def _land(self, work: _Work) -> None:
+    def _land(self, work: _Copying) -> None:
         if (self._open or work.operation == "write") and work.agent in _agents:
             _copy(work, len(work.rows))
-
-    def _end(self, transfer: Transfer, state: State, reason: str) -> None:
-        transfer.state, transfer.reason, transfer.ended = state, reason, time.monotonic()
-        self._live = [held for held in self._live if held is not transfer]
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
 
     @staticmethod
     def _reach(agent: str) -> MemoryBackend | MemoryWindow:
@@ -306,38 +231,10 @@ class MemoryLane:
         return reached
 
 
-def _copy(work: _Work, count: int) -> None:
+def _copy(work: _Copying, count: int) -> None:
     rows = work.rows
     for local, remote, length in zip(
         rows.local[:count].tolist(), rows.remote[:count].tolist(), rows.length[:count].tolist(), strict=True
     ):
         target, source = (local, remote) if work.operation == "read" else (remote, local)
         ctypes.memmove(target, source, length)
-
-
-def _on_grid(selection: Selection) -> None:
-    if len(selection.local) != len(selection.remote):
-        raise TransferRefused(
-            f"selections differ in length: {len(selection.local)} local, {len(selection.remote)} remote",
-            backend=NAME,
-        )
-    grid = selection.grid
-    for cells, blocks in ((selection.local, grid.local_blocks), (selection.remote, grid.remote_blocks)):
-        if len(cells) and not 0 <= int(cells.min()) <= int(cells.max()) < len(grid) * blocks:
-            raise TransferRefused(
-                f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(grid) * blocks}",
-                backend=NAME,
-            )
-
-
-def _inside(addresses: Int64, lengths: Int64, regions: Sequence[Region], side: str) -> None:
-    """Refuse the first row that does not lie inside one region."""
-    fits = np.zeros(len(addresses), np.bool_)
-    for region in regions:
-        fits |= (addresses >= region.address) & (addresses + lengths <= region.address + region.length)
-    if not fits.all():
-        row = int(np.argmin(fits))
-        raise TransferRefused(
-            f"{side} descriptor {row}, {int(lengths[row])} bytes at {int(addresses[row]):#x}, is not registered",
-            backend=NAME,
-        )

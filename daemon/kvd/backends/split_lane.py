@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from kvd.backends.contract import Operation, SelectingLane, State, Transfer
 from kvd.backends.errors import BackendError
@@ -47,6 +48,7 @@ MOST_THREADS = 16
 _log = logging.getLogger(__name__)
 
 _Post = Callable[[SelectingLane], Transfer]
+LaneT = TypeVar("LaneT", bound=SelectingLane)
 
 
 @dataclass(slots=True, eq=False)
@@ -294,6 +296,13 @@ class SplitLane:
         while self._others:
             self._others[-1].close()
             self._others = self._others[:-1]
+
+
+def split(
+    name: str, threads: int, opening: Callable[[str], LaneT], closed: Callable[[Any], None]
+) -> LaneT | SplitLane:
+    """A lane that splits reads between ``threads``, or for 1 the only one that ``opening`` makes."""
+    return SplitLane(name, threads, opening, closed) if threads > 1 else opening(name)
 
 
 def _sound(rows: Descriptors) -> bool:

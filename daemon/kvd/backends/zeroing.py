@@ -14,7 +14,7 @@ import numpy as np
 
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 from kvd.topology.leftover import Runs
 

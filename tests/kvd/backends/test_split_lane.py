@@ -14,8 +14,8 @@ import pytest
 
 from kvd.backends import split_lane
 from kvd.backends.contract import Backend, Operation, SelectingLane, State, Transfer
+from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
-from kvd.backends.direct.host import rows as direct_rows
 from kvd.backends.direct.host.lane import DirectLane
 from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
 from kvd.backends.nixl import backend as nixl
@@ -265,7 +265,7 @@ def test_a_read_that_takes_longer_than_its_post_may_shows_it_by_its_processor_ti
     direct: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 64 << 10)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 64 << 10)
     lane = direct.lane()
     for seconds, lanes in ((0.0, 1), (1.0, 2)):
         clock = iter((5.0, 5.0 + seconds))
@@ -398,7 +398,7 @@ def test_one_refused_piece_fails_the_whole_with_its_reason(bench: Bench) -> None
 def test_a_read_goes_on_with_each_poll(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = direct.split()
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 4 << 20)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 4 << 20)
     transfer = lane.submit("p", direct.whole())
     assert transfer.state is State.PENDING
     assert not (direct.target == direct.source).all()
@@ -409,7 +409,7 @@ def test_a_read_goes_on_with_each_poll(direct: Bench, monkeypatch: pytest.Monkey
 def test_nothing_lands_after_close(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = direct.split()
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 64 << 10)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 64 << 10)
     transfer = lane.submit("p", direct.whole())
     assert transfer.ended == 0
     lane.close()

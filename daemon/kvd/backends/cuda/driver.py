@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from kvd.backends.errors import BackendError, BackendUnavailable
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 
 LIBRARY = "libcuda.so.1"

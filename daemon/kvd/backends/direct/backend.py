@@ -23,10 +23,11 @@ from kvd.backends.direct.host.memory import Backing, Cookie, backing
 from kvd.backends.direct.host.source import VERSION, Card
 from kvd.backends.direct.permission import refusal, rules
 from kvd.backends.direct.process import NAME, this_process
-from kvd.backends.envelope import Envelope, joined, pack
-from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.spans import only_device
-from kvd.backends.split_lane import SplitLane, check_threads
+from kvd.backends.envelope import Envelope, pack
+from kvd.backends.errors import BackendError, BackendUnavailable
+from kvd.backends.lanes import Holdings
+from kvd.backends.regions import joined, only_device
+from kvd.backends.split_lane import SplitLane, check_threads, split
 from kvd.geometry.model import Region
 
 MOST_CTAS = 4096
@@ -103,9 +104,8 @@ class DirectBackend:
         self._regions: tuple[Region, ...] = ()
         self._memory: tuple[Backing, ...] = ()
         self._cuda: CudaSide | None = None
-        self._lanes: set[DirectLane | CudaLane | SplitLane] = set()
+        self._holdings = Holdings(name, NAME)
         self._allows = False
-        self._closed = False
         try:
             self._process = this_process()
             self._cookie = _readable_cookie(self._process.pid)
@@ -126,16 +126,16 @@ class DirectBackend:
             RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, or
                 memory of a device that cannot be shared, with the reason.
         """
-        self._opened()
-        if self._regions:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
+        self._holdings.registering()
         device = only_device(regions, backend=NAME)
         if device != "cpu":
             self._cuda = open_device(device, regions, self._settings.ctas)
             self.traits, self._regions = CUDA_TRAITS, tuple(regions)
+            self._holdings.registered()
             return
         self._regions = tuple(regions)
         self._memory = _backings(self._regions)
+        self._holdings.registered()
         mine = rules()
         if not self._memory and mine.scope == 1 and self._settings.allow_readers:
             self._allows = allow_tracers()
@@ -149,7 +149,7 @@ class DirectBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._opened(registered=True)
+        self._holdings.opened(registered=True)
         card = Card(
             process=self._process,
             cookie=self._cookie.address,
@@ -168,38 +168,25 @@ class DirectBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._opened(registered=True)
-        threads = self._settings.copy_threads
-        lane: DirectLane | CudaLane | SplitLane
+        self._holdings.opened(registered=True)
         if self._cuda:
-            lane = self._cuda.lane(name, self._process, self._regions, self._lanes.discard)
-        elif threads > 1:
-            lane = SplitLane(name, threads, self._one_thread, self._lanes.discard)
-        else:
-            lane = self._one_thread(name)
-        self._lanes.add(lane)
-        return lane
+            lane = self._cuda.lane(name, self._process, self._regions, self._holdings.drop)
+            return self._holdings.keep(lane)
+        threads = self._settings.copy_threads
+        return self._holdings.keep(split(name, threads, self._one_thread, self._holdings.drop))
 
     def _one_thread(self, name: str) -> DirectLane:
-        return DirectLane(name, self._process, self._regions, self._lanes.discard)
+        return DirectLane(name, self._process, self._regions, self._holdings.drop)
 
     def close(self) -> None:
         """Close all lanes and turn readers away: what they are reading now fails. Idempotent."""
-        for lane in list(self._lanes):
-            lane.close()
+        was_open = self._holdings.close()
         self._cookie.close()
-        if not self._closed:
+        if was_open:
             for memory in self._memory:
                 os.close(memory.fd)
             if self._cuda:
                 self._cuda.close()
-        self._closed = True
-
-    def _opened(self, *, registered: bool = False) -> None:
-        if self._closed:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-        if registered and not self._regions:
-            raise RegistrationError("register memory first", backend=NAME)
 
 
 def _backings(regions: Sequence[Region]) -> tuple[Backing, ...]:

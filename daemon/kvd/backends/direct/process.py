@@ -11,6 +11,7 @@ from kvd.backends.direct.host.calls import readable
 from kvd.backends.errors import PeerUnreachable
 
 NAME = "direct"
+READS_ONLY = "as what it wrote could land after the peer gave the memory up"
 _PROC = Path("/proc")
 
 

@@ -15,13 +15,15 @@ from typing import Any
 from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError, TransferRefused
-from kvd.backends.mooncake.engine import Engine, registrable
+from kvd.backends.errors import BackendUnavailable, RegistrationError
+from kvd.backends.lanes import EngineWindow, Holdings
+from kvd.backends.mooncake.engine import Engine
 from kvd.backends.mooncake.lane import MooncakeLane
 from kvd.backends.mooncake.library import INSTALL, NAME, Library, load
 from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.settings import NVLINK, Settings, protocol_for
 from kvd.backends.mooncake.target import Target, pack_target
+from kvd.backends.regions import check_regions
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -53,9 +55,7 @@ class MooncakeBackend:
         self._engine: Engine | None = None
         self._marks: DeviceMarks | None = None
         self._regions: tuple[Region, ...] = ()
-        self._lanes: set[MooncakeLane] = set()
-        self._windows: set[MooncakeWindow] = set()
-        self._open = True
+        self._holdings = Holdings(name, NAME)
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory. Once, before `metadata`, `lane` and `window`.
@@ -64,13 +64,14 @@ class MooncakeBackend:
             RegistrationError: registered before, nothing given, or Mooncake refused a region.
             BackendUnavailable: Mooncake's engine does not start.
         """
-        self._opened()
-        if self._engine:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
-        if not regions:
-            raise RegistrationError("no regions to register", backend=NAME)
-        for region in regions:
-            registrable(region, self._library)
+        self._holdings.registering()
+        check_regions(regions, backend=NAME, kinds=("cpu", "cuda"))
+        if not self._library.cuda and (gpu := next((r for r in regions if r.device != "cpu"), None)):
+            raise RegistrationError(
+                f"{gpu} is GPU memory and this build of Mooncake ({self._library.version}) has no CUDA",
+                backend=NAME,
+                hint=INSTALL,
+            )
         if self._settings.protocol == "auto":
             self._settings = replace(
                 self._settings, protocol=protocol_for(regions, self._library, os.environ)
@@ -81,6 +82,7 @@ class MooncakeBackend:
         elif self._settings.protocol == NVLINK:
             raise RegistrationError(f"option protocol is {NVLINK} and memory is on the host", backend=NAME)
         self._engine = self._make()
+        self._holdings.registered()
 
     def _look_at(self, device: int) -> None:
         """Settle what is different for memory of a GPU."""
@@ -117,16 +119,16 @@ class MooncakeBackend:
             RegistrationError: nothing is registered yet.
         """
         self._registered()
-        lane = MooncakeLane(
-            name,
-            self._settings,
-            self._regions,
-            version=self._library.version,
-            make=self._make,
-            closed=self._lanes.discard,
+        return self._holdings.keep(
+            MooncakeLane(
+                name,
+                self._settings,
+                self._regions,
+                version=self._library.version,
+                make=self._make,
+                closed=self._holdings.drop,
+            )
         )
-        self._lanes.add(lane)
-        return lane
 
     def window(self, name: str) -> MooncakeWindow:
         """A fresh window: an engine of its own over the same memory, for one peer to write to.
@@ -142,11 +144,8 @@ class MooncakeBackend:
                 backend=NAME,
             )
         engine = self._make()
-        window = MooncakeWindow(
-            name, engine, self._describe(f"{self.name}.{name}", engine), self._windows.discard
-        )
-        self._windows.add(window)
-        return window
+        metadata = self._describe(f"{self.name}.{name}", engine)
+        return self._holdings.keep(MooncakeWindow(name, metadata, engine, self._holdings.drop))
 
     def close(self) -> None:
         """Destroy all lanes and windows, then the backend's engine. Idempotent.
@@ -154,11 +153,7 @@ class MooncakeBackend:
         Raises:
             BackendError: an engine outlived its destruction (see `MooncakeLane.close`).
         """
-        self._open = False
-        for lane in list(self._lanes):
-            lane.close()
-        for window in list(self._windows):
-            window.close()
+        self._holdings.close()
         if self._engine:
             self._engine.destroy()
         if self._marks:
@@ -172,56 +167,21 @@ class MooncakeBackend:
         target = Target(engine.session, self._settings.protocol, engine.mark.value, engine.mark.address)
         return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
 
-    def _opened(self) -> None:
-        if not self._open:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-
     def _registered(self) -> Engine:
-        self._opened()
+        self._holdings.opened()
         if self._engine is None:
             raise RegistrationError("register memory first", backend=NAME)
         return self._engine
 
 
-class MooncakeWindow:
+class MooncakeWindow(EngineWindow):
     """What one peer engine writes into. A thread of Mooncake's own lands the bytes."""
 
     def __init__(
-        self, name: str, engine: Engine, metadata: bytes, closed: Callable[[MooncakeWindow], None]
+        self, name: str, metadata: bytes, engine: Engine, closed: Callable[[MooncakeWindow], None]
     ) -> None:
-        self.name = name
+        super().__init__(name, metadata, NAME, closed)
         self._engine = engine
-        self._metadata = metadata
-        self._open = True
-        self._closed = closed
 
-    def metadata(self) -> bytes:
-        """What the writing peer's `MooncakeLane.add` needs; good until `close`.
-
-        Raises:
-            TransferRefused: the window is closed.
-        """
-        self._opened()
-        return self._metadata
-
-    def progress(self) -> None:
-        """Nothing to do while it is open: Mooncake's thread lands the bytes.
-
-        Raises:
-            TransferRefused: the window is closed.
-        """
-        self._opened()
-
-    def close(self) -> None:
-        """End the window: when this returns nothing that the peer writes can land any more. Idempotent.
-
-        Raises:
-            BackendError: something outside this backend holds the engine, so it still lives and bytes may still land.
-        """
-        self._open = False
+    def _stop(self) -> None:
         self._engine.destroy()
-        self._closed(self)
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"window {self.name!r} is closed", backend=NAME)

@@ -12,14 +12,13 @@ import numpy as np
 
 from kvd.backends.contract import Operation
 from kvd.backends.cuda import driver as cuda_driver
-from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.mooncake.host import is_loopback
-from kvd.backends.mooncake.library import INSTALL, LOG, NAME, Library, engine_environment, told
+from kvd.backends.mooncake.library import LOG, NAME, Library, engine_environment, told
 from kvd.backends.mooncake.listener import end_wait
 from kvd.backends.mooncake.mark import Mark
 from kvd.backends.mooncake.settings import NVLINK, Settings
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import joined
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -48,8 +47,6 @@ class Engine:
 
     def __init__(self, library: Library, settings: Settings, regions: Sequence[Region], mark: Mark) -> None:
         """``settings`` name the protocol, not auto."""
-        for region in regions:
-            registrable(region, library)
         self._gone: weakref.ref[Any] | None = None
         self.mark = mark
         self._device = cuda_driver.ordinal(regions)
@@ -171,20 +168,3 @@ def knock(session: str, otherwise: str) -> str:
     except (OSError, ValueError) as error:
         return f"{session} cannot be reached: {error}"
     return f"{session} still takes connections: {otherwise}"
-
-
-def registrable(region: Region, library: Library) -> None:
-    """Refuse what this build of Mooncake cannot register.
-
-    Raises:
-        RegistrationError: another kind of device, an empty region, or GPU memory and a build without CUDA.
-    """
-    kind, _ = parse_device(region.device)
-    if kind not in {"cpu", "cuda"} or region.length <= 0 or region.address <= 0:
-        raise RegistrationError(f"{region} cannot be registered: kinds are cpu, cuda", backend=NAME)
-    if kind == "cuda" and not library.cuda:
-        raise RegistrationError(
-            f"{region} is GPU memory and this build of Mooncake ({library.version}) has no CUDA",
-            backend=NAME,
-            hint=INSTALL,
-        )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvd.backends.contract import Operation, State, Transfer
-from kvd.backends.envelope import unpack
-from kvd.backends.errors import PeerMetadataError, TransferRefused
+from kvd.backends.contract import Operation, Transfer
+from kvd.backends.envelope import same_minor_release, unpack
+from kvd.backends.errors import TransferRefused
+from kvd.backends.lanes import EngineLane
 from kvd.backends.mooncake.connect import connect
 from kvd.backends.mooncake.engine import COMPLETED, WAITING, Engine, knock
 from kvd.backends.mooncake.library import LOG, NAME
-from kvd.backends.mooncake.rows import Bounds, checked, cut
+from kvd.backends.mooncake.pieces import cut
 from kvd.backends.mooncake.settings import NVLINK, Settings
 from kvd.backends.mooncake.target import Target, parse_target
+from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -26,10 +27,10 @@ _ALIVE = "the peer refused the address, made no progress for Mooncake's 30 s, or
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _Pieces:
     """What `Transfer.handle` points at: the pieces, how many are posted and over, and what went wrong."""
 
-    peer: _Peer
+    peer: MooncakePeer
     operation: Operation
     local: list[int]
     remote: list[int]
@@ -40,19 +41,19 @@ class _Work:
 
 
 @dataclass(slots=True, eq=False)
-class _Peer:
+class MooncakePeer:
     """One worker of the peer engine, its engine here, the works not yet all posted and the pieces under way."""
 
     metadata: bytes
     target: Target
-    bounds: Bounds
+    memory: RegisteredMemory
     engine: Engine
-    queue: deque[_Work] = field(default_factory=deque)
-    flying: deque[tuple[int, _Work, int]] = field(default_factory=deque)
+    queue: deque[_Pieces] = field(default_factory=deque)
+    flying: deque[tuple[int, _Pieces, int]] = field(default_factory=deque)
 
 
-class MooncakeLane:
-    """The way to one peer engine. Calls from several threads wait for each other, `close` too.
+class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
+    """The way to one peer engine: an engine of Mooncake's for each of its workers.
 
     With CUDA IPC Mooncake copies while it is called, so a transfer is over when it is submitted. Otherwise a piece
     is a batch of Mooncake's of its own: that is the only kind whose state can be asked without waiting for it.
@@ -68,43 +69,24 @@ class MooncakeLane:
         make: Callable[[], Engine],
         closed: Callable[[MooncakeLane], None],
     ) -> None:
-        self.name = name
+        super().__init__(name, NAME, closed)
         self._settings = settings
         self._version = version
-        self._bounds = Bounds("local", regions)
+        self._memory = RegisteredMemory(regions)
         self._make = make
-        self._peers: dict[str, _Peer] = {}
         self._ending: list[Engine] = []
-        self._live: dict[_Work, Transfer] = {}
-        self._open = True
-        self._closed = closed
-        self._lock = threading.Lock()
 
-    def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
-
-        Waits up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed.
-
-        Raises:
-            PeerMetadataError: not of this backend, of another minor release or protocol of it, or of a process that is
-                no more and whose port another one has.
-            PeerUnreachable: it does not answer.
-        """
-        with self._lock:
-            self._opened()
-            known = self._peers.get(peer)
-            if known and known.metadata == metadata:
-                return
-            envelope = unpack(metadata, backend=NAME)
-            _same_release(self._version, envelope.version)
-            target = parse_target(envelope.blob, self._settings.protocol)
-            if known:
-                del self._peers[peer]
-                self._fail(known, f"peer {peer!r} was added anew")
-                self._destroy([known.engine])
-            engine = connect(self._make(), target, peer, self._settings.connect_timeout_s)
-            bounds = Bounds(f"peer {peer}'s", envelope.regions)
-            self._peers[peer] = _Peer(metadata, target, bounds, engine)
+    def _connect(self, peer: str, metadata: bytes, known: MooncakePeer | None) -> None:
+        """Wait up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed."""
+        envelope = unpack(metadata, backend=NAME)
+        same_minor_release(self._version, envelope.version, backend=NAME, engine="Mooncake")
+        target = parse_target(envelope.blob, self._settings.protocol)
+        if known:
+            del self._peers[peer]
+            self._end_all(f"peer {peer!r} was added anew", lambda work: work.peer is known)
+            self._destroy([known.engine])
+        engine = connect(self._make(), target, peer, self._settings.connect_timeout_s)
+        self._peers[peer] = MooncakePeer(metadata, target, RegisteredMemory(envelope.regions), engine)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
         """Post what may be under way at a time; `poll` posts the rest. With CUDA IPC lasts as long as the copy.
@@ -116,15 +98,12 @@ class MooncakeLane:
                 peer, or Mooncake did not take the first piece.
         """
         with self._lock:
-            self._opened()
-            known = self._peers.get(peer)
-            if known is None:
-                raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
-            rows = checked(descriptors, self._bounds, known.bounds)
+            known = self._known(peer)
+            rows = checked(descriptors, self._memory, known.memory, backend=NAME)
             if self._settings.protocol == NVLINK:
                 return self._copy(known, rows, operation, peer)
             pieces = cut(rows, self._settings.piece_bytes)
-            work = _Work(
+            work = _Pieces(
                 known, operation, *(c.tolist() for c in (pieces.local, pieces.remote, pieces.length))
             )
             transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic())
@@ -134,44 +113,27 @@ class MooncakeLane:
             if work.failed and not work.posted:
                 del self._live[work]
                 raise TransferRefused(self._reason(transfer, work), backend=NAME, hint=LOG)
-            self._look(transfer, work)
+            self._note(work, transfer)
             transfer.detail |= {
                 "pieces": float(len(pieces)),
                 "submit_us": (time.monotonic() - transfer.posted) * 1e6,
             }
             return transfer
 
-    def poll(self, transfer: Transfer) -> State:
-        """Look once, post what there is room for, and update ``transfer``. Never waits, whatever the peer does."""
-        with self._lock:
-            if transfer.state is State.PENDING:
-                work = transfer.handle
-                if not isinstance(work, _Work) or work not in self._live:
-                    self._end(transfer, State.FAILED, f"not a transfer of lane {self.name!r}")
-                else:
-                    self._advance(work.peer)
-                    self._look(transfer, work)
-            return transfer.state
+    def _look(self, work: _Pieces, transfer: Transfer) -> None:
+        """Post what there is room for; never waits, whatever the peer does."""
+        self._advance(work.peer)
+        self._note(work, transfer)
 
-    def close(self) -> None:
-        """End the lane. When this returns no byte of any of its transfers can land any more. Idempotent.
+    def _stop(self, reason: str) -> None:
+        self._end_all(reason)
+        engines = [known.engine for known in self._peers.values()]
+        self._peers.clear()
+        self._destroy(engines)
 
-        Raises:
-            BackendError: something outside this backend holds an engine of Mooncake's, so it still lives: treat the
-                memory of the lane's transfers as still being written.
-        """
-        with self._lock:
-            self._open = False
-            for known in self._peers.values():
-                self._fail(known, f"lane {self.name!r} was closed before the transfer ended")
-            engines = [known.engine for known in self._peers.values()]
-            self._peers.clear()
-            self._destroy(engines)
-        self._closed(self)
-
-    def _copy(self, peer: _Peer, rows: Descriptors, operation: Operation, name: str) -> Transfer:
+    def _copy(self, peer: MooncakePeer, rows: Descriptors, operation: Operation, name: str) -> Transfer:
         """Copy while the caller waits."""
-        work = _Work(peer, operation, [], [], [])
+        work = _Pieces(peer, operation, [], [], [])
         transfer = Transfer(name, rows.nbytes, len(rows), work, posted=time.monotonic())
         for first in range(0, len(rows), COPIED_AT_ONCE):
             part = Descriptors(
@@ -183,7 +145,7 @@ class MooncakeLane:
                 )
                 break
         transfer.detail["submit_us"] = (time.monotonic() - transfer.posted) * 1e6
-        self._look(transfer, work)
+        self._note(work, transfer)
         return transfer
 
     def _destroy(self, engines: list[Engine]) -> None:
@@ -193,11 +155,7 @@ class MooncakeLane:
             self._ending[-1].destroy()
             self._ending.pop()
 
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
-
-    def _advance(self, peer: _Peer) -> None:
+    def _advance(self, peer: MooncakePeer) -> None:
         """Take note of the pieces that are over, oldest first, and post others in their place."""
         flying, queue = peer.flying, peer.queue
         while flying:
@@ -224,7 +182,7 @@ class MooncakeLane:
             flying.append((started, work, row))
 
     @staticmethod
-    def _spoil(work: _Work, row: int, what: str) -> None:
+    def _spoil(work: _Pieces, row: int, what: str) -> None:
         """Note the first thing that went wrong."""
         if not work.failed:
             work.failed = (
@@ -232,33 +190,16 @@ class MooncakeLane:
                 f"{work.remote[row]:#x} there: {what}"
             )
 
-    def _look(self, transfer: Transfer, work: _Work) -> None:
+    def _note(self, work: _Pieces, transfer: Transfer) -> None:
         if work.failed:
-            self._end(transfer, State.FAILED, f"{self._reason(transfer, work)}; {LOG}")
+            self._end(transfer, f"{self._reason(transfer, work)}; {LOG}")
         elif work.over == len(work.length):
-            self._end(transfer, State.DONE, "")
+            self._end(transfer)
 
     @staticmethod
-    def _reason(transfer: Transfer, work: _Work) -> str:
+    def _reason(transfer: Transfer, work: _Pieces) -> str:
         session = work.peer.target.session
         return (
             f"{work.operation} of {transfer.bytes} bytes in {transfer.descriptors} descriptors, peer {transfer.peer} "
             f"at {session}: {work.failed}; {knock(session, _ALIVE)}"
-        )
-
-    def _fail(self, peer: _Peer, reason: str) -> None:
-        for work in [work for work in self._live if work.peer is peer]:
-            self._end(self._live[work], State.FAILED, reason)
-
-    def _end(self, transfer: Transfer, state: State, reason: str) -> None:
-        self._live.pop(transfer.handle, None)
-        transfer.state, transfer.reason, transfer.ended = state, reason, time.monotonic()
-
-
-def _same_release(here: str, there: str) -> None:
-    if here.split(".")[:2] != there.split(".")[:2]:
-        raise PeerMetadataError(
-            f"metadata is of Mooncake {there} at the peer and this is Mooncake {here}",
-            backend=NAME,
-            hint="install the same minor release of Mooncake on both hosts",
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.nixl.library import NAME, Library, translate
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 
 MEMORY = {"cpu": "DRAM", "cuda": "VRAM"}
@@ -107,20 +107,16 @@ class Agent:
         raise failure
 
     def register(self, regions: Sequence[Region]) -> None:
-        """Register ``regions``, all of one kind of memory at once.
+        """Register ``regions``, of kinds in `MEMORY`, all of one kind at once.
 
         Raises:
-            RegistrationError: a device NIXL has no memory kind for, an empty region, or a region NIXL refused.
+            RegistrationError: a region NIXL refused.
             BackendError: memory of several CUDA devices.
         """
         self._device = cuda_driver.ordinal(regions)
         rows: dict[str, list[tuple[int, int, int]]] = {}
         for region in regions:
             kind, ordinal = parse_device(region.device)
-            if kind not in MEMORY or region.length <= 0 or region.address <= 0:
-                raise RegistrationError(
-                    f"{region} cannot be registered: kinds are {', '.join(MEMORY)}", backend=NAME
-                )
             rows.setdefault(MEMORY[kind], []).append((region.address, region.length, ordinal))
         for memory, members in rows.items():
             try:

@@ -18,11 +18,13 @@ from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.nixl.agent import Agent
+from kvd.backends.lanes import Holdings
+from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
 from kvd.backends.nixl.library import NAME, Library, load, software_only
 from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
-from kvd.backends.split_lane import SplitLane, check_threads
+from kvd.backends.regions import check_regions
+from kvd.backends.split_lane import SplitLane, check_threads, split
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -96,10 +98,9 @@ class NixlBackend:
         self.name = name
         self._settings = settings
         self._library = library
-        self._agent: Agent | None = Agent(library, name, progress=True)
+        self._agent = Agent(library, name, progress=True)
         self._regions: tuple[Region, ...] = ()
-        self._lanes: set[NixlLane | SplitLane] = set()
-        self._windows: set[NixlWindow] = set()
+        self._holdings = Holdings(name, NAME)
         self._parked: deque[Parked] = deque()
         self._parks = settings.abandon == "park"
         self._no_window = ""
@@ -111,19 +112,17 @@ class NixlBackend:
             RegistrationError: registered before, nothing given, NIXL refused a region, or lanes are to be parked and
                 there is memory on a device.
         """
-        agent = self._opened()
-        if self._regions:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
-        if not regions:
-            raise RegistrationError("no regions to register", backend=NAME)
+        self._holdings.registering()
+        check_regions(regions, backend=NAME, kinds=tuple(MEMORY))
         if self._parks and (device := next((r.device for r in regions if r.device != "cpu"), None)):
             raise RegistrationError(
                 f"option abandon is park and memory is on {device}, which copies by itself: a parked lane would write",
                 backend=NAME,
                 hint="leave the option abandon at auto",
             )
-        agent.register(regions)
+        self._agent.register(regions)
         self._regions = tuple(regions)
+        self._holdings.registered()
         if self._settings.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
         self._no_window = refusal(os.environ, self._regions)
@@ -135,11 +134,9 @@ class NixlBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        agent = self._opened()
-        if not self._regions:
-            raise RegistrationError("register memory before exporting metadata", backend=NAME)
-        blob = bytes(agent.call("export metadata", "get_agent_metadata"))
-        return pack(Envelope(NAME, self._library.version, agent.name, self._regions, blob))
+        self._holdings.opened(registered=True)
+        blob = bytes(self._agent.call("export metadata", "get_agent_metadata"))
+        return pack(Envelope(NAME, self._library.version, self._agent.name, self._regions, blob))
 
     def lane(self, name: str) -> NixlLane | SplitLane:
         """A fresh lane: an agent of its own with the same memory registered, or several where they may copy.
@@ -148,17 +145,9 @@ class NixlBackend:
             BackendUnavailable: UCX does not start another agent.
             RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
         """
-        self._opened()
-        if not self._regions:
-            raise RegistrationError("register memory before making a lane", backend=NAME)
-        threads = self._settings.copy_threads
-        lane: NixlLane | SplitLane
-        if threads > 1 and software_only(os.environ, self._regions):
-            lane = SplitLane(name, threads, self._one_agent, self._lanes.discard)
-        else:
-            lane = self._one_agent(name)
-        self._lanes.add(lane)
-        return lane
+        self._holdings.opened(registered=True)
+        threads = self._settings.copy_threads if software_only(os.environ, self._regions) else 1
+        return self._holdings.keep(split(name, threads, self._one_agent, self._holdings.drop))
 
     def _one_agent(self, name: str) -> NixlLane:
         return NixlLane(
@@ -167,7 +156,7 @@ class NixlBackend:
             self._regions,
             drain_s=self._settings.drain_s,
             park=self._park if self._parks else None,
-            closed=self._lanes.discard,
+            closed=self._holdings.drop,
         )
 
     def window(self, name: str) -> NixlWindow:
@@ -178,15 +167,11 @@ class NixlBackend:
                 (``traits.lands`` is false then).
             RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
         """
-        self._opened()
-        if not self._regions:
-            raise RegistrationError("register memory before making a window", backend=NAME)
+        self._holdings.opened(registered=True)
         if self._no_window:
             raise BackendUnavailable(f"no window: {self._no_window}", backend=NAME)
         agent = self._registered(f"{self.name}.{name}", SHIELD)
-        window = NixlWindow(name, agent, self._regions, self._windows.discard)
-        self._windows.add(window)
-        return window
+        return self._holdings.keep(NixlWindow(name, agent, self._regions, self._holdings.drop))
 
     def close(self) -> None:
         """Destroy all lanes and windows, then the backend's agent. Idempotent.
@@ -194,15 +179,10 @@ class NixlBackend:
         Raises:
             BackendError: an agent outlived its destruction (see `NixlLane.close`).
         """
-        for lane in list(self._lanes):
-            lane.close()
-        for window in list(self._windows):
-            window.close()
+        self._holdings.close()
         while self._parked:
             self._parked.popleft().destroy()
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.destroy()
+        self._agent.destroy()
 
     def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
         """One more agent over the backend's memory, which only calls into it advance."""
@@ -226,8 +206,3 @@ class NixlBackend:
                 oldest.agent.name,
             )
             oldest.destroy()
-
-    def _opened(self) -> Agent:
-        if self._agent is None:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-        return self._agent

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from kvd.backends.errors import BackendError
 from kvd.backends.nixl.agent import Agent
-from kvd.backends.nixl.rows import memories, side
-from kvd.backends.spans import Spans
+from kvd.backends.nixl.descriptors import memories, side
+from kvd.backends.regions import RegisteredMemory
 from kvd.topology.descriptors import Int64
 from kvd.topology.grid import Grid
 
@@ -32,7 +32,9 @@ class PreparedLists:
 
     _pairs: dict[Grid, list[Any] | None] = field(default_factory=dict)
 
-    def of(self, agent: Agent, peer: str, grid: Grid, here: Spans, there: Spans) -> list[Any] | None:
+    def of(
+        self, agent: Agent, peer: str, grid: Grid, here: RegisteredMemory, there: RegisteredMemory
+    ) -> list[Any] | None:
         """The local and the remote list of ``grid``, or None where there is no such thing."""
         if grid not in self._pairs:
             self._pairs[grid] = _prepared(agent, peer, grid, here, there)
@@ -48,7 +50,9 @@ class PreparedLists:
         return taken
 
 
-def _prepared(agent: Agent, peer: str, grid: Grid, here: Spans, there: Spans) -> list[Any] | None:
+def _prepared(
+    agent: Agent, peer: str, grid: Grid, here: RegisteredMemory, there: RegisteredMemory
+) -> list[Any] | None:
     if len(memories(here)) > 1 or len(memories(there)) > 1:
         return None  # a list of NIXL's is all DRAM or all VRAM, and a grid may have rows in both
     pair: list[Any] = []
@@ -75,9 +79,11 @@ def _prepared(agent: Agent, peer: str, grid: Grid, here: Spans, there: Spans) ->
     return pair
 
 
-def _strided(address: Int64, length: Int64, stride: Int64, blocks: int, spans: Spans) -> NDArray[np.uint64]:
+def _strided(
+    address: Int64, length: Int64, stride: Int64, blocks: int, memory: RegisteredMemory
+) -> NDArray[np.uint64]:
     """NIXL's compressed form: (address, bytes, device ordinal, stride, count), shape (n, 5)."""
     table = np.empty((len(address), 5), np.uint64)
-    table[:, :3] = side(address, length, spans)
+    table[:, :3] = side(address, length, memory)
     table[:, 3], table[:, 4] = stride, blocks
     return table

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, TransferRefused
+from kvd.backends.errors import BackendError
+from kvd.backends.lanes import EngineWindow
 from kvd.backends.nixl.agent import Agent
 from kvd.backends.nixl.library import INFINIBAND, NAME
 from kvd.geometry.model import Region
@@ -34,27 +36,16 @@ def refusal(environ: Mapping[str, str], regions: Sequence[Region], infiniband: P
     return ""
 
 
-class NixlWindow:
+class NixlWindow(EngineWindow):
     """What one peer engine writes into. Used from one thread at a time."""
 
     def __init__(
         self, name: str, agent: Agent, regions: Sequence[Region], closed: Callable[[NixlWindow], None]
     ) -> None:
-        self.name = name
-        self._agent = agent
-        self._open = True
-        self._closed = closed
         blob = bytes(agent.call("export metadata", "get_agent_metadata"))
-        self._metadata = pack(Envelope(NAME, agent.library.version, agent.name, tuple(regions), blob))
-
-    def metadata(self) -> bytes:
-        """What the writing peer's `NixlLane.add` needs.
-
-        Raises:
-            TransferRefused: the window is closed.
-        """
-        self._opened()
-        return self._metadata
+        envelope = Envelope(NAME, agent.library.version, agent.name, tuple(regions), blob)
+        super().__init__(name, pack(envelope), NAME, closed)
+        self._agent = agent
 
     def progress(self) -> None:
         """Land what has come over tcp, with the GIL released: returns when nothing more is there at the moment.
@@ -63,24 +54,10 @@ class NixlWindow:
             TransferRefused: the window is closed.
         """
         self._opened()
-        try:
-            # Asking for notifications is NIXL's way to make progress; there are none to keep.
+        # Asking for notifications is NIXL's way to make progress; there are none to keep.
+        with suppress(BackendError):  # one connection of the peer's broke; it makes another
             self._agent.call("make progress", "get_new_notifs")
-        except BackendError:
-            return  # one connection of the peer's broke; it makes another
 
-    def close(self) -> None:
-        """Destroy the agent. When this returns nothing that was written through it can land any more. Idempotent.
-
-        What came over tcp lands only by `progress`; RDMA keys end with the registration, which ends with the agent.
-
-        Raises:
-            BackendError: something outside ``kvd.backends.nixl.backend*`` holds NIXL's agent, so bytes may still land.
-        """
-        self._open = False
+    def _stop(self) -> None:
+        """What came over tcp lands only by `progress`; RDMA keys end with the registration, and that with the agent."""
         self._agent.destroy()
-        self._closed(self)
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"window {self.name!r} is closed", backend=NAME)

@@ -13,10 +13,9 @@ from typing import Any
 
 from kvd.backends import registry as choose
 from kvd.backends.contract import Backend, Traits
-from kvd.backends.direct.host.rows import Spans, checked
-from kvd.backends.envelope import joined
 from kvd.backends.errors import BackendError, RegistrationError
-from kvd.backends.spans import only_device
+from kvd.backends.lanes import Holdings
+from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
 from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
 from kvd.geometry.model import Region
@@ -81,12 +80,11 @@ class StagedBackend:
         self._settings = settings
         self._inner = inner
         self._spans: tuple[Region, ...] = ()
-        self._memory = Spans(())
+        self._memory = RegisteredMemory(())
         self._mirrors: Mirrors | None = None
         self._out: Carrier | None = None
         self._out_lock = threading.Lock()
-        self._lanes: set[StagedLane] = set()
-        self._open = True
+        self._holdings = Holdings(name, NAME)
 
     @property
     def traits(self) -> Traits:
@@ -100,9 +98,7 @@ class StagedBackend:
             RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, no
                 memory for the mirrors, or what the engine says.
         """
-        self._opened()
-        if self._mirrors is not None:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
+        self._holdings.registering()
         device = only_device(regions, backend=NAME)
         spans = tuple(joined(regions))
         mirrors = Mirrors(spans)
@@ -120,7 +116,8 @@ class StagedBackend:
                 hint="it needs torch with CUDA, and Triton with a C compiler",
             ) from error
         self._spans, self._mirrors = spans, mirrors
-        self._memory = Spans(spans, mirrors.addresses)
+        self._holdings.registered()
+        self._memory = RegisteredMemory(spans, mirrors.addresses)
 
     def stage(self, rows: Descriptors) -> None:
         """Copy memory to where peers read it, and return when it is there.
@@ -132,7 +129,9 @@ class StagedBackend:
             BackendError: the device would not copy it.
         """
         self._registered()
-        found = checked(rows, self._memory, self._memory)  # remote addresses are of the mirror now
+        found = checked(
+            rows, self._memory, self._memory, backend=NAME
+        )  # remote addresses are of the mirror now
         with self._out_lock:
             if self._out is None or not len(found):
                 return
@@ -163,9 +162,9 @@ class StagedBackend:
         mirrors = self._registered()
         engine, inner = self._settings.engine, self._inner.lane(name)
         carrier = mirrors.carrier(self._settings.ctas)
-        lane = StagedLane(name, engine, inner, self._memory, carrier, self._lanes.discard)
-        self._lanes.add(lane)
-        return lane
+        return self._holdings.keep(
+            StagedLane(name, engine, inner, self._memory, carrier, self._holdings.drop)
+        )
 
     def close(self) -> None:
         """Close all lanes and the engine's backend, then give the mirrors back. Idempotent.
@@ -173,21 +172,15 @@ class StagedBackend:
         Raises:
             BackendError: as the engine's backend.
         """
-        for lane in list(self._lanes):
-            lane.close()
-        self._open = False
+        self._holdings.close()
         self._inner.close()
         with self._out_lock:
             self._out = None
         if self._mirrors is not None:
             self._mirrors.close()
 
-    def _opened(self) -> None:
-        if not self._open:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-
     def _registered(self) -> Mirrors:
-        self._opened()
+        self._holdings.opened()
         if self._mirrors is None:
             raise RegistrationError("register memory first", backend=NAME)
         return self._mirrors

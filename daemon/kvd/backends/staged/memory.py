@@ -17,9 +17,9 @@ import numpy as np
 
 from kvd.backends.direct.cuda.copies import CudaCopier, Flight, engine
 from kvd.backends.direct.cuda.tables import job_of_descriptors
-from kvd.backends.direct.host.rows import Copy
+from kvd.backends.direct.host.copy import Copy
 from kvd.backends.errors import RegistrationError
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 

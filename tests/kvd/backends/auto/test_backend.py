@@ -20,8 +20,8 @@ from kvd.backends.contract import Lane, State, Transfer, traits_of
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import CudaCard, Mappings, Shared, ipc_namespace
+from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
-from kvd.backends.direct.host import rows as direct_rows
 from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.process import Process
 from kvd.backends.envelope import pack, unpack
@@ -181,7 +181,7 @@ def test_one_worker_elsewhere_turns_the_whole_lane_to_the_engine(worker: Make) -
 
 def test_what_was_begun_directly_ends_so(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 4096)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 4096)
     me, near, far = worker(), worker(), worker()
     lane = me.backend.lane("engine")
     lane.add("tp0", near.metadata)
@@ -195,7 +195,7 @@ def test_what_was_begun_directly_ends_so(worker: Make, monkeypatch: pytest.Monke
 
 def test_close_ends_transfers_of_both(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 4096)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 4096)
     faults = Faults(hold={0})
     me, near, far = worker(engine_options={"faults": faults}), worker(), worker()
     lane = me.backend.lane("engine")
@@ -218,9 +218,9 @@ def test_after_a_failed_direct_read_the_next_lane_takes_the_engine(
     lane.add("tp0", peer.metadata)
     with monkeypatch.context() as broken:
         broken.setattr(direct_lane, "SLICE_S", 0.0)
-        broken.setattr(direct_rows, "CALL_BYTES", 4096)
+        broken.setattr(direct_copy, "CALL_BYTES", 4096)
         transfer = lane.submit("tp0", rows(me, peer))
-        broken.setattr(direct_rows, "read_rows", _refusing)
+        broken.setattr(direct_copy, "read_rows", _refusing)
         assert finish(lane, transfer) is State.FAILED
     lane.close()
     lane = me.backend.lane("engine")
@@ -306,4 +306,4 @@ def test_settings_are_read_without_importing_an_engine() -> None:
     script = (
         "import sys, kvd.backends.auto.backend; assert not {'nixl', 'mooncake', 'torch'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[3])
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=Path(__file__).parents[4])

@@ -20,8 +20,8 @@ import pytest
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
-from kvd.backends.direct.host import rows as direct_rows
 from kvd.backends.direct.host.lane import DirectLane
 from kvd.backends.direct.host.memory import Backing, backing, memfd
 from kvd.backends.direct.host.source import Card
@@ -87,7 +87,7 @@ def reader() -> Iterator[Reader]:
 def in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call copies one small piece, so that a transfer is under way for as long as a test likes."""
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 64 << 10)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 64 << 10)
 
 
 def finish(lane: Lane, transfer: Transfer) -> State:
@@ -103,8 +103,8 @@ both_ways = pytest.mark.parametrize("memfd", [False, True], ids=["in-place", "ma
 def test_reads_scattered_rows_of_every_length(
     start: Start, reader: Reader, monkeypatch: pytest.MonkeyPatch, memfd: bool
 ) -> None:
-    monkeypatch.setattr(direct_rows, "CALL_BYTES", 5000)  # calls end in the middle of rows
-    monkeypatch.setattr(direct_rows, "IOV_MAX", 7)
+    monkeypatch.setattr(direct_copy, "CALL_BYTES", 5000)  # calls end in the middle of rows
+    monkeypatch.setattr(direct_copy, "IOV_MAX", 7)
     peer, dice = start(memfd=memfd), np.random.default_rng(5)
     starts = np.arange(0, SIZE - 40000, 40000) + dice.integers(0, 20000, len(range(0, SIZE - 40000, 40000)))
     lengths = dice.integers(0, 20000, len(starts))

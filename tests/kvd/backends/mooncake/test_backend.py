@@ -30,7 +30,7 @@ from kvd.backends.mooncake.backend import MooncakeBackend, open_backend
 from kvd.backends.mooncake.engine import knock
 from kvd.backends.mooncake.host import advertised_host, check_host
 from kvd.backends.mooncake.library import Library, engine_environment, load, prepare_environment
-from kvd.backends.mooncake.rows import Bounds, cut
+from kvd.backends.mooncake.pieces import cut
 from kvd.backends.mooncake.settings import Settings, protocol_for
 from kvd.backends.mooncake.target import Target, pack_target, parse_target
 from kvd.geometry.model import Region
@@ -39,8 +39,8 @@ from tests.support.backend_give_up import wait
 
 pytest.importorskip("mooncake", exc_type=ImportError)
 
-SUPPORT = Path(__file__).parents[2] / "support"
-ROOT = Path(__file__).parents[3]
+SUPPORT = Path(__file__).parents[3] / "support"
+ROOT = Path(__file__).parents[4]
 BYTES = 32 << 20
 LOCAL = {"host": "127.0.0.1"}
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -48,7 +48,7 @@ Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 
 def environ() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("MC_", "GLOG_"))}
-    return kept | {"VLLM_HOST_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    return kept | {"VLLM_HOST_IP": "127.0.0.1", "PYTHONPATH": f"{ROOT}:{ROOT / 'daemon'}"}
 
 
 def run(script: str, *arguments: str) -> dict[str, Any]:
@@ -482,14 +482,3 @@ def test_pieces_cover_the_same_bytes() -> None:
         (24096, 34096, 4096),
         (28192, 38192, 1),
     ]
-
-
-def test_bounds() -> None:
-    """Neighbouring regions are one span; what lies across a gap, before the first or after the last is refused."""
-    bounds = Bounds("local", [Region(1000, 100), Region(1100, 50), Region(2000, 10)])
-    good = [(1000, 150), (1149, 1), (2000, 10), (1050, 60)]
-    bounds.check(*np.array(good, np.int64).T)
-    bounds.check(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    for address, length in ((999, 2), (1140, 11), (1150, 1), (2009, 2), (5000, 1), (0, 5000)):
-        with pytest.raises(TransferRefused, match=rf"local descriptor 1, {length} bytes at {address:#x}"):
-            bounds.check(np.array([1000, address], np.int64), np.array([1, length], np.int64))

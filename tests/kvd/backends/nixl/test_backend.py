@@ -19,7 +19,7 @@ from kvd.geometry.model import Region
 
 pytest.importorskip("nixl", exc_type=ImportError)
 
-SUPPORT = Path(__file__).parents[2] / "support"
+SUPPORT = Path(__file__).parents[3] / "support"
 BYTES = 32 << 20
 
 

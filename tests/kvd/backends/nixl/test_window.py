@@ -18,7 +18,7 @@ from kvd.geometry.model import Region
 
 pytest.importorskip("nixl", exc_type=ImportError)
 
-SCRIPT = Path(__file__).parents[2] / "support" / "nixl_windows.py"
+SCRIPT = Path(__file__).parents[3] / "support" / "nixl_windows.py"
 SIZE, PIECES = 64 << 20, 16384
 CASES = {
     "": ["close:address", "close:number", "keep:address", "unshielded:address", "crowd:address"],

@@ -10,7 +10,7 @@ from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import CudaCard, ipc_namespace, mappings, share, unshare
 from kvd.backends.direct.process import NAME, Process
 from kvd.backends.errors import BackendError, RegistrationError
-from kvd.backends.spans import parse_device
+from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvd.backends.contract import Operation, State, Transfer
+from kvd.backends.contract import Operation, Transfer
 from kvd.backends.cuda.ipc import CudaError, Driver
 from kvd.backends.direct.cuda.copies import Copier, Flight, over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
 from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
-from kvd.backends.direct.host.rows import Spans, checked
 from kvd.backends.direct.host.source import read_card
-from kvd.backends.direct.process import NAME, Process
-from kvd.backends.envelope import joined
-from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
+from kvd.backends.direct.process import NAME, READS_ONLY, Process
+from kvd.backends.errors import BackendError, PeerUnreachable
+from kvd.backends.lanes import EngineLane
+from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
@@ -29,23 +28,25 @@ _LOOK_S = 50e-6
 
 
 @dataclass(slots=True)
-class _Peer:
+class CudaPeer:
+    """A worker, and the rows of its grids that are on the device."""
+
     metadata: bytes
     source: CudaSource
     grids: dict[Grid, tuple[Rows, Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
-class _Work:
+class _Launch:
     source: CudaSource
     flight: Flight
 
 
-class CudaLane:
-    """The way to one peer engine on this host, from device memory to device memory. Calls wait for each other.
+class CudaLane(EngineLane[CudaPeer, _Launch]):
+    """The way to one peer engine on this host, from device memory to device memory.
 
     A kernel that was launched cannot be called back, but ends by itself, also when the peer is stopped or dead: so
-    `close` waits for it.
+    `close` waits for it, for `CLOSE_S` seconds at most.
     """
 
     def __init__(
@@ -58,36 +59,20 @@ class CudaLane:
         copier: Copier,
         closed: Callable[[CudaLane], None],
     ) -> None:
-        self.name = name
+        super().__init__(name, NAME, closed)
         self._here = here
-        self._spans = Spans(joined(regions))
+        self._memory = RegisteredMemory(regions)
         self._device = device
         self._mappings = mappings
         self._copier = copier
-        self._peers: dict[str, _Peer] = {}
-        self._live: dict[_Work, Transfer] = {}
-        self._closed = closed
-        self._open = True
-        self._lock = threading.Lock()
 
-    def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
-
-        Raises:
-            PeerMetadataError: not of this backend, or of another version of it.
-            PeerUnreachable: the worker is on another host, gone, or its memory is out of reach; with reason and cure.
-        """
-        with self._lock:
-            self._opened()
-            known = self._peers.get(peer)
-            if known and known.metadata == metadata:
-                return
-            envelope, card = read_card(metadata)
-            source = CudaSource(self._here, card, envelope.regions, self._device, self._mappings)
-            if known:
-                self._end_all(f"peer {peer} was added anew", of=known.source)
-                known.source.close()
-            self._peers[peer] = _Peer(metadata, source)
+    def _connect(self, peer: str, metadata: bytes, known: CudaPeer | None) -> None:
+        envelope, card = read_card(metadata)
+        source = CudaSource(self._here, card, envelope.regions, self._device, self._mappings)
+        if known:
+            self._wait_all(f"peer {peer} was added anew", of=known.source)
+            known.source.close()
+        self._peers[peer] = CudaPeer(metadata, source)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
         """Launch a kernel that reads.
@@ -98,8 +83,10 @@ class CudaLane:
             BackendError: the device would not take it.
         """
         with self._lock:
-            known = self._known(peer, operation)
-            rows, job = job_of_descriptors(checked(descriptors, self._spans, known.source.spans))
+            known = self._readable(peer, operation)
+            rows, job = job_of_descriptors(
+                checked(descriptors, self._memory, known.source.memory, backend=NAME)
+            )
             return self._begin(peer, known.source, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
@@ -110,9 +97,9 @@ class CudaLane:
             PeerUnreachable, BackendError: as `submit`.
         """
         with self._lock:
-            known = self._known(peer, operation)
+            known = self._readable(peer, operation)
             if selection.grid not in known.grids:
-                rows = rows_of(selection.grid, self._spans, known.source.spans)
+                rows = rows_of(selection.grid, self._memory, known.source.memory)
                 known.grids[selection.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
             kept = known.grids[selection.grid]
             return self._begin(
@@ -123,48 +110,19 @@ class CudaLane:
                 (selection.nbytes, len(selection)),
             )
 
-    def poll(self, transfer: Transfer) -> State:
-        """Look whether the kernel has ended, and update ``transfer``."""
-        with self._lock:
-            if transfer.state is State.PENDING:
-                if transfer.handle in self._live:
-                    self._look(transfer.handle, transfer)
-                else:
-                    self._end(transfer, f"not a transfer of lane {self.name!r}")
-            return transfer.state
+    def _stop(self, reason: str) -> None:
+        self._wait_all(reason)
+        while self._peers:
+            name, peer = next(iter(self._peers.items()))
+            try:
+                peer.source.close()
+            except CudaError as error:
+                raise BackendError(f"memory of {name} cannot be unmapped: {error}", backend=NAME) from None
+            del self._peers[name]
 
-    def close(self) -> None:
-        """End the lane: what was pending has failed, and its kernels have ended. Idempotent.
-
-        Raises:
-            BackendError: a kernel still runs after `CLOSE_S` seconds, or memory cannot be unmapped; call again.
-        """
-        with self._lock:
-            self._open = False
-            self._end_all(f"lane {self.name!r} was closed before the transfer ended")
-            while self._peers:
-                name, peer = next(iter(self._peers.items()))
-                try:
-                    peer.source.close()
-                except CudaError as error:
-                    raise BackendError(
-                        f"memory of {name} cannot be unmapped: {error}", backend=NAME
-                    ) from None
-                del self._peers[name]
-        self._closed(self)
-
-    def _known(self, peer: str, operation: Operation) -> _Peer:
-        self._opened()
-        known = self._peers.get(peer)
-        if known is None:
-            raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
-        if operation != "read":
-            raise TransferRefused(
-                f"{operation} to {peer!r}: this backend only reads, as what it wrote could land after the peer gave the"
-                " memory up",
-                backend=NAME,
-                hint="let the other side read",
-            )
+    def _readable(self, peer: str, operation: Operation) -> CudaPeer:
+        known = self._known(peer)
+        self._only_read(peer, operation, READS_ONLY)
         if doubt := known.source.doubt():
             raise PeerUnreachable(doubt, backend=NAME)
         if known.source.gone:
@@ -174,12 +132,12 @@ class CudaLane:
     def _begin(
         self, peer: str, source: CudaSource, kept: tuple[Rows, Any | None], job: Job, size: tuple[int, int]
     ) -> Transfer:
-        work = _Work(source, _on_device(lambda: self._copier.begin(*kept, job)))
+        work = _Launch(source, _on_device(lambda: self._copier.begin(*kept, job)))
         transfer = Transfer(peer, *size, work, posted=time.monotonic(), backend=NAME)
         self._live[work] = transfer
         return transfer
 
-    def _look(self, work: _Work, transfer: Transfer) -> None:
+    def _look(self, work: _Launch, transfer: Transfer) -> None:
         try:
             if not work.flight.done():
                 return
@@ -189,7 +147,7 @@ class CudaLane:
             reason = str(error)
         self._end(transfer, f"transfer with {transfer.peer}: {reason}" if reason else "")
 
-    def _end_all(self, reason: str, *, of: CudaSource | None = None) -> None:
+    def _wait_all(self, reason: str, *, of: CudaSource | None = None) -> None:
         """Wait until the kernels of a source (of all) have ended; what was pending has failed."""
         until = time.monotonic() + CLOSE_S
         for work, transfer in list(self._live.items()):
@@ -202,14 +160,6 @@ class CudaLane:
                     )
                 time.sleep(_LOOK_S)
             self._end(transfer, reason)
-
-    def _end(self, transfer: Transfer, reason: str) -> None:
-        self._live.pop(transfer.handle, None)
-        transfer.end(reason)
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)
 
 
 def _on_device(call: Callable[[], Any]) -> Any:

@@ -17,8 +17,8 @@ import msgspec
 
 from kvd.backends.cuda.ipc import CudaError, Driver, Span, driver
 from kvd.backends.direct.process import NAME
-from kvd.backends.envelope import joined
 from kvd.backends.errors import RegistrationError
+from kvd.backends.regions import joined
 from kvd.geometry.model import Region
 
 MOST_PARTS = 512

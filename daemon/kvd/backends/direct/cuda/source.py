@@ -16,18 +16,18 @@ from kvd.backends.direct.cuda.memory import (
 )
 from kvd.backends.direct.host.calls import read_bytes
 from kvd.backends.direct.host.memory import Window
-from kvd.backends.direct.host.rows import Spans
 from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.permission import Rules, refusal, rules, unknown
 from kvd.backends.direct.process import NAME, Process, ended, hold, on_this_host
 from kvd.backends.errors import PeerUnreachable
+from kvd.backends.regions import RegisteredMemory
 from kvd.geometry.model import Region
 
 _AUTO = "set backend auto or a transfer engine on both sides"
 
 
 class CudaSource:
-    """A peer's device memory, mapped. ``spans`` are what it registered, and where that stands here.
+    """A peer's device memory, mapped. ``memory`` is what it registered, and where that stands here.
 
     What is mapped stays as it was when its owner ends, until it is unmapped here.
     """
@@ -55,7 +55,7 @@ class CudaSource:
             self._cookie = self._prove()
             _reachable(here, card.process, theirs, device)
             places = self._map(theirs)
-            self.spans = Spans(*stretches(regions, theirs.memory, places))
+            self.memory = RegisteredMemory(*stretches(regions, theirs.memory, places))
         except BaseException:
             self.close()
             raise

@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from kvd.backends.direct.host.rows import Spans
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import TransferRefused
+from kvd.backends.regions import RegisteredMemory, check_selection
 from kvd.topology.descriptors import Descriptors, Int64
 from kvd.topology.grid import Grid, Int32, Selection
 
@@ -100,7 +100,7 @@ class Job:
     shape: Shape
 
 
-def rows_of(grid: Grid, local: Spans, remote: Spans) -> Rows:
+def rows_of(grid: Grid, local: RegisteredMemory, remote: RegisteredMemory) -> Rows:
     """A grid's rows, with every block of every row inside the registered memory of its side.
 
     Raises:
@@ -115,9 +115,9 @@ def rows_of(grid: Grid, local: Spans, remote: Spans) -> Rows:
         ("local", grid.local, grid.local_stride, grid.local_blocks, local),
         ("remote", grid.remote, grid.remote_stride, grid.remote_blocks, remote),
     )
-    for side, address, stride, blocks, spans in sides:
+    for side, address, stride, blocks, memory in sides:
         reach = stride * max(blocks - 1, 0) + grid.length
-        row = spans.outside(address, reach) if len(grid) else None
+        row = memory.outside(address, reach)
         if row is not None:
             raise TransferRefused(
                 f"{side} row {row} of a grid, {int(reach[row])} bytes at {int(address[row]):#x} over {blocks} blocks,"
@@ -125,7 +125,7 @@ def rows_of(grid: Grid, local: Spans, remote: Spans) -> Rows:
                 backend=NAME,
             )
     here, there, length, stride, remote_stride = _columns(grid)
-    columns = (here, remote.where(there) if len(grid) else there, length, stride, remote_stride)
+    columns = (here, remote.seen_at(there), length, stride, remote_stride)
     return _rows(columns, grid.local_blocks, grid.remote_blocks)
 
 
@@ -135,23 +135,12 @@ def job_of_selection(rows: Rows, selection: Selection) -> Job:
     Raises:
         TransferRefused: columns of unequal length, a cell that the grid does not have, more than a launch takes.
     """
-    if len(selection.local) != len(selection.remote):
-        raise TransferRefused(
-            f"selections differ in length: {len(selection.local)} local, {len(selection.remote)} remote",
-            backend=NAME,
-        )
-    for cells, blocks in ((selection.local, rows.blocks), (selection.remote, rows.remote_blocks)):
-        # As unsigned numbers negative ones are the largest of all: one pass finds both.
-        if len(cells) and int(np.maximum.reduce(cells.view(np.uint32))) >= len(rows) * blocks:
-            raise TransferRefused(
-                f"cells {int(cells.min())}..{int(cells.max())} picked of a grid of {len(rows) * blocks}",
-                backend=NAME,
-            )
+    check_selection(selection, backend=NAME)
     return _job(rows, selection.local, selection.remote)
 
 
 def job_of_descriptors(descriptors: Descriptors) -> tuple[Rows, Job]:
-    """Rows of their own for descriptors as `direct.host.rows.checked` gave them, and the launch for them."""
+    """Rows of their own for descriptors as `kvd.backends.regions.checked` gave them, and the launch for them."""
     none = np.zeros(len(descriptors), np.int64)
     rows = _rows((descriptors.local, descriptors.remote, descriptors.length, none, none), 1, 1)
     cells = np.arange(len(descriptors), dtype=np.int32)

@@ -11,11 +11,11 @@ import msgspec
 from kvd.backends.direct.cuda.memory import CudaCard
 from kvd.backends.direct.host.calls import read_bytes
 from kvd.backends.direct.host.memory import Backing, Window
-from kvd.backends.direct.host.rows import Spans
 from kvd.backends.direct.permission import refusal, rules, unknown
 from kvd.backends.direct.process import NAME, Process, ended, hold, on_this_host
-from kvd.backends.envelope import Envelope, joined, unpack
+from kvd.backends.envelope import Envelope, unpack
 from kvd.backends.errors import PeerMetadataError, PeerUnreachable
+from kvd.backends.regions import RegisteredMemory, joined
 from kvd.geometry.model import Region
 
 VERSION = "2"
@@ -65,7 +65,7 @@ class Source:
     """A peer's memory, mapped where it stands in memfds, else read in its process.
 
     ``pid`` is the process to read from: our own where the memory is mapped, since the same call copies a thousand
-    scattered rows at once. ``spans`` are the peer's registered memory.
+    scattered rows at once. ``memory`` is the peer's registered memory.
     """
 
     def __init__(self, here: Process, card: Card, regions: Sequence[Region]) -> None:
@@ -89,7 +89,7 @@ class Source:
             self.mapped = bool(card.memory) and self._map(joined(regions))
             self.pid = here.pid if self.mapped else card.process.pid
             places = [w.address for w in self._windows] if self.mapped else ()
-            self.spans = Spans(joined(regions), places)
+            self.memory = RegisteredMemory(joined(regions), places)
             self._prove(here)
         except BaseException:
             self.close()

@@ -26,8 +26,8 @@ from kvd.backends.direct.cuda.tables import (
     job_of_selection,
     rows_of,
 )
-from kvd.backends.direct.host.rows import Spans, checked
 from kvd.backends.errors import TransferRefused
+from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
@@ -45,11 +45,11 @@ class Pair:
     grid: Grid
 
     @property
-    def spans(self) -> tuple[Spans, Spans]:
-        return tuple(Spans([Region(m.ctypes.data, len(m))]) for m in (self.local, self.remote))  # type: ignore[return-value]
+    def memory(self) -> tuple[RegisteredMemory, RegisteredMemory]:
+        return tuple(RegisteredMemory([Region(m.ctypes.data, len(m))]) for m in (self.local, self.remote))  # type: ignore[return-value]
 
     def rows(self) -> Rows:
-        return rows_of(self.grid, *self.spans)
+        return rows_of(self.grid, *self.memory)
 
     def selection(self, mine: Any, theirs: Any) -> Selection:
         row = np.arange(len(self.grid))[:, None]
@@ -136,7 +136,7 @@ def test_descriptors_are_rows_of_one_block() -> None:
     two = pair([65536, 300, 2048, 12])
     rows = two.selection(np.array([1, 5]), np.array([8, 0])).descriptors()
     expected = two.expected(rows)
-    copied(two, *job_of_descriptors(checked(rows, *two.spans)), expected)
+    copied(two, *job_of_descriptors(checked(rows, *two.memory, backend="direct")), expected)
 
 
 def test_what_alternates_is_put_in_few_segments() -> None:
@@ -166,8 +166,8 @@ def test_a_request_sends_numbers_and_nothing_else() -> None:
 
 def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
     two = pair([300, 2048])
-    here, there = two.spans
-    less = Spans([Region(two.remote.ctypes.data, len(two.remote) - 5000)])
+    here, there = two.memory
+    less = RegisteredMemory([Region(two.remote.ctypes.data, len(two.remote) - 5000)])
     with pytest.raises(TransferRefused, match=r"remote row 0 of a grid, .* over 9 blocks, is not registered"):
         rows_of(two.grid, here, less)
     with pytest.raises(TransferRefused, match="local row 0"):
@@ -181,15 +181,15 @@ def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
         job_of_selection(
             rows, Selection(two.grid, np.array([0, 3], np.int32), np.array([3, -1], np.int32), 0)
         )
-    with pytest.raises(TransferRefused, match="selections differ in length: 1 local, 2 remote"):
+    with pytest.raises(TransferRefused, match="columns differ in length: 1 local, 2 remote"):
         job_of_selection(rows, Selection(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
 
 
 def test_remote_addresses_are_those_of_the_mapping() -> None:
     two = pair([300])
-    here, _ = two.spans
+    here, _ = two.memory
     region = Region(two.remote.ctypes.data, len(two.remote))
-    moved = rows_of(two.grid, here, Spans([region], [region.address + (1 << 40)]))
+    moved = rows_of(two.grid, here, RegisteredMemory([region], [region.address + (1 << 40)]))
     assert (moved.table[1] == two.grid.remote + (1 << 40)).all()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.backends.nixl.agent import MEMORY
-from kvd.backends.spans import Spans, parse_device
+from kvd.backends.regions import RegisteredMemory, parse_device
 from kvd.topology.descriptors import Descriptors, Int64
 
 
@@ -24,7 +24,7 @@ class Part:
     remote_memory: str
 
 
-def parts(rows: Descriptors, local: Spans, remote: Spans) -> Iterator[Part]:
+def parts(rows: Descriptors, local: RegisteredMemory, remote: RegisteredMemory) -> Iterator[Part]:
     """Split by kind of memory: one list of NIXL's is all DRAM or all VRAM, on whatever devices."""
     if not len(rows):
         return
@@ -39,23 +39,23 @@ def parts(rows: Descriptors, local: Spans, remote: Spans) -> Iterator[Part]:
             yield Part(here[chosen], there[chosen], a, b)
 
 
-def side(addresses: Int64, lengths: Int64, spans: Spans) -> NDArray[np.uint64]:
+def side(addresses: Int64, lengths: Int64, memory: RegisteredMemory) -> NDArray[np.uint64]:
     """One side's rows (address, bytes, device ordinal), shape (n, 3)."""
-    ordinals, _ = _devices(spans.devices)
+    ordinals, _ = _devices(memory.devices)
     table = np.empty((len(addresses), 3), np.uint64)
     table[:, 0], table[:, 1] = addresses, lengths
-    table[:, 2] = ordinals[0] if len(ordinals) == 1 else ordinals[spans.locate(addresses)]
+    table[:, 2] = ordinals[0] if len(ordinals) == 1 else ordinals[memory.device_of(addresses)]
     return table
 
 
-def memories(spans: Spans) -> list[str]:
+def memories(memory: RegisteredMemory) -> list[str]:
     """NIXL's names of the kinds of memory that a worker has."""
-    return list(dict.fromkeys(_devices(spans.devices)[1].tolist()))
+    return list(dict.fromkeys(_devices(memory.devices)[1].tolist()))
 
 
-def _memory(addresses: Int64, spans: Spans) -> NDArray[np.str_]:
+def _memory(addresses: Int64, memory: RegisteredMemory) -> NDArray[np.str_]:
     """The kind of memory of each address."""
-    kinds: NDArray[np.str_] = _devices(spans.devices)[1][spans.locate(addresses)]
+    kinds: NDArray[np.str_] = _devices(memory.devices)[1][memory.device_of(addresses)]
     return kinds
 
 
