@@ -93,7 +93,7 @@ def test_two_processes() -> None:
     assert found["fragments"] == ["done", True]
     assert found["write"] == "done"
     assert found["written"] is True
-    for side, whose in (("unregistered_remote", "peer peer's descriptor 0"), ("unregistered_local", "local")):
+    for side, whose in (("unregistered_remote", "remote descriptor 0"), ("unregistered_local", "local")):
         kind, message, hint = found[side]
         assert kind == "TransferRefused"
         assert whose in message
