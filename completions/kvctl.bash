@@ -40,6 +40,7 @@ _kvctl() {
         transfers:--state) COMPREPLY=($(compgen -W "done miss" -- "$current")); return ;;
         transfers:--code) COMPREPLY=(); return ;;
         transfers:--backend) COMPREPLY=(); return ;;
+        transfers:--checksum) COMPREPLY=($(compgen -W "ok differs unknown" -- "$current")); return ;;
         transfers:--since) COMPREPLY=(); return ;;
         transfers:--slower-than) COMPREPLY=(); return ;;
         transfers:--sort) COMPREPLY=($(compgen -W "newest slowest largest" -- "$current")); return ;;
@@ -138,7 +139,7 @@ _kvctl() {
             options='--from --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         transfers)
-            options='--last --limit --engine --peer --request --state --code --backend --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--last --limit --engine --peer --request --state --code --backend --checksum --since --slower-than --sort --by --from --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         workers)
             options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'

@@ -112,6 +112,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l request -s r -x 
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l state -x -a 'done miss' -d 'Only done, or misses.'
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l code -x -d 'Only misses of this code (docs/transfers.md).'
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l backend -x -d 'Only moved by this backend.'
+complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l checksum -x -a 'ok differs unknown' -d 'Only those whose checksums were compared so.'
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l since -x -d 'Only of the last 10m, 2h ...'
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l slower-than -x -d 'Only those that took longer.'
 complete -c kvctl -n "__fish_seen_subcommand_from transfers" -l sort -x -a 'newest slowest largest' -d 'Which come first.'

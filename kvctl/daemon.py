@@ -16,7 +16,7 @@ from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitte
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
 from kvd.wire.event import KvdEvent
-from kvd.wire.frame import Message
+from kvd.wire.frame import Message, kind_of
 from kvd.wire.names import SOCKET_NAME, runtime_dir
 
 Answer = TypeVar("Answer", bound=Message)
@@ -59,7 +59,7 @@ def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
     got = operator.ask(message)
     if not isinstance(got, answer):
         raise client.ProtocolError(
-            f"kvd answered with {type(got).__name__} where {answer.__name__} was expected",
+            f"kvd answered with {kind_of(got)} where {answer.__struct_config__.tag} was expected",
             hint="kvctl and kvd should be of one version",
         )
     return got
@@ -86,11 +86,17 @@ _MEANINGS: dict[str, type[KvctlError]] = {
 """Refusals that are something else to an operator."""
 
 
+_HINTS = {
+    "KVD-NOT-TAKEN": "simulated engines take no orders: try it on vLLM's, or with kvctl demo without --simulate"
+}
+"""What to do about refusals that say nothing of it themselves."""
+
+
 def _translated(error: client.ClientError, place: Path) -> KvctlError:
     if isinstance(error, client.RefusedByDaemon) and error.code in _MEANINGS:
         return _MEANINGS[error.code](error.message, error.hint, error.code)
     if isinstance(error, client.RefusedByDaemon) and not error.code.startswith("KVD-WIRE"):
-        return RefusedError(error.message, error.hint, error.code)
+        return RefusedError(error.message, error.hint or _HINTS.get(error.code, ""), error.code)
     if isinstance(error, client.SocketNotPermitted):
         return NotPermitted(error.message, _who_may(place), error.code)
     return DaemonUnreachable(error.message, error.hint, error.code)

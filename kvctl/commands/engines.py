@@ -13,7 +13,7 @@ from kvctl.cli.settings import Settings
 from kvctl.views.engines import Engines, engine_document
 from kvctl.views.output import show_repeatedly
 from kvd.wire import query
-from kvd.wire.outcomes import GetOutcomes, Outcomes
+from kvd.wire.outcomes import GetOutcomes, OutcomeCount, Outcomes
 
 SECTION = "Look"
 STATES = ("ready", "partial", "gone", "unreachable")
@@ -39,7 +39,7 @@ def engines(
 
     def fetch() -> Engines:
         rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
-        served = {row.engine_id: row.lately for row in daemon.ask(settings, GetOutcomes(), Outcomes).rows}
+        served = {} if settings.output == "table" else _served(settings)
         return Engines(
             engines=tuple(
                 engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())
@@ -49,3 +49,7 @@ def engines(
         )
 
     show_repeatedly(fetch, settings, watch)
+
+
+def _served(settings: Settings) -> dict[str, tuple[OutcomeCount, ...]]:
+    return {row.engine_id: row.lately for row in daemon.ask(settings, GetOutcomes(), Outcomes).rows}

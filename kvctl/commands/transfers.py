@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import msgspec
@@ -12,6 +13,7 @@ from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.ledger.options import (
     Backend,
+    Checksum,
     Code,
     Engine,
     From,
@@ -24,12 +26,14 @@ from kvctl.ledger.options import (
     question,
 )
 from kvctl.ledger.rows import rows
+from kvctl.ledger.statistics import ORDERS
 from kvctl.views.output import show_repeatedly
 from kvctl.views.transfers.document import Transfers, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
+from kvd.wire.transfer import ListTransfers
 
 SECTION = "Look"
-SORTS = ("newest", "slowest", "largest")
+SORTS = tuple(ORDERS)
 LAST, LAST_GROUPED = 20, 10_000
 
 
@@ -45,6 +49,7 @@ def transfers(  # noqa: PLR0913 (options)
     state: State = None,
     code: Code = None,
     backend: Backend = "",
+    checksum: Checksum = None,
     since: Since = None,
     slower_than: SlowerThan = None,
     sort: Annotated[
@@ -87,7 +92,11 @@ def transfers(  # noqa: PLR0913 (options)
         nonlocal seen
         follow = watch is not None and settings.output == "jsonl" and not by
         since_then = msgspec.structs.replace(asked, after=seen if follow else 0)
-        answer = rows(settings, since_then, LAST_GROUPED if follow and seen else wanted, source)
+        answer = rows(
+            settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
+        )
+        if not answer.rows and not seen:
+            sys.stderr.write(f"kvctl: {_nothing(asked, checksum, source, answer.total)}\n")
         if by:
             return grouped(answer, by)
         found = answer.rows
@@ -98,3 +107,26 @@ def transfers(  # noqa: PLR0913 (options)
         return Transfers(total=answer.total, transfers=tuple(transfer_document(row) for row in found))
 
     show_repeatedly(fetch, settings, watch)
+
+
+def _nothing(asked: ListTransfers, checksum: str | None, source: str, total: int) -> str:
+    """What was looked for in vain, and what to look for instead."""
+    where = f"trace {source!r}" if source else "the ledger"
+    if not total:
+        return (
+            f"{where} holds no transfer yet; kvctl doctor says what may keep requests from being handed over"
+        )
+    given = {
+        "--engine": asked.engine_id,
+        "--peer": asked.peer,
+        "--request": asked.request_id,
+        "--state": asked.state,
+        "--code": asked.code,
+        "--backend": asked.backend,
+        "--checksum": checksum,
+        "--since": asked.within and f"{asked.within:g}s",
+        "--slower-than": asked.slower_than and f"{asked.slower_than:g}s",
+    }
+    filters = " ".join(f"{option} {value}" for option, value in given.items() if value)
+    found = f"none of the {total} transfers in {where} matches {filters}"
+    return f"{found}; leave out one of these, or see what there is with kvctl transfers --by pair, code or backend"

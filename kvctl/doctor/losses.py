@@ -16,7 +16,7 @@ FORCED: MissCode = "FORCED"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class ServedEngine:
     """One engine of late."""
 
     row: OutcomeRow
@@ -60,7 +60,7 @@ class Engine:
 class Loss:
     """What was not handed over at one engine: (requests, tokens) by kind, and all that could have been."""
 
-    engine: Engine
+    engine: ServedEngine
     kinds: dict[Lost, tuple[int, float]]
     requests: int
     tokens: float
@@ -86,30 +86,30 @@ class Scene:
     """An engine's loss, and the other engines of its model that are known."""
 
     loss: Loss
-    others: Sequence[Engine]
+    others: Sequence[ServedEngine]
 
     @property
-    def me(self) -> Engine:
+    def me(self) -> ServedEngine:
         """The engine."""
         return self.loss.engine
 
     @property
-    def prefillers(self) -> list[Engine]:
+    def prefillers(self) -> list[ServedEngine]:
         """Others that prefill."""
         return [engine for engine in self.others if engine.hands_over]
 
     @property
-    def decoders(self) -> list[Engine]:
+    def decoders(self) -> list[ServedEngine]:
         """Others that decode."""
         return [engine for engine in self.others if engine.row.role != "prefill" and not engine.hands_over]
 
-    def some(self, engines: Iterable[Engine], count: Callable[[Engine], int]) -> str:
+    def some(self, engines: Iterable[ServedEngine], count: Callable[[ServedEngine], int]) -> str:
         """``prefill-0 (40), prefill-1 (3)``: those with a count."""
         found = [(engine.row.engine_id, count(engine)) for engine in engines if count(engine)]
         return ", ".join(f"{name} ({number})" for name, number in found)
 
 
-def decoding(engine: Engine) -> Loss:
+def decoding(engine: ServedEngine) -> Loss:
     """What came to an engine that decodes and was computed there."""
     kinds: dict[Lost, tuple[int, float]] = {
         kind: _without_forced(engine, kind) for kind in ("refused", "missed", "unused")
@@ -120,7 +120,7 @@ def decoding(engine: Engine) -> Loss:
     return _loss(engine, kinds, loaded, tokens)
 
 
-def prefilling(engine: Engine) -> Loss:
+def prefilling(engine: ServedEngine) -> Loss:
     """What an engine prefilled and nobody wanted, or could not keep."""
     row, mean = engine.row, engine.mean_prefill
     kinds: dict[Lost, tuple[int, float]] = {
@@ -133,11 +133,11 @@ def prefilling(engine: Engine) -> Loss:
     return _loss(engine, kinds, engine.requests("pushed") + claimed, engine.tokens("pushed") + claimed * mean)
 
 
-def _loss(engine: Engine, kinds: dict[Lost, tuple[int, float]], requests: int, tokens: float) -> Loss:
+def _loss(engine: ServedEngine, kinds: dict[Lost, tuple[int, float]], requests: int, tokens: float) -> Loss:
     lost = Loss(engine, kinds, 0, 0.0).lost
     return Loss(engine, kinds, requests + lost[0], tokens + lost[1])
 
 
-def _without_forced(engine: Engine, kind: Outcome) -> tuple[int, float]:
+def _without_forced(engine: ServedEngine, kind: Outcome) -> tuple[int, float]:
     counted = [n for n in engine.row.lately if n.outcome == kind and n.code != FORCED]
     return sum(n.requests for n in counted), sum(n.tokens for n in counted)

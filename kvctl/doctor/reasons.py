@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvctl.doctor.losses import Engine, Lost, Scene, decoding, prefilling
+from kvctl.doctor.losses import Lost, Scene, ServedEngine, decoding, prefilling
 from kvd.wire.miss import MissCode
 from kvd.wire.outcomes import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, OutcomeRow
 
@@ -49,11 +49,11 @@ class NotHandedOver:
 ROUTERS = "docs/routers.md says what a router sends"
 
 
-def _unclaimed(engine: Engine) -> int:
+def _unclaimed(engine: ServedEngine) -> int:
     return engine.row.unclaimed
 
 
-def _plain(engine: Engine) -> int:
+def _plain(engine: ServedEngine) -> int:
     return engine.requests("plain")
 
 
@@ -70,7 +70,7 @@ def _anyway(_scene: Scene) -> bool:
     return True
 
 
-def _prefilling_plain(scene: Scene) -> list[Engine]:
+def _prefilling_plain(scene: Scene) -> list[ServedEngine]:
     return [engine for engine in scene.prefillers if engine.row.role == "prefill" and _plain(engine)]
 
 
@@ -234,9 +234,15 @@ REASONS: tuple[Reason, ...] = (
 """In order: the first whose ``kind`` is the one that lost most tokens and that ``fits``."""
 
 
-def not_handed_over(rows: Sequence[OutcomeRow]) -> list[NotHandedOver]:
-    """Findings for the engines of the asked kvd; rows of other kvds tell more of the reasons."""
-    engines = [Engine(row) for row in rows]
+def not_handed_over(
+    rows: Sequence[OutcomeRow], weights: Mapping[str, object] | None = None
+) -> list[NotHandedOver]:
+    """Findings for the engines of the asked kvd; rows of other kvds tell more of the reasons.
+
+    ``weights`` are the fingerprints of engines that are known, by id: whether two engines run one model is decided by
+    these, and by the model's name where one of them is not known.
+    """
+    engines = [ServedEngine(row) for row in rows]
     losses = [
         loss
         for engine in engines
@@ -244,11 +250,19 @@ def not_handed_over(rows: Sequence[OutcomeRow]) -> list[NotHandedOver]:
         for loss in (decoding(engine), prefilling(engine))
         if loss.lost[0] >= LEAST_REQUESTS and loss.share >= WARNS_FROM
     ]
-    return [_finding(Scene(loss, _others(loss.engine, engines))) for loss in losses]
+    return [_finding(Scene(loss, _others(loss.engine, engines, weights or {}))) for loss in losses]
 
 
-def _others(me: Engine, engines: Sequence[Engine]) -> list[Engine]:
-    return [e for e in engines if e is not me and e.row.model == me.row.model]
+def _others(
+    me: ServedEngine, engines: Sequence[ServedEngine], weights: Mapping[str, object]
+) -> list[ServedEngine]:
+    mine = weights.get(me.row.engine_id)
+
+    def alike(other: ServedEngine) -> bool:
+        theirs = weights.get(other.row.engine_id)
+        return mine == theirs if mine and theirs else me.row.model == other.row.model
+
+    return [engine for engine in engines if engine is not me and alike(engine)]
 
 
 def _finding(scene: Scene) -> NotHandedOver:

@@ -6,25 +6,32 @@ from collections.abc import Iterator
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
-from kvctl.doctor.losses import Engine
+from kvctl.doctor.losses import ServedEngine
 from kvctl.doctor.reasons import not_handed_over
 from kvctl.views.doctor import Check
+from kvd.wire import query
 from kvd.wire.outcomes import GetOutcomes, Outcomes
 
 LATELY_SECONDS = 60.0
+IDLE = f"no request came to this host's engines in the last {LATELY_SECONDS:g} s, so there is nothing to judge by"
 
 
 def request_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd, which asks the kvds that it is linked to."""
     rows = daemon.ask(settings, GetOutcomes(seconds=LATELY_SECONDS, peers=True), Outcomes).rows
-    findings = not_handed_over(rows)
+    engines = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+    weights = {row.engine.engine_id: row.engine.facts.get("weights") for row in engines}
+    findings = not_handed_over(rows, weights)
     for finding in findings:
         yield Check(
             code="NOT_DISAGGREGATED", about="transfers", state="failed" if finding.failed else "warning",
             reason=finding.reason, found=finding.found, hint=finding.hint,
         )  # fmt: skip
     if not findings:
-        here = [Engine(row) for row in rows if not row.endpoint.host]
+        here = [ServedEngine(row) for row in rows if not row.endpoint.host]
+        if all(engine.idle for engine in here):
+            yield Check(code="DISAGGREGATED", about="transfers", state="skipped", found=IDLE)
+            return
         loaded = sum(e.requests("loaded", "cached") for e in here)
         handed = sum(e.requests("offered", "pushed") for e in here)
         found = (

@@ -11,6 +11,7 @@ from kvd.wire.miss import MISS_MEANINGS
 from kvd.wire.transfer import ListTransfers
 
 STATES = ("done", "miss")
+CHECKSUMS = ("ok", "differs", "unknown")
 
 Engine = Annotated[str, typer.Option("--engine", "-e", metavar="ENGINE", help="Only to or from this engine.")]
 Peer = Annotated[
@@ -31,6 +32,15 @@ Code = Annotated[
         metavar="CODE",
         parser=one_of(*MISS_MEANINGS),
         help="Only misses of this code (docs/transfers.md).",
+    ),
+]
+Checksum = Annotated[
+    str | None,
+    typer.Option(
+        "--checksum",
+        metavar="|".join(CHECKSUMS),
+        parser=one_of(*CHECKSUMS),
+        help="Only those whose checksums were compared so.",
     ),
 ]
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]

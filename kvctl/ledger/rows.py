@@ -8,24 +8,42 @@ import msgspec
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
+from kvctl.ledger.statistics import ORDERS
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
 PAGE = 2000
 """Rows in one answer, so that kvd is never busy with one for long."""
+MOST = 100_000
+"""Rows that are looked at for what kvd cannot look for."""
 
 
-def rows(settings: Settings, query: ListTransfers, last: int, source: str = "") -> TransferList:
-    """The first ``last`` rows that match, from the trace ``source`` or from kvd. Raises `KvctlError`."""
+def rows(
+    settings: Settings, query: ListTransfers, last: int, source: str = "", checksum: str = ""
+) -> TransferList:
+    """The first ``last`` rows that match, from the trace ``source`` or from kvd. Raises `KvctlError`.
+
+    kvd does not look into checksums: for those with this state of ``checksum`` its newest `MOST` matches are looked at.
+    """
     if source:
         from kvctl.ledger.trace_rows import matching
 
         return matching(source, msgspec.structs.replace(query, limit=last))
+    if checksum:
+        return _compared(settings, query, last, checksum)
     if last <= PAGE or query.order != "newest":
         return daemon.ask(settings, msgspec.structs.replace(query, limit=last), TransferList)
     pages = list(_pages(settings, query, last))
     return TransferList(
         rows=tuple(row for page in pages for row in page.rows), total=pages[-1].total, more=pages[-1].more
     )
+
+
+def _compared(settings: Settings, query: ListTransfers, last: int, checksum: str) -> TransferList:
+    pages = list(_pages(settings, msgspec.structs.replace(query, order="newest"), MOST))
+    found = [row for page in pages for row in page.rows if row.record.checksum.state == checksum]
+    found.sort(key=ORDERS[query.order])
+    more = pages[-1].more or len(found) > last
+    return TransferList(rows=tuple(found[:last]), total=pages[-1].total, more=more)
 
 
 def every_row(settings: Settings, query: ListTransfers, last: int) -> Iterator[LedgerRow]:

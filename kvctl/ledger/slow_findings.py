@@ -160,7 +160,7 @@ def _failures(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[Slo
         missed = [r for r in records if r.state == "miss"]
         [(common, count)] = Counter(r.code or r.cause for r in missed).most_common(1)
         cause = next(r.cause for r in missed if (r.code or r.cause) == common)
-        what = f"{common}: {cause}" if common and common != cause else cause
+        what = ": ".join(dict.fromkeys(filter(None, (common, cause))))  # a trace has no causes
         yield _finding(
             "MISSES", "warning", pair,
             f"{pair.misses} of {pair.transfers} were misses" + (f", {count} of them: {what[:200]}" if what else ""),

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from kvd.wire.transfer import TransferRecord
+from kvd.wire.transfer import LedgerRow, TransferRecord
+
+ORDERS: dict[str, Callable[[LedgerRow], tuple[float, int]]] = {
+    "newest": lambda row: (0.0, -row.seq),
+    "slowest": lambda row: (-sum(row.record.stages.values()), -row.seq),
+    "largest": lambda row: (-row.record.bytes, -row.seq),
+}
+"""In which rows come: by name the key to sort them by."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:

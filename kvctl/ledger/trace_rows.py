@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvctl.ledger import trace_files
+from kvctl.ledger.statistics import ORDERS
 from kvd.geometry.model import EngineGeometry
 from kvd.trace.errors import TraceError
 from kvd.trace.model import RecordedTrace, TracedBlocks, TransferLine
@@ -14,11 +15,6 @@ from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, T
 LONGEST = 1e9
 """Seconds of a stage that a trace takes."""
 MOST = 1 << 62
-KEYS = {
-    "newest": lambda row: -row.seq,
-    "slowest": lambda row: (-sum(row.record.stages.values()), -row.seq),
-    "largest": lambda row: (-row.record.bytes, -row.seq),
-}
 
 
 def matching(source: str, query: ListTransfers) -> TransferList:
@@ -33,7 +29,7 @@ def matching(source: str, query: ListTransfers) -> TransferList:
     except TraceError as error:
         raise trace_files.failed(error) from None
     end = max((row.record.started for row in rows), default=0.0)
-    kept = sorted((row for row in rows if _matches(row, query, end)), key=KEYS[query.order])
+    kept = sorted((row for row in rows if _matches(row, query, end)), key=ORDERS[query.order])
     return TransferList(rows=tuple(kept[: query.limit]), total=len(rows), more=len(kept) > query.limit)
 
 

@@ -124,3 +124,10 @@ def test_schema_names_near_misses(run: Run) -> None:
     outcome = run("schema", "Topologie")
     assert outcome.code == 2
     assert "'Topologie'; did you mean topology?" in outcome.err
+
+
+def test_how_requests_were_served_is_asked_for_only_where_it_is_shown(run: Run, daemon: FakeDaemon) -> None:
+    for form, questions in (("table", 1), ("wide", 2), ("json", 2)):
+        daemon.asked.clear()
+        run("engines", "-o", form, "--socket", daemon.directory)
+        assert len(daemon.asked) == questions

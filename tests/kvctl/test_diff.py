@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from kvd.wire.query import EngineList, ListEngines
+from tests.kvctl.conftest import ENGINES, engine_row
 from tests.kvctl.test_formats import check
 
 if TYPE_CHECKING:
@@ -54,3 +56,12 @@ def test_one_argument_is_not_enough(run: Run) -> None:
     outcome = run("diff", "qwen3-32b")
     assert (outcome.code, outcome.out) == (2, "")
     assert "Missing argument 'B'" in outcome.err
+
+
+def test_other_weights_are_told_with_the_setting_that_lets_them_pass(run: Run, daemon: FakeDaemon) -> None:
+    other = engine_row("prefill-1", "prefill", 2, model="another")
+    daemon.answers[ListEngines] = lambda _: EngineList(rows=(ENGINES[0], other))
+    outcome = run("diff", "decode-0", "prefill-1", "--socket", daemon.directory)
+    assert outcome.code == 1
+    hint = next(line for line in outcome.out.splitlines() if line.startswith("  weights: "))
+    assert 'set "weights" in kv_connector_extra_config' in hint

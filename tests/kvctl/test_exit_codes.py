@@ -75,7 +75,7 @@ def test_another_answer_than_the_one_asked_for_is_3(run: Run, daemon: FakeDaemon
     daemon.answers[ListEngines] = daemon.answers[GetStatus]
     outcome = run("engines", "--socket", daemon.directory)
     assert outcome.code == 3
-    assert "kvd answered with Status where Engines was expected" in outcome.err
+    assert "kvd answered with status where engines was expected" in outcome.err
 
 
 AS_NOBODY = """

@@ -230,3 +230,12 @@ def test_the_screen_shows_the_plan_and_then_the_timeline(run: Run, daemon: FakeD
         "cmpl-4", "prefill-1", "recovered", "4.00", "ms", "6.20", "ms", "8.10", "ms", "8.30", "ms", "410", "ms",
         "0", "1024",
     ]  # fmt: skip
+
+
+def test_an_engine_that_takes_no_orders_is_told_with_what_to_do(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers[ForceMiss] = lambda _: Refused(
+        code="KVD-NOT-TAKEN", message="d's scheduler takes no force_miss"
+    )
+    outcome = run("force-miss", "--next", "1", "--engine", "decode-0", "--socket", daemon.directory)
+    assert outcome.code == 5
+    assert "kvctl demo without --simulate" in outcome.err

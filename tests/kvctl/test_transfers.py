@@ -10,8 +10,8 @@ import pytest
 
 from kvctl.views.slow import slow_document
 from kvctl.views.transfers.document import Transfer, transfer_document
-from kvctl.views.transfers.whole import placed
-from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
+from kvctl.views.transfers.whole import placed, timeline
+from kvd.wire.transfer import ChecksumResult, LedgerRow, ListTransfers, TransferList
 from tests.kvctl.conftest import ledger_row
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def test_a_code_that_there_is_not_is_refused_with_those_that_there_are(run: Run,
     outcome = run("transfers", "--code", "PROMPT_MISSMATCH", "--socket", daemon.directory)
     assert outcome.code == 2
     assert "'PROMPT_MISSMATCH' is not one of PROMPT_MISMATCH, " in outcome.err
+    assert "did you mean PROMPT_MISMATCH" in outcome.err
 
 
 def test_misses_are_counted_by_code(run: Run, daemon: FakeDaemon) -> None:
@@ -237,3 +238,66 @@ def test_slow_without_transfers_says_so(run: Run, daemon: FakeDaemon) -> None:
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=7)
     outcome = run("slow", "--socket", daemon.directory)
     assert (outcome.code, outcome.out) == (0, "no transfer matches; the ledger has 7\n")
+
+
+def test_an_answer_without_transfers_says_what_was_looked_for_and_what_else_to_look_for(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=3)
+    outcome = run(
+        "transfers", "--engine", "d", "--code", "PEER_GONE", "--since", "10m", "--socket", daemon.directory
+    )
+    assert outcome.err.startswith(
+        "kvctl: none of the 3 transfers in the ledger matches --engine d --code PEER_GONE --since 600s; leave out one"
+    )
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=0)
+    assert (
+        "the ledger holds no transfer yet; kvctl doctor" in run("transfers", "--socket", daemon.directory).err
+    )
+
+
+def test_transfers_are_found_by_what_came_of_their_checksums(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = ("ok", "differs", "", "unknown", "differs", "ok")
+    sums = [ChecksumResult(state=state) for state in states]  # type: ignore[arg-type]
+    ledger = [ledger_row(n, bytes=n, checksum=found) for n, found in enumerate(sums, 1)][::-1]
+
+    def page(message: Message) -> Message:
+        assert isinstance(message, ListTransfers)
+        found = [row for row in ledger if not message.before or row.seq < message.before]
+        return TransferList(rows=tuple(found[: message.limit]), total=6, more=len(found) > message.limit)
+
+    daemon.answers[ListTransfers] = page
+    monkeypatch.setattr("kvctl.ledger.rows.PAGE", 2)
+
+    def found(*options: str) -> list[int]:
+        out = run("transfers", *options, "-o", "jsonl", "--socket", daemon.directory).out
+        return [json.loads(line)["seq"] for line in out.splitlines()]
+
+    assert found("--checksum", "differs") == [5, 2]
+    assert found("--checksum", "ok", "--last", "1") == [6]
+    assert found("--checksum", "ok", "--sort", "largest") == [6, 1]
+    assert "did you mean differs?" in run("transfers", "--checksum", "difers").err
+
+
+def test_the_code_of_a_miss_stands_beside_its_cause(run: Run, daemon: FakeDaemon) -> None:
+    first, missed, *_ = run("transfers", "--socket", daemon.directory).out.splitlines()
+    assert first.split()[-2:] == ["CODE", "CAUSE"]
+    assert missed.endswith("PEER_GONE  peer went away")
+
+
+def test_slow_names_a_code_without_a_cause_alone() -> None:
+    rows = tuple(ledger_row(n, state="miss", cause="", code="PROMPT_MISMATCH") for n in range(5))
+    [found] = [f for f in slow_document(TransferList(rows=rows, total=5)).findings if f.code == "MISSES"]
+    assert found.message == "5 of 5 were misses, 5 of them: PROMPT_MISMATCH"
+
+
+@pytest.mark.parametrize("width", [50, 60, 80, 160])
+def test_the_bars_of_a_transfer_fit_the_terminal(width: int) -> None:
+    part = transfer_document(ledger_row(1, local_rank="tp1.pp2", stages={"handshake": 0.004, "wire": 0.008}))
+    bars = timeline((part,), width)
+    assert isinstance(bars, list)
+    lines = ["".join(piece if isinstance(piece, str) else piece.text for piece in line) for line in bars]
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= width

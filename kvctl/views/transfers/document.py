@@ -158,13 +158,13 @@ def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[Blocks, ...]:
 
 
 def transfers_screen(body: Transfers, wide: bool) -> Part:
-    """One transfer a line, newest first; the cause stands there as soon as one is a miss."""
-    causes = wide or any(transfer.cause for transfer in body.transfers)
+    """One transfer a line, newest first; code and cause stand there as soon as one is a miss."""
+    causes = wide or any(transfer.cause or transfer.code for transfer in body.transfers)
     headers = ["STARTED", "REQUEST", "FROM", "TO", "STATE", "BYTES", "TIME", "RATE"]
     if wide:
-        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM", "CODE"]
+        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM"]
     if causes:
-        headers.append("CAUSE")
+        headers += ["CODE", "CAUSE"]
     rows: list[list[Cell]] = []
     for transfer in body.transfers:
         row: list[Cell] = [
@@ -187,10 +187,9 @@ def transfers_screen(body: Transfers, wide: bool) -> Part:
                 f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}",
                 stages(transfer),
                 transfer.checksum.state or "-",
-                transfer.code or "-",
             ]
         if causes:
-            row.append(transfer.cause or "-")
+            row += [transfer.code or "-", transfer.cause or "-"]
         rows.append(row)
     return Table(headers, rows, right="BYTES TIME RATE SEQ TOKENS COPIES")
 

@@ -194,3 +194,15 @@ def test_both_sides_on_one_host_are_named_both() -> None:
 
 def test_prefills_of_a_minute_ago_count_when_no_new_ones_came() -> None:
     assert reasons(engine("p", "prefill", (40, 40))) == [("p", "UNCLAIMED")]
+
+
+def test_engines_of_one_model_under_two_names_are_known_by_their_weights() -> None:
+    decoder, other = (
+        engine("d", "decode", plain=40),
+        engine("p", "prefill", (40, 40), away=True, model="m2", offered=40),
+    )
+    [finding] = not_handed_over((decoder, other), {"d": "w1", "p": "w1"})
+    assert finding.reason == "ROUTER_DROPS_PARAMS"
+    same_name = engine("p", "prefill", (40, 40), away=True, offered=40)
+    [finding] = not_handed_over((decoder, same_name), {"d": "w1", "p": "w2"})
+    assert finding.reason == "NO_PARAMS"

@@ -17,6 +17,7 @@ from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.identity import Endpoint, EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.outcomes import GetOutcomes, Outcomes
+from kvd.wire.query import ListEngines
 from kvd.worker.settings import ConnectorSettings
 from tests.kvctl.conftest import SERVED, FakeDaemon
 from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Request
@@ -81,7 +82,7 @@ def test_with_little_or_nothing_to_tell_it_is_well(daemon: FakeDaemon) -> None:
     [check] = request_checks(Settings(runtime_dir=str(daemon.directory)))
     assert (check.code, check.state) == ("DISAGGREGATED", "ok")
     assert check.found == "in the last 60 s 0 prefills were kept or pushed here and 38 loaded"
-    assert daemon.asked == [GetOutcomes(seconds=60.0, peers=True)]
+    assert daemon.asked == [GetOutcomes(seconds=60.0, peers=True), ListEngines()]
 
 
 def test_linked_hosts_are_not_counted_as_this_one(daemon: FakeDaemon) -> None:
@@ -89,3 +90,11 @@ def test_linked_hosts_are_not_counted_as_this_one(daemon: FakeDaemon) -> None:
     daemon.answers[GetOutcomes] = lambda _: Outcomes(rows=(*SERVED, there))
     [check] = request_checks(Settings(runtime_dir=str(daemon.directory)))
     assert "38 loaded" in check.found
+
+
+def test_an_idle_host_is_not_judged(daemon: FakeDaemon) -> None:
+    idle = msgspec.structs.replace(SERVED[0], lately=())
+    daemon.answers[GetOutcomes] = lambda _: Outcomes(rows=(idle,))
+    [check] = request_checks(Settings(runtime_dir=str(daemon.directory)))
+    assert (check.code, check.state) == ("DISAGGREGATED", "skipped")
+    assert check.found.startswith("no request came to this host's engines in the last 60 s")
