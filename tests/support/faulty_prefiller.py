@@ -19,7 +19,7 @@ from kvd.backends.errors import TransferRefused
 from kvd.topology.descriptors import Descriptors
 from kvd.worker.orders import StepOrders
 from kvd.worker.push.prefiller import Pushing
-from kvd.worker.push.target import Piece, Target
+from kvd.worker.push.target import Post, PushTarget
 from kvd.worker.push.write_lanes import WriteLanes
 
 FOLDER = "KVCTL_TEST_FAULTS"
@@ -32,7 +32,9 @@ def environment(folder: Path) -> Mapping[str, str]:
     return {FOLDER: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, places))}
 
 
-def _post(lanes: WriteLanes, target: Target, rows: Descriptors, layers: dict[str, int], epoch: int) -> Piece:
+def _post(
+    lanes: WriteLanes, target: PushTarget, rows: Descriptors, layers: dict[str, int], epoch: int
+) -> Post:
     folder = Path(os.environ[FOLDER])
     if (folder / "refuse").exists():
         raise TransferRefused(REASON)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import queue
-import time
 from collections.abc import Callable, Iterator
 
 from kvd.geometry.model import WorkerGeometry
@@ -57,8 +56,7 @@ class LoadEnds:
 
     def refuse(self, load: Load, cause: Cause) -> None:
         """It ends before anything was read or announced."""
-        load.cause = cause
-        load.ended = time.monotonic()
+        load.end(cause)
         self.load(load)
 
     def load(self, load: Load) -> None:

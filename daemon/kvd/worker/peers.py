@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvd.client.cards import engine_geometry
 from kvd.geometry.errors import GeometryError
@@ -18,6 +19,11 @@ def register(topology: TransferTopology, card: EngineCard) -> RemoteEngine:
     return topology.register_card(
         card.engine.engine_id, card.generation, lambda: engine_geometry(card), metadata
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerChanged:
+    """To a thread: another generation of its peer is registered, or none."""
 
 
 class FollowedPeer:

@@ -27,7 +27,7 @@ from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker.orders import LoadOrder, StepOrders
 from kvd.worker.push import receiver as arriving
-from kvd.worker.push.target import Piece
+from kvd.worker.push.target import Post
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
@@ -188,7 +188,7 @@ def test_the_prefiller_may_free_its_blocks_when_all_decoding_workers_have_theirs
 # --- late writes ---
 
 
-def flying(sides: Both) -> list[Piece]:
+def flying(sides: Both) -> list[Post]:
     """What the prefilling worker has posted and not seen the end of."""
     senders = list(sides.rig.workers[0].half.pushing._senders.values())
     return [
@@ -215,7 +215,7 @@ def test_a_write_that_is_held_ends_at_the_prefiller_before_the_miss_is_reported(
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     """A prefiller that hears nothing any more, with a write under way."""
-    monkeypatch.setattr(arriving, "QUIET_SECONDS", 0.05)
+    monkeypatch.setattr(arriving, "QUIESCE_SECONDS", 0.05)
     with both(dense("p"), dense("d")) as sides:
         sides.rig.fill(REQUEST.remote)
         sides.rig.workers[0].faults.hold = set(range(10))

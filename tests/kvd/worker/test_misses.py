@@ -27,7 +27,7 @@ BEFORE, FLIGHT, LAYERS = (
 @pytest.fixture
 def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
     """One worker on each side; the sources may take as long as they like to fall quiet."""
-    monkeypatch.setattr(arriving, "QUIET_SECONDS", 600.0)
+    monkeypatch.setattr(arriving, "QUIESCE_SECONDS", 600.0)
     made = PushRig()
     yield made
     made.close()

@@ -44,7 +44,7 @@ class Load:
 
     ``planned`` is how long nothing could be posted for planning, ``planned_at`` when the first slice was compiled.
     ``local`` and ``remote`` are the order's blocks, once it is planned. ``slices`` are its pieces in the order of their
-    tokens, of which the first ``whole`` came in time.
+    tokens, of which the first ``pieces_done`` came in time.
 
     ``failures`` counts the lanes on which this load failed, and ``complain_at`` is when the log next says that it is
     stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
@@ -65,7 +65,7 @@ class Load:
     local: Mapping[int, BlockList] = field(default_factory=dict)
     remote: Mapping[int, BlockList] = field(default_factory=dict)
     slices: list[Slice] = field(default_factory=list)
-    whole: int = 0
+    pieces_done: int = 0
     failures: int = 0
     complain_at: float = 0.0
     plan: Plan | None = None
@@ -87,20 +87,24 @@ class Load:
         """All transfers, of all slices."""
         return [transfer for slice_ in self.slices for transfer in slice_.transfers]
 
+    def end(self, cause: Cause | None) -> None:
+        """It is over: a miss with a cause, else complete."""
+        self.cause, self.ended = cause, time.monotonic()
+
     def spoil(self, cause: Cause) -> None:
         """It has come and is not what it should be: a miss of which nothing may be used or claimed again."""
-        self.cause, self.whole = cause, 0
+        self.cause, self.pieces_done = cause, 0
 
     @property
     def good(self) -> int:
         """Tokens of the prompt up to which a load that missed has come all the same; what was here before counts."""
-        whole = min(self.whole, len(self.slices) - 1)
+        whole = min(self.pieces_done, len(self.slices) - 1)
         return self.slices[whole - 1].end if whole > 0 else self.order.computed
 
     @property
     def bad_blocks(self) -> set[int]:
         """Local blocks that hold nothing good after a miss."""
-        if self.plan is None or not self.whole:
+        if self.plan is None or not self.pieces_done:
             return self.order.block_ids
         sizes, good = self.plan.block_sizes, self.good
         return {
@@ -112,7 +116,7 @@ class Load:
     @property
     def prefix(self) -> int:
         """Tokens that may be claimed again after a miss (`kvd.topology.pieces.largest_prefix`), 0 for none."""
-        if self.plan is None or self.lost or not self.whole:
+        if self.plan is None or self.lost or not self.pieces_done:
             return 0
         remote = self.order.prefill.block_lists()
         return largest_prefix(self.plan, remote, good=self.good, tokens=self.order.tokens)
@@ -144,7 +148,7 @@ def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
     stands in the slices' ``transfers``.
     """
     load.posting = time.monotonic()
-    for slice_ in load.slices[load.whole :]:
+    for slice_ in load.slices[load.pieces_done :]:
         for index, copies in _compiled(load, slice_, plan, traits).items():
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
                 slice_.transfers.append(transfer)
@@ -195,7 +199,7 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     Counts the slices that came: what comes after the deadline is nothing to rely on, its lease may have ended.
     """
     waiting, failed = False, ""
-    for slice_ in load.slices[load.whole :]:
+    for slice_ in load.slices[load.pieces_done :]:
         for transfer in slice_.transfers:
             state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
             if state is State.FAILED:
@@ -204,7 +208,7 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
         if failed:
             return State.FAILED, failed
         if not waiting and time.monotonic() <= load.deadline:
-            load.whole += 1
+            load.pieces_done += 1
     return (State.PENDING if waiting else State.DONE), ""
 
 

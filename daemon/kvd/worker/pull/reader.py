@@ -27,7 +27,7 @@ from kvd.topology.pieces import LEAST_BYTES
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error
 from kvd.worker.misses import hold_back
-from kvd.worker.peers import FollowedPeer
+from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.probe import Probing, Told
 from kvd.worker.pull.load import Load, apply_plan, clear_leftover, complain, look, overdue, post
 from kvd.worker.unclosed import Unclosed
@@ -42,11 +42,6 @@ HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyEr
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
 STUCK_AFTER = 2.0
 """Seconds past its deadline after which a posted load that is still not over is called stuck."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PeerChanged:
-    """Another generation of the peer is registered, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class PeerLane:
         self._topology = topology
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.Queue[_PeerChanged | Load | _GiveUp | None] = queue.Queue()
+        self._inbox: queue.Queue[PeerChanged | Load | _GiveUp | None] = queue.Queue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False
@@ -96,7 +91,7 @@ class PeerLane:
 
     def on_peer_changed(self) -> None:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
-        self._inbox.put(_PeerChanged())
+        self._inbox.put(PeerChanged())
 
     def load(self, load: Load) -> None:
         """Read one request's KV."""
@@ -188,8 +183,8 @@ class PeerLane:
         youngest = max([load.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: _PeerChanged | Load | _GiveUp) -> None:
-        if isinstance(message, _PeerChanged):
+    def _take(self, message: PeerChanged | Load | _GiveUp) -> None:
+        if isinstance(message, PeerChanged):
             self._follow()
         elif isinstance(message, _GiveUp):
             if message.load in self._active:
@@ -281,7 +276,7 @@ class PeerLane:
             return
         if not self._acquire(load, post=True):
             return
-        for slice_ in load.slices[load.whole :]:
+        for slice_ in load.slices[load.pieces_done :]:
             slice_.transfers = []
         try:
             lane = self._open_lane()
@@ -363,8 +358,7 @@ class PeerLane:
             self._end(load, cause)
 
     def _end(self, load: Load, cause: Cause | None) -> None:
-        load.cause = cause
-        load.ended = time.monotonic()
+        load.end(cause)
         try:
             self._ended(load)
         except Exception:  # of whoever is told; the lane's thread has other loads to end

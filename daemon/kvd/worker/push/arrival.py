@@ -49,8 +49,8 @@ class Arrival:
 
     ``key`` names it to the prefiller, with the attempt of now. ``announced`` is when it was first announced,
     ``asked`` when that was done for this attempt, ``due`` when it is to be done, ``tries`` how often it was. ``left``
-    is what has not arrived, ``quiet`` who has said that none of its writes is under way. With a ``cause`` it is given
-    up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
+    is what has not arrived, ``quiesced`` who has said that none of its writes is under way. With a ``cause`` it is
+    given up, and is reported when nothing of it can land any more; ``withdrawn`` is since when its sources are awaited,
     minus infinity where one will not say it. ``reached``, ``reading`` and ``copies`` are of what this side reads by
     itself: up to which token a part was asked for, the reads under way, descriptors of all reads, and what moves
     their bytes. ``remote_blocks`` are the prefiller's, as it says once it has sent all.
@@ -61,7 +61,7 @@ class Arrival:
     expected: Expected
     key: PushKey
     left: set[Part] = field(default_factory=set)
-    quiet: set[Rank] = field(default_factory=set)
+    quiesced: set[Rank] = field(default_factory=set)
     cause: Cause | None = None
     announced: float = 0.0
     asked: float = 0.0
@@ -81,7 +81,7 @@ class Arrival:
     @property
     def silent(self) -> bool:
         """Whether no source writes any more: each has said so, or has nothing left to write."""
-        return not self.left or self.expected.sources <= self.quiet
+        return not self.left or self.expected.sources <= self.quiesced
 
     def sent(self, attempt: int, now: float) -> None:
         """It is announced, as that attempt."""
@@ -90,24 +90,34 @@ class Arrival:
         self.tries += 1
         self.asked, self.due = now, math.inf
 
-    def anew(self, now: float) -> None:
+    def reannounce(self, now: float) -> None:
         """To be announced, from nothing: whatever has arrived is written again, and what was said so far is over."""
         if self.announced:
             self.key = msgspec.structs.replace(self.key, attempt=self.key.attempt + 1)
-        self.left, self.quiet = set(self.expected.parts), set()
+        self.left, self.quiesced = set(self.expected.parts), set()
         self.asked = self.taken = self.first = self.last = 0.0
         self.due = self.began = now
 
-    def heard(self, now: float) -> None:
+    def give_up(self, cause: Cause) -> None:
+        """It is to be a miss, once nothing of it can land any more; reads that are not posted yet will not be."""
+        self.cause, self.withdrawn = cause, time.monotonic()
+        for load in self.reading:
+            load.dropped = cause
+
+    def never_quiesces(self) -> None:
+        """A source cannot tell what may still land: only the window's end can."""
+        self.withdrawn = -math.inf
+
+    def acknowledged(self, now: float) -> None:
         """The prefiller knows of it."""
         self.taken = self.taken or now
 
-    def told(self, progress: PushProgress) -> None:
+    def note_sent(self, progress: PushProgress) -> None:
         """What a source says of all that it sent."""
         self.remote_blocks = progress.blocks or self.remote_blocks
         self.load.sums = self.load.sums or progress.sums
 
-    def tick(self, source: Rank, layers: tuple[str, ...], now: float) -> None:
+    def mark_received(self, source: Rank, layers: tuple[str, ...], now: float) -> None:
         """These layers have arrived from that worker."""
         here = self.left.intersection((source, layer) for layer in layers)
         if here:

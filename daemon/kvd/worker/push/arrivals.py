@@ -61,7 +61,7 @@ class Arrivals:
         """It is to be announced."""
         with self._lock:
             self._active[arrival.key.transfer_id] = arrival
-        arrival.anew(now)
+        arrival.reannounce(now)
 
     def forget(self, arrival: Arrival) -> None:
         """Somebody else has ended it."""
@@ -97,11 +97,8 @@ class Arrivals:
         """
         if arrival.cause or not self.has(arrival):
             return
-        arrival.cause = cause
-        arrival.withdrawn = time.monotonic()
+        arrival.give_up(cause)
         self._withdraw(arrival)
-        for load in arrival.reading:
-            load.dropped = cause
         if self.settled(arrival):
             self.end(arrival, cause)
 
@@ -124,8 +121,7 @@ class Arrivals:
                 return
         if not cause and not self._windows.possible and arrival.announced:
             done(self._context.session(), arrival.key)
-        arrival.load.cause = cause
-        arrival.load.ended = time.monotonic()
+        arrival.load.end(cause)
         try:
             self._context.ends.arrival(arrival)
         except Exception:  # of whoever is told; the thread has other loads to end
@@ -141,9 +137,7 @@ class Arrivals:
         """Give up whatever there is, and ask nobody."""
         for arrival in self._active.values():
             if not arrival.cause:
-                arrival.cause, arrival.withdrawn = why, time.monotonic()
-                for load in arrival.reading:
-                    load.dropped = why
+                arrival.give_up(why)
         self.drop_window()
         self.end_settled()
 
@@ -158,7 +152,7 @@ class Arrivals:
                 if arrival.cause:
                     self.end(arrival, arrival.cause)
                 else:
-                    arrival.anew(time.monotonic())
+                    arrival.reannounce(time.monotonic())
             return
         # Whatever was announced on it may still be written: nothing of it may be reported or announced again.
         window, error = stands

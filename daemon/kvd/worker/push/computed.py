@@ -19,8 +19,8 @@ from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.stream_event import StreamEvent
 
-MARKS = 16
-"""Most marks of one layer; a device is never so many steps behind, so the oldest are overtaken ones."""
+MILESTONES = 16
+"""Most milestones of one layer; a device is never so many steps behind, so the oldest are overtaken ones."""
 MOST_TRANSFERS = 4096
 """Most transfers that are announced, and most that are remembered after their end."""
 REMEMBERED = 600.0
@@ -29,11 +29,11 @@ GRACE = 5.0
 """Seconds beyond its time for which a request's blocks wait for senders that do not come to an end."""
 NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
 _ALL = ""
-"""Stands for all layers among the names of marks."""
+"""Stands for all layers among the names of milestones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Milestone:
     """KV of so many tokens is there, once the device has come so far."""
 
     tokens: int
@@ -76,7 +76,7 @@ class _Transfer:
     step: PushStep
     epoch: int
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
-    marks: dict[str, tuple[Mark, ...]] = field(default_factory=dict)
+    milestones: dict[str, tuple[Milestone, ...]] = field(default_factory=dict)
     until: float = math.inf
     cause: Cause | None = None
     known: Computed | None = None
@@ -194,12 +194,12 @@ class Outgoing:
                 return transfer.known
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = transfer_id in self._ended and not cause
-            lists, marks = transfer.lists, dict(transfer.marks)
+            lists, milestones = transfer.lists, dict(transfer.milestones)
         if lists is None or lists[0] is not step:
             lists = transfer.lists = (step, step.block_lists())
         layers: dict[str, int] = {}
         behind = False
-        for name, found in marks.items():
+        for name, found in milestones.items():
             there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
             layers[name] = there
             behind = behind or any(m.tokens > there for m in found)
@@ -263,9 +263,9 @@ class Outgoing:
         transfer.changed()
         if step.again:
             transfer.epoch = next(self._epochs)
-            transfer.marks.clear()
+            transfer.milestones.clear()
         if step.held:
-            self._add(transfer, _ALL, Mark(step.held, ready))
+            self._add(transfer, _ALL, Milestone(step.held, ready))
 
     def _end(self, end: PushEnd, now: float) -> None:
         transfer = self._transfers.get(end.transfer_id)
@@ -310,16 +310,18 @@ class Outgoing:
             for name in self._now:
                 if transfer := self._transfers.get(name):
                     for layer in layers:
-                        self._add(transfer, layer, Mark(transfer.step.reached, ready))
+                        self._add(transfer, layer, Milestone(transfer.step.reached, ready))
             wakes = self._wakes(self._now)
         for wake in wakes:
             wake()
 
     @staticmethod
-    def _add(transfer: _Transfer, layer: str, mark: Mark) -> None:
+    def _add(transfer: _Transfer, layer: str, milestone: Milestone) -> None:
         transfer.changed()
-        before = transfer.marks.get(layer, ())
-        transfer.marks[layer] = (mark,) if mark.ready is None else (*before[1 - MARKS :], mark)
+        before = transfer.milestones.get(layer, ())
+        transfer.milestones[layer] = (
+            (milestone,) if milestone.ready is None else (*before[1 - MILESTONES :], milestone)
+        )
 
     def _wakes(self, transfers: Iterable[str]) -> list[Callable[[], None]]:
         return [owed.wake for name in transfers for owed in self._owed.get(name, {}).values()]

@@ -28,7 +28,7 @@ from kvd.wire.push import PushProgress
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
 from kvd.worker.misses import strikes
-from kvd.worker.peers import FollowedPeer
+from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.pull.load import Load, complain
 from kvd.worker.pull.reader import STUCK_AFTER
 from kvd.worker.push.admission import AdmissionQueue
@@ -41,17 +41,12 @@ from kvd.worker.watchdog import Activity
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 2.0
+QUIESCE_SECONDS = 2.0
 """How long the sources may take to say that they write no more."""
 SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
 """Seconds between two turns of serving the window: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PeerChanged:
-    """Another generation of the peer is registered, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +72,7 @@ class _Read:
     complete: tuple[Part, ...]
 
 
-_Word = _PeerChanged | Load | PushProgress | _Dropped | _Answered | _Read
+_Word = PeerChanged | Load | PushProgress | _Dropped | _Answered | _Read
 
 
 class PeerArrivals:
@@ -105,7 +100,7 @@ class PeerArrivals:
 
     def on_peer_changed(self) -> None:
         """Another generation of the peer is registered, or none; loads from the one before are misses."""
-        self._inbox.put(_PeerChanged())
+        self._inbox.put(PeerChanged())
 
     def load(self, load: Load) -> None:
         """Have one request's KV pushed."""
@@ -137,7 +132,7 @@ class PeerArrivals:
 
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
-        patience = STUCK_AFTER + QUIET_SECONDS
+        patience = STUCK_AFTER + QUIESCE_SECONDS
         held = self._arrivals.held
         stuck = [a.load for a in held if a.announced and now > a.load.deadline + patience]
         for load in stuck:
@@ -204,14 +199,14 @@ class PeerArrivals:
         """When to look at it again if nothing is heard of it."""
         if not arrival.cause:
             return min(arrival.load.deadline, arrival.due)
-        return arrival.withdrawn + QUIET_SECONDS if self._windows.possible else math.inf
+        return arrival.withdrawn + QUIESCE_SECONDS if self._windows.possible else math.inf
 
     def _take(self, word: _Word) -> None:
         if isinstance(word, PushProgress):
             self._progress(word)
         elif isinstance(word, Load):
             self._start(word)
-        elif isinstance(word, _PeerChanged):
+        elif isinstance(word, PeerChanged):
             self._follow()
         elif isinstance(word, _Answered):
             self._answered(word)
@@ -269,7 +264,7 @@ class PeerArrivals:
         if arrival.cause:
             if self._arrivals.settled(arrival):
                 self._arrivals.end(arrival, arrival.cause)
-            elif self._windows.possible and now >= arrival.withdrawn + QUIET_SECONDS:
+            elif self._windows.possible and now >= arrival.withdrawn + QUIESCE_SECONDS:
                 self._arrivals.drop_window()
         elif (fault := arrival.load.fault) is not None and strikes(
             fault, arrival, self._context.topology.worker
@@ -321,7 +316,7 @@ class PeerArrivals:
             return
         error = word.future.exception()
         if error is None:
-            arrival.heard(time.monotonic())
+            arrival.acknowledged(time.monotonic())
         elif not arrival.taken:
             self._arrivals.give_up(
                 arrival,
@@ -338,20 +333,20 @@ class PeerArrivals:
         if (key.decoder, key.rank) != (arrival.key.decoder, arrival.key.rank):
             return
         now = self._lively = time.monotonic()
-        arrival.heard(now)
-        arrival.told(progress)
+        arrival.acknowledged(now)
+        arrival.note_sent(progress)
         if self._windows.possible:
             for there in progress.there:
-                arrival.tick(source, there.layers, now)
+                arrival.mark_received(source, there.layers, now)
         elif not arrival.cause:
             self._fetch(arrival, progress)
         if progress.quiet:
-            arrival.quiet.add(source)
+            arrival.quiesced.add(source)
         name = f"prefiller {self.engine_id}/{source}"
         if progress.failed:
             self._arrivals.give_up(arrival, Cause(f"{name}: {progress.failed}", known_code(progress.code)))
             if not progress.quiet:
-                arrival.withdrawn = -math.inf  # the source cannot tell what may still land, and never will
+                arrival.never_quiesces()
         elif progress.quiet and any(rank == source for rank, _ in arrival.left):
             self._arrivals.give_up(arrival, Cause(f"{name} writes no more of it", "PREFILL_ENDED"))
 
@@ -379,7 +374,7 @@ class PeerArrivals:
             self._arrivals.give_up(word.arrival, word.load.cause)
         else:
             for source, layer in word.complete:
-                word.arrival.tick(source, (layer,), time.monotonic())
+                word.arrival.mark_received(source, (layer,), time.monotonic())
 
     def _drop(self, word: _Dropped) -> None:
         arrival = self._arrivals.find(word.load.order.transfer_id)

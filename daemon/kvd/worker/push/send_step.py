@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.push.computed import Computed, Outgoing
-from kvd.worker.push.target import MOST_FLYING, Target, due, lost, next_piece, readable, settle, written
+from kvd.worker.push.target import MOST_FLYING, Phase, PushTarget, due, next_piece, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -18,12 +17,12 @@ log = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
 """Posts that could not be started before their target is given up."""
-QUIET_AFTER = 1.0
+QUIESCE_SECONDS = 1.0
 """Seconds for which a post of a target that is over may end by itself before it is left to the decoder's window."""
 
 
 def advance(
-    target: Target,
+    target: PushTarget,
     computed: Computed | None,
     outgoing: Outgoing,
     lanes: WriteLanes,
@@ -33,27 +32,27 @@ def advance(
     """Send what is computed and not sent, as far as the transfer stands; None where it is not known yet."""
     if computed is None:
         if now > target.deadline:
-            close(target, Cause("the prefiller was not sent this request in time", "PREFILL_ENDED"))
+            target.close(Cause("the prefiller was not sent this request in time", "PREFILL_ENDED"))
         return
     wanted = target.announce.tokens
     target.sums = target.sums or computed.sums
     if computed.over:
-        close(target, computed.over)
+        target.close(computed.over)
     elif computed.total != wanted:
         other = f"the prefiller's prompt has {computed.total} tokens, announced were {wanted}"
-        close(target, Cause(other, "PROMPT_MISMATCH"))
+        target.close(Cause(other, "PROMPT_MISMATCH"))
     elif computed.digest != target.announce.digest:
         other = f"the {wanted} tokens of the prefiller's prompt are not those of the decoder's"
-        close(target, Cause(f"{other}: a transfer id is for one prompt", "PROMPT_MISMATCH"))
+        target.close(Cause(f"{other}: a transfer id is for one prompt", "PROMPT_MISMATCH"))
     elif now > target.deadline:
-        close(target, Cause("the decoder's time for it is over", "TOO_LATE"))
+        target.close(Cause("the decoder's time for it is over", "TOO_LATE"))
     elif target.direct:
         _offer(target, computed, outgoing, stager)
     else:
         _post(target, computed, outgoing, lanes)
 
 
-def poll(target: Target, outgoing: Outgoing, lanes: WriteLanes) -> None:
+def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
     """Look at what is under way."""
     for piece in list(target.flying):
         state = lanes.look(piece)
@@ -61,44 +60,34 @@ def poll(target: Target, outgoing: Outgoing, lanes: WriteLanes) -> None:
             target.flying.remove(piece)
             target.dirty = True
             lanes.leave()
-            close(target, Cause(f"{piece.transfer.peer}: {piece.transfer.reason}", "TRANSFER_FAILED"))
+            target.close(Cause(f"{piece.transfer.peer}: {piece.transfer.reason}", "TRANSFER_FAILED"))
         elif state is State.DONE:
             target.flying.remove(piece)
             if piece.epoch == outgoing.epoch(target.key.transfer_id):
                 written(target, piece.layers)
             elif not target.flying:
-                lost(target)
-    if target.closing is None and not target.direct and not target.flying and target.complete:
-        settle(target)
+                target.lose_posts()
+    if target.phase is Phase.SENDING and not target.direct and not target.flying and target.complete:
+        target.settle()
 
 
-def quieten(target: Target, lanes: WriteLanes, now: float) -> None:
+def quiesce(target: PushTarget, lanes: WriteLanes, now: float) -> None:
     """Bring a target to its end that is closing: when nothing of it is under way, or what is will not end."""
-    if target.flying and now > (target.closing or now) + QUIET_AFTER:
+    if target.flying and now > target.since + QUIESCE_SECONDS:
         target.flying.clear()
         target.dirty = True
         lanes.leave()
     if not target.flying:
-        settle(target)
+        target.settle()
 
 
-def close(target: Target, cause: Cause) -> None:
-    """Post nothing more of it, and say why once nothing is under way."""
-    if target.closing is None and target.settled is None:
-        target.closing, target.cause = time.monotonic(), cause
-        key = target.key
-        where = f"{key.decoder}/{key.rank}"
-        log.warning("push of %s to %s is given up: %s", key.transfer_id, where, cause)
-
-
-def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stager | None) -> None:
+def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: Stager | None) -> None:
     """Tell the decoder what it can read; it says itself when it has everything."""
     if target.pushes is None:
         return
     if target.epoch not in (None, computed.epoch):
         # What it reads now is overwritten, and nothing says which of it.
-        close(
-            target,
+        target.close(
             Cause(
                 "the prefiller preempted its request or began it anew while its blocks were read",
                 "PREFILL_ENDED",
@@ -115,18 +104,18 @@ def _offer(target: Target, computed: Computed, outgoing: Outgoing, stager: Stage
         try:
             stager.stage_layers(computed.blocks, chunks, target.announce.tokens)
         except (BackendError, TopologyError) as error:
-            close(target, from_error(error, "its blocks cannot be copied for the decoder"))
+            target.close(from_error(error, "its blocks cannot be copied for the decoder"))
             return
         if outgoing.epoch(target.key.transfer_id) != computed.epoch:
             return  # overwritten while they were copied: the next look closes it
     if ends:
         readable(target, computed, ends)
     elif not target.pushes:
-        settle(target)
+        target.settle()
 
 
-def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
-    while target.closing is None and target.settled is None and _may_post(target, computed):
+def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
+    while target.phase is Phase.SENDING and _may_post(target, computed):
         if target.looked is computed:
             break
         ends = due(target, computed)
@@ -142,7 +131,7 @@ def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLa
                 continue
             piece = lanes.post(target, rows, layers, computed.epoch)
         except TopologyError as error:
-            close(target, from_error(error, "its blocks do not fit"))
+            target.close(from_error(error, "its blocks do not fit"))
         except BackendError as error:
             _refused(target, error.message, lanes)
         else:
@@ -152,18 +141,18 @@ def _post(target: Target, computed: Computed, outgoing: Outgoing, lanes: WriteLa
     poll(target, outgoing, lanes)
 
 
-def _may_post(target: Target, computed: Computed) -> bool:
+def _may_post(target: PushTarget, computed: Computed) -> bool:
     """Not beside what reads blocks that are the request's no longer: which of the two lands last is not certain."""
     flying = target.flying
     return len(flying) < MOST_FLYING and all(piece.epoch == computed.epoch for piece in flying)
 
 
-def _refused(target: Target, reason: str, lanes: WriteLanes) -> None:
+def _refused(target: PushTarget, reason: str, lanes: WriteLanes) -> None:
     """A post could not be started, so nothing of it moves: again on a new lane, or not at all."""
     target.failures += 1
     lanes.leave()
     if target.failures >= MAX_FAILURES:
-        close(target, Cause(reason, "TRANSFER_FAILED"))
+        target.close(Cause(reason, "TRANSFER_FAILED"))
         return
     name, decoder = target.key.transfer_id, target.key.decoder
     log.info("push of %s to %s failed (%s); trying again on a new lane", name, decoder, reason)

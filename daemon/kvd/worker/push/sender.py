@@ -30,10 +30,10 @@ from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
 from kvd.worker.handshake import ask_for_peer
-from kvd.worker.peers import FollowedPeer
+from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.push.computed import Outgoing
-from kvd.worker.push.send_step import advance, close, poll, quieten
-from kvd.worker.push.target import Target, expired, nothing, progress, release_at, same, settle
+from kvd.worker.push.send_step import advance, poll, quiesce
+from kvd.worker.push.target import Phase, PushTarget, expired, nothing, progress, release_at, same
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -58,25 +58,20 @@ Name = tuple[str, Rank]
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
-    target: Target
+    target: PushTarget
     layers: dict[str, int]
     nobody: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Answered:
+class _DecoderAnswered:
     """kvd was asked for this generation: the decoder is registered, or ``cause`` says why not."""
 
     generation: str
     cause: Cause | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _DecoderChanged:
-    """Another generation of the decoder is registered, or none."""
-
-
-_Inbox = PushAnnounce | PushWithdraw | PushDone | _Heard | _Answered | _DecoderChanged
+_Inbox = PushAnnounce | PushWithdraw | PushDone | _Heard | _DecoderAnswered | PeerChanged
 
 
 class Sender:
@@ -95,8 +90,8 @@ class Sender:
         self._stager = stager
         self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
         self._event = threading.Event()
-        self._targets: dict[Name, Target] = {}
-        self._live: list[Target] = []  # those for which there is something left to do
+        self._targets: dict[Name, PushTarget] = {}
+        self._live: list[PushTarget] = []  # those for which there is something left to do
         self._tidied = 0.0
         self._peer = FollowedPeer(decoder, context.topology, lambda remote: remote.geometry, role="decoder")
         self._asked: str | None = None
@@ -115,7 +110,7 @@ class Sender:
 
     def on_peer_changed(self) -> None:
         """Another generation of the decoder is registered, or none."""
-        self._put(_DecoderChanged())
+        self._put(PeerChanged())
 
     def stop(self) -> None:
         """Give up whatever is under way and end the thread: begin that."""
@@ -162,7 +157,7 @@ class Sender:
             except Exception as error:  # it must not take the others with it
                 log.exception("push of %s to %s", target.key.transfer_id, self.decoder)
                 self._lanes.leave()
-                close(target, from_error(error, "unexpected error in the sender"))
+                target.close(from_error(error, "unexpected error in the sender"))
         self._lanes.sweep((piece for target in self._open() for piece in target.flying), now)
         for target in self._live:
             if target.news:
@@ -175,17 +170,17 @@ class Sender:
             self._forget(now)
         return True
 
-    def _serve(self, target: Target, now: float) -> None:
+    def _serve(self, target: PushTarget, now: float) -> None:
         poll(target, self._outgoing, self._lanes)
-        if target.closing is None and target.settled is None:
+        if target.phase is Phase.SENDING:
             computed = self._outgoing.computed(target.key.transfer_id)
             advance(target, computed, self._outgoing, self._lanes, self._stager, now)
             self._behind = self._behind or (computed is not None and computed.behind)
-        if target.closing is not None and target.settled is None:
-            quieten(target, self._lanes, now)
+        if target.phase is Phase.CLOSING:
+            quiesce(target, self._lanes, now)
 
-    def _open(self) -> list[Target]:
-        return [target for target in self._live if target.settled is None]
+    def _open(self) -> list[PushTarget]:
+        return [target for target in self._live if target.phase < Phase.SETTLED]
 
     def _pause(self) -> float | None:
         open_ = self._open()
@@ -193,7 +188,7 @@ class Sender:
         if flying or self._behind:
             last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
             return POLL if time.monotonic() - max(last, default=-math.inf) < FAST_FOR else POLL_SLOW
-        dues = [target.deadline for target in open_ if target.closing is None]
+        dues = [target.deadline for target in open_ if target.phase is Phase.SENDING]
         dues += self._lanes.due
         dues += [release_at(target) for target in self._live]
         if self._targets:
@@ -211,17 +206,17 @@ class Sender:
             case PushDone():
                 target = self._find(item.key)
                 if target is not None:
-                    target.withdrawn = target.withdrawn or target.settled is not None
-                    settle(target)
+                    target.withdrawn = target.withdrawn or target.phase >= Phase.SETTLED
+                    target.settle()
                     self._release(target)
-            case _DecoderChanged():
+            case PeerChanged():
                 self._follow()
-            case _Answered():
+            case _DecoderAnswered():
                 self._answered(item)
             case _Heard():
                 self._heard(item)
 
-    def _find(self, key: PushKey) -> Target | None:
+    def _find(self, key: PushKey) -> PushTarget | None:
         target = self._targets.get((key.transfer_id, key.rank))
         return target if target is not None and target.key.attempt == key.attempt else None
 
@@ -231,18 +226,18 @@ class Sender:
         name = (key.transfer_id, key.rank)
         before = self._targets.get(name)
         if before is not None and (key.attempt < before.key.attempt or same(announce, before.announce)):
-            if before.released:
+            if before.phase is Phase.RELEASED:
                 self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
             return
         if before is not None and before.withdrawn and key.attempt == before.key.attempt:
             # Withdrawn before it was announced. Whoever waits for it all the same hears that nothing comes.
             self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
-            if before.settled is not None:
+            if before.phase >= Phase.SETTLED:
                 self._again(before)
             return
         if before is not None and before.flying:
             self._lanes.leave()  # they write into a window that is no more
-        target = Target(announce, time.monotonic() + announce.seconds)
+        target = PushTarget(announce, time.monotonic() + announce.seconds)
         self._put_in(target)
         generation = announce.generations[1]
         if self._peer.generation == generation:
@@ -260,7 +255,7 @@ class Sender:
                 return  # the window of that attempt is closed, or this one would not be here
             if other is not None and other.flying:
                 self._lanes.leave()
-            target = Target(nothing(key), time.monotonic(), withdrawn=True)
+            target = PushTarget(nothing(key), time.monotonic(), withdrawn=True)
             self._put_in(target)
             # It counts as a worker that has its part; who the others are stands in the card.
             self._outgoing.announced(key.transfer_id, self.decoder, key.rank, self.wake)
@@ -268,13 +263,11 @@ class Sender:
                 self._outgoing.workers(key.transfer_id, self.decoder, self._ranks)
             elif self._asked is None:
                 self._ask(key, "")
-        target.withdrawn = True
-        if target.settled is not None:
+        target.withdraw()
+        if target.news:
             self._again(target)
-        elif target.closing is None:
-            target.closing = time.monotonic()
 
-    def _put_in(self, target: Target) -> None:
+    def _put_in(self, target: PushTarget) -> None:
         """In the place of an earlier attempt."""
         name = (target.key.transfer_id, target.key.rank)
         before = self._targets.pop(name, None)
@@ -282,7 +275,7 @@ class Sender:
         self._targets[name] = target
         self._live.append(target)
 
-    def _again(self, target: Target) -> None:
+    def _again(self, target: PushTarget) -> None:
         """Tell the decoder once more what became of a target."""
         target.news = True
         if target not in self._live:
@@ -292,8 +285,8 @@ class Sender:
         for name, tokens in item.layers.items():
             if item.target.unheard.get(name) == tokens:
                 del item.target.unheard[name]
-        if item.nobody and item.target.closing is None and item.target.settled is None:
-            item.target.withdrawn, item.target.closing = True, time.monotonic()
+        if item.nobody and item.target.phase is Phase.SENDING:
+            item.target.withdraw()
 
     # --- the peer ---
 
@@ -309,7 +302,7 @@ class Sender:
         def answered(found: EngineCard | Cause) -> None:
             if not isinstance(found, Cause):
                 self._context.register(found)
-            self._put(_Answered(generation, found if isinstance(found, Cause) else None))
+            self._put(_DecoderAnswered(generation, found if isinstance(found, Cause) else None))
 
         question = GetPeer(
             local_engine=self._context.engine_id,
@@ -328,23 +321,23 @@ class Sender:
             for name, _ in self._targets:
                 self._outgoing.workers(name, self.decoder, self._ranks)
             for target in self._open():
-                if target.pushes is None and target.closing is None:
+                if target.pushes is None and target.phase is Phase.SENDING:
                     self._meet(target)
 
-    def _meet(self, target: Target) -> None:
+    def _meet(self, target: PushTarget) -> None:
         """Give a target its plan, if the decoder is known by the generation that announced it."""
         if target.announce.generations[1] != self._peer.generation:
             return
         if self._peer.remote is None:
-            close(target, self._peer.absent)
+            target.close(self._peer.absent)
             return
         self._outgoing.workers(target.key.transfer_id, self.decoder, self._ranks)
         try:
             target.pushes = self._peer.remote.pushes(target.key.rank)
         except TopologyError as error:
-            close(target, from_error(error, f"decoder {self.decoder} does not fit"))
+            target.close(from_error(error, f"decoder {self.decoder} does not fit"))
 
-    def _answered(self, item: _Answered) -> None:
+    def _answered(self, item: _DecoderAnswered) -> None:
         """Whoever waits for that generation has it now, or never will."""
         self._asked = None
         self._follow()
@@ -355,7 +348,7 @@ class Sender:
                 and target.pushes is None
                 and target.announce.generations[1] == item.generation
             ):
-                close(target, why)
+                target.close(why)
 
     def _part(self, generation: str) -> None:
         """The decoder as it was is no more: nobody waits for what it was owed."""
@@ -368,11 +361,11 @@ class Sender:
 
     # --- what goes out ---
 
-    def _release(self, target: Target) -> None:
-        target.released = True
+    def _release(self, target: PushTarget) -> None:
+        target.release()
         self._outgoing.settled(target.key.transfer_id, self.decoder, target.key.rank)
 
-    def _tell(self, target: Target) -> None:
+    def _tell(self, target: PushTarget) -> None:
         target.news = False
         key, heard = target.key, dict(target.unheard)
         future = self._context.session().deliver(
@@ -382,7 +375,7 @@ class Sender:
         )
         future.add_done_callback(functools.partial(self._told, target, heard))
 
-    def _told(self, target: Target, layers: dict[str, int], done: Future[Message]) -> None:
+    def _told(self, target: PushTarget, layers: dict[str, int], done: Future[Message]) -> None:
         """On the session's thread."""
         error = done.exception()
         if error is None:
@@ -394,7 +387,7 @@ class Sender:
         over = [name for name, target in self._targets.items() if expired(target, now, KEEP)]
         spare = len(self._targets) - len(over) - MOST_TARGETS
         if spare > 0:
-            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.settled is not None)
+            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.phase >= Phase.SETTLED)
             over += [name for name, _ in zip(settled, range(spare), strict=False)]
         for name in over:
             self._targets.pop(name, None)

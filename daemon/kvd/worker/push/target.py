@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -22,6 +24,8 @@ from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.push.computed import Computed
 
+log = logging.getLogger(__name__)
+
 MOST_FLYING = 4
 """Most posts of one target under way: what becomes ready meanwhile goes into the next one together."""
 READS_END = 4.0
@@ -31,7 +35,7 @@ MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Post:
     """One post: which layers it completes up to which token, read in which epoch of the request's blocks."""
 
     transfer: Transfer
@@ -40,17 +44,29 @@ class Piece:
     lane: Lane
 
 
+class Phase(enum.IntEnum):
+    """How far a target is from its end. It only goes forward, by `PushTarget.close`, `settle` and `release`."""
+
+    SENDING = 0
+    """What is computed is posted."""
+    CLOSING = 1
+    """Nothing more is posted, and what is under way is awaited."""
+    SETTLED = 2
+    """Nothing is read for it and nothing will be; whoever waits for that word is told."""
+    RELEASED = 3
+    """Its blocks are not needed."""
+
+
 @dataclass(slots=True, eq=False)
-class Target:
+class PushTarget:
     """One announcement with what became of it.
 
     ``posted`` and ``sent`` are tokens by layer, under way and certainly written (or, where the decoder reads by itself,
-    told of). ``unheard`` are those of which the decoder has not confirmed to know. ``closing`` is since when nothing
-    more is posted, ``cause`` why it failed. ``dirty``: bytes may land as long as its window is open.
-    ``source`` are the prefiller's blocks as they were posted last, by its groups.
-    ``looked`` is what was computed when nothing of it was left to be posted.
-    ``settled`` is since when nothing is read for it and nothing will be, ``released`` that its blocks are not needed.
-    ``sums``: its KV is added up.
+    told of). ``unheard`` are those of which the decoder has not confirmed to know. ``since`` is when it was closed, or
+    settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no more of it.
+    ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they were posted
+    last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``: the decoder
+    is to be told something. ``sums``: its KV is added up.
     """
 
     announce: PushAnnounce
@@ -58,19 +74,18 @@ class Target:
     pushes: Mapping[str, LayerPush] | None = None
     posted: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
-    flying: list[Piece] = field(default_factory=list)
+    flying: list[Post] = field(default_factory=list)
     looked: Computed | None = None
     failures: int = 0
     epoch: int | None = None
     source: dict[int, BlockList] = field(default_factory=dict)
     unheard: dict[str, int] = field(default_factory=dict)
     news: bool = False
-    closing: float | None = None
+    phase: Phase = Phase.SENDING
+    since: float = 0.0
     withdrawn: bool = False
     cause: Cause | None = None
     dirty: bool = False
-    settled: float | None = None
-    released: bool = False
     sums: bool = False
     blocks: dict[int, BlockList] = field(default_factory=dict)
 
@@ -111,7 +126,37 @@ class Target:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do for it, unless the decoder says more."""
-        return self.released and not self.news
+        return self.phase is Phase.RELEASED and not self.news
+
+    def close(self, cause: Cause | None = None) -> None:
+        """Post nothing more of it; with a ``cause`` it has failed, and the decoder hears so once it is settled."""
+        if self.phase is not Phase.SENDING:
+            return
+        self.phase, self.since, self.cause = Phase.CLOSING, time.monotonic(), cause
+        if cause is not None:
+            key = self.key
+            log.warning("push of %s to %s/%s is given up: %s", key.transfer_id, key.decoder, key.rank, cause)
+
+    def withdraw(self) -> None:
+        """The decoder wants no more of it; one that hears that of a settled target is told again what became of it."""
+        self.withdrawn = True
+        self.news = self.news or self.phase >= Phase.SETTLED
+        self.close()
+
+    def settle(self) -> None:
+        """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
+        self.phase, self.since, self.looked = max(self.phase, Phase.SETTLED), time.monotonic(), None
+        self.news = self.news or bool(self.cause) or (self.withdrawn and not self.dirty)
+
+    def release(self) -> None:
+        """Its blocks are not needed."""
+        self.phase = Phase.RELEASED
+
+    def lose_posts(self) -> None:
+        """Whatever is under way will not be waited for: it is to be posted again."""
+        self.flying.clear()
+        self.posted = dict(self.sent)
+        self.looked = None
 
 
 def same(announce: PushAnnounce, other: PushAnnounce) -> bool:
@@ -119,7 +164,7 @@ def same(announce: PushAnnounce, other: PushAnnounce) -> bool:
     return msgspec.structs.replace(announce, seconds=0.0) == msgspec.structs.replace(other, seconds=0.0)
 
 
-def due(target: Target, computed: Computed) -> dict[str, int]:
+def due(target: PushTarget, computed: Computed) -> dict[str, int]:
     """Layers of which more can be sent than was posted, and up to which token."""
     total = target.announce.tokens
     ends = {
@@ -131,7 +176,7 @@ def due(target: Target, computed: Computed) -> dict[str, int]:
 
 
 def next_piece(
-    target: Target, computed: Computed, ends: Mapping[str, int]
+    target: PushTarget, computed: Computed, ends: Mapping[str, int]
 ) -> tuple[dict[str, int], Descriptors]:
     """As many of the layers that are due as fit into one post, with what to write. Raises `TopologyError`."""
     layers: dict[str, int] = {}
@@ -155,7 +200,7 @@ def next_piece(
     return layers, concatenate([part for part in rows if len(part)])
 
 
-def written(target: Target, layers: Mapping[str, int]) -> None:
+def written(target: PushTarget, layers: Mapping[str, int]) -> None:
     """These layers are written up to these tokens; the decoder is told of those that are whole."""
     target.sent.update(layers)
     for name, end in layers.items():
@@ -164,7 +209,7 @@ def written(target: Target, layers: Mapping[str, int]) -> None:
             target.news = True
 
 
-def readable(target: Target, computed: Computed, ends: Mapping[str, int]) -> None:
+def readable(target: PushTarget, computed: Computed, ends: Mapping[str, int]) -> None:
     """The decoder may read these layers up to these tokens, from the blocks that are the request's now."""
     target.posted.update(ends)
     target.sent.update(ends)
@@ -173,20 +218,13 @@ def readable(target: Target, computed: Computed, ends: Mapping[str, int]) -> Non
     target.news = True
 
 
-def lost(target: Target) -> None:
-    """Whatever is under way will not be waited for: it is to be posted again."""
-    target.flying.clear()
-    target.posted = dict(target.sent)
-    target.looked = None
-
-
-def progress(target: Target, source: Rank) -> PushProgress:
+def progress(target: PushTarget, source: Rank) -> PushProgress:
     """What the decoder has not heard of yet."""
     by_group: dict[tuple[int, int, int], list[str]] = {}
     for name, tokens in target.unheard.items():
         push = (target.pushes or {})[name]
         by_group.setdefault((push.group, push.source_group, tokens), []).append(name)
-    over = target.settled is not None
+    over = target.phase >= Phase.SETTLED
     return PushProgress(
         key=target.key,
         source=source,
@@ -207,31 +245,25 @@ def progress(target: Target, source: Rank) -> PushProgress:
     )
 
 
-def release_at(target: Target) -> float:
+def release_at(target: PushTarget) -> float:
     """When its blocks may be overwritten: a decoder that reads by itself has to hear first that it must not."""
-    if target.settled is None or target.released:
+    if target.phase is not Phase.SETTLED:
         return math.inf
     reads = target.direct and bool(target.cause) and not target.withdrawn
-    return target.settled + READS_END if reads else target.settled
+    return target.since + READS_END if reads else target.since
 
 
-def expired(target: Target, now: float, keep: float) -> bool:
+def expired(target: PushTarget, now: float, keep: float) -> bool:
     """Whether a target that has ended need not be remembered any more."""
-    return target.settled is not None and now > max(target.settled, target.deadline) + keep
+    return target.phase >= Phase.SETTLED and now > max(target.since, target.deadline) + keep
 
 
-def settle(target: Target) -> None:
-    """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
-    target.settled, target.looked = time.monotonic(), None
-    target.news = target.news or bool(target.cause) or (target.withdrawn and not target.dirty)
-
-
-def _run(target: Target, group: int) -> BlockRun | None:
+def _run(target: PushTarget, group: int) -> BlockRun | None:
     blocks = target.source.get(group)
     return None if blocks is None else BlockRun(group, blocks.first, tuple(blocks.ids.tolist()))
 
 
-def _source_runs(target: Target) -> tuple[BlockRuns, ...]:
+def _source_runs(target: PushTarget) -> tuple[BlockRuns, ...]:
     """Where it was written from, for the decoder's record; only once, and not where that would be long."""
     if not target.complete:
         return ()

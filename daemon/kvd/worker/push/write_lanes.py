@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from kvd.backends.contract import Backend, Lane, State
 from kvd.topology.descriptors import Descriptors
-from kvd.worker.push.target import Piece, Target
+from kvd.worker.push.target import Post, PushTarget
 from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import Activity
 
@@ -36,15 +36,15 @@ class WriteLanes:
         """When closing is tried again, in time.monotonic() seconds."""
         return self._unclosed.due
 
-    def post(self, target: Target, rows: Descriptors, layers: dict[str, int], epoch: int) -> Piece:
+    def post(self, target: PushTarget, rows: Descriptors, layers: dict[str, int], epoch: int) -> Post:
         """Write to a target's window. Raises `BackendError` where it could not be started; nothing moves then."""
         if self._lane is None:
             self._lane = self._backend.lane(self._decoder)
         self._lane.add(target.peer, target.announce.landing)
-        return Piece(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
+        return Post(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
 
     @staticmethod
-    def look(piece: Piece) -> State:
+    def look(piece: Post) -> State:
         """The state of a post, on whatever lane it is."""
         transfer = piece.transfer
         return transfer.state if transfer.state is not State.PENDING else piece.lane.poll(transfer)
@@ -55,7 +55,7 @@ class WriteLanes:
             self._former.append(self._lane)
             self._lane = None
 
-    def sweep(self, flying: Iterable[Piece], now: float) -> None:
+    def sweep(self, flying: Iterable[Post], now: float) -> None:
         """Close former lanes on which nothing of ``flying`` is under way."""
         if self._former:
             used = {id(piece.lane) for piece in flying}

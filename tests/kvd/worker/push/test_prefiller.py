@@ -331,7 +331,7 @@ def test_a_write_that_does_not_end_is_left_to_the_decoders_window(
     rig: SendRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lane is closed, but that stops nothing that is on its way: so nobody is told that it is quiet."""
-    monkeypatch.setattr(transmit, "QUIET_AFTER", 0.05)
+    monkeypatch.setattr(transmit, "QUIESCE_SECONDS", 0.05)
     announce(rig)
     announce(rig, name="y")
     worker = rig.workers[0]

@@ -28,7 +28,7 @@ FAR = 600.0
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
     """One worker on each side. The sources may take as long as they like to fall quiet."""
-    monkeypatch.setattr(arriving, "QUIET_SECONDS", FAR)
+    monkeypatch.setattr(arriving, "QUIESCE_SECONDS", FAR)
     made = PushRig()
     yield made
     made.close()
@@ -37,7 +37,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
     """Two prefilling workers, each of which supplies one head."""
-    monkeypatch.setattr(arriving, "QUIET_SECONDS", FAR)
+    monkeypatch.setattr(arriving, "QUIESCE_SECONDS", FAR)
     made = PushRig(prefill_tp=2)
     yield made
     made.close()
@@ -48,7 +48,7 @@ Quiet = Callable[[float], None]
 
 @pytest.fixture
 def quiet_seconds(monkeypatch: pytest.MonkeyPatch) -> Quiet:
-    return lambda seconds: monkeypatch.setattr(arriving, "QUIET_SECONDS", seconds)
+    return lambda seconds: monkeypatch.setattr(arriving, "QUIESCE_SECONDS", seconds)
 
 
 def pending(rig: PushRig) -> bool:
