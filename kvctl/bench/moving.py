@@ -1,176 +1,264 @@
-"""Moves requests the way the connector does, and notes how long each stage of each took."""
+"""Moves requests and notes how long each stage of each took. Reads are loads of `kvd.worker`: what runs is measured."""
 
 from __future__ import annotations
 
+import queue
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from kvctl.bench.cases import Request
-from kvd.backends.contract import Lane, Operation, State, Transfer, takes_selections
+from kvd.backends.contract import Backend, Lane, State, Transfer
 from kvd.topology.compile import compile_plan
-from kvd.topology.copies import Copies, compile_request
+from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.grid import Selection
 from kvd.topology.pairing import Met, meetings
 from kvd.topology.plan import Plan
+from kvd.topology.transfer_topology import TransferTopology
+from kvd.worker.cause import text_of
+from kvd.worker.orders import LoadOrder, plain
+from kvd.worker.pull.load import Load, Slice
+from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PeerLane
+from kvd.worker.remote import RemotePrefill
 
-POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
-"""Seconds between looks, as the connector's: spinning would starve the transport."""
 STAGES = ("plan", "prepare", "post", "wire", "complete")
+SOURCE = "read"
+"""What the reader calls the engine that it reads from, and with it the lane."""
+CLOSE_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Move:
-    """How to move: ``lanes`` are ``read``, or ``write-N`` for each source worker N.
-
-    Without ``coalesce`` every block and run of bytes is a descriptor of its own. ``selection``: scattered blocks
-    that are read go by number, where the connector does so. ``seconds`` is the time limit.
-    """
-
-    plan: Plan
-    lanes: Mapping[str, Lane]
-    operation: Operation
-    coalesce: bool
-    selection: bool
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Going:
-    """One request on its way; times are of the monotonic clock. ``parts`` are counted as ``copies`` once it is over."""
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """One request that is over: when it began and ended (monotonic seconds), seconds of each stage, what was moved."""
 
     number: int
-    started: float
+    began: float
+    ended: float
     stages: dict[str, float]
-    transfers: list[tuple[Lane, Transfer]]
-    posted: float
     bytes: int
-    parts: tuple[Copies, ...]
-    copies: int = 0
-    ended: float = 0.0
+    descriptors: int
+
+
+class Mover(Protocol):
+    """Begins to move requests, and tells of those that are over."""
+
+    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+        """Without ``coalesce`` every block and run of bytes is a descriptor of its own; ``seconds`` is the limit."""
+        ...
+
+    def over(self, seconds: float) -> list[Moved]:
+        """Those that ended since it was last asked; waits at most so long for one. Raises `RuntimeError`."""
+        ...
 
 
 def move(
-    way: Move, requests: Sequence[Request], at: Sequence[float] | None = None, in_flight: int = 0
+    mover: Mover,
+    requests: Sequence[Request],
+    seconds: float,
+    *,
+    at: Sequence[float] | None = None,
+    in_flight: int = 0,
+    coalesce: bool = True,
 ) -> dict[str, Any]:
     """Move the requests: all at once, each at its second of ``at``, or ``in_flight`` at a time.
 
     Gives the seconds in all, and for each request its stages in seconds, how late it began, bytes and descriptors.
-    Raises `TimeoutError` and `RuntimeError` where bytes do not arrive; the lanes are then good for nothing but `close`.
+    Raises `TimeoutError` and `RuntimeError` where bytes do not arrive; the mover is then good for nothing.
     """
     waiting = list(range(len(requests)))[::-1]
-    going: list[_Going] = []
-    done: list[_Going] = []
+    done: list[Moved] = []
     began = time.monotonic()
-    late = [0.0] * len(requests)
-    until = began + way.seconds + (max(at) if at else 0.0)
-    while waiting or going:
-        while waiting and _due(waiting[-1], at, began) and (not in_flight or len(going) < in_flight):
+    due = [began + (at[number] if at else 0.0) for number in range(len(requests))]
+    until = max(due, default=began) + seconds
+    while len(done) < len(requests):
+        under_way = len(requests) - len(waiting) - len(done)
+        room = bool(waiting) and (not in_flight or under_way < in_flight)
+        if room and time.monotonic() >= due[waiting[-1]]:
             number = waiting.pop()
-            late[number] = time.monotonic() - began - at[number] if at else 0.0
-            going.append(_post(way, number, requests[number]))
-            going = _look(going, done)
-        going = _look(going, done)
+            mover.begin(number, requests[number], seconds=seconds, coalesce=coalesce)
+            done += mover.over(0.0)
+            continue
+        next_look = due[waiting[-1]] if room else until
+        done += mover.over(max(0.0, next_look - time.monotonic()))
         if time.monotonic() > until:
-            raise TimeoutError(
-                f"{len(going) + len(waiting)} of {len(requests)} requests are not done in time"
-            )
-        if waiting or going:
-            pause(going[-1].posted if going else time.monotonic())
-    seconds = max((one.ended for one in done), default=began) - began
+            left = len(requests) - len(done)
+            raise TimeoutError(f"{left} of {len(requests)} requests are not done in time")
     done.sort(key=lambda one: one.number)
     return {
-        "seconds": seconds,
+        "seconds": max((one.ended for one in done), default=began) - began,
         "requests": [
             {
                 "stages": one.stages,
-                "seconds": one.ended - one.started,
-                "late": late[one.number],
+                "seconds": one.ended - one.began,
+                "late": max(0.0, one.began - due[one.number]) if at else 0.0,
                 "bytes": one.bytes,
-                "descriptors": one.copies,
+                "descriptors": one.descriptors,
             }
             for one in done
         ],
     }
 
 
-def pause(posted: float) -> None:
-    """Wait before the next look at a transfer that was posted then, on the monotonic clock."""
-    time.sleep(POLL_FAST if time.monotonic() - posted < FAST_FOR else POLL_SLOW)
+class LoadMover:
+    """Reads as a decoding worker does: by its thread for the peer engine (`kvd.worker.pull.reader`)."""
+
+    def __init__(self, backend: Backend, topology: TransferTopology) -> None:
+        """The source is registered in ``topology`` under the name `SOURCE`."""
+        self._plan = topology.plan(SOURCE)
+        self._generation = topology.engine_info(SOURCE).generation
+        self._ended: queue.Queue[Load] = queue.Queue()
+        self._lane = PeerLane(SOURCE, backend, topology, self._ended.put)
+        self._lane.on_peer_changed()
+
+    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+        """See `Mover`."""
+        now = time.monotonic()
+        load = Load(self._order(number, request, seconds, now), received=now, deadline=now + seconds)
+        if not coalesce:
+            copies = uncoalesced(self._plan, request)
+            load.local, load.remote = request.reader, request.source
+            load.slices, load.plan = [Slice(0, request.tokens, copies)], self._plan
+            load.planned_at = time.monotonic()
+            load.planned = load.planned_at - now
+        self._lane.load(load)
+
+    def over(self, seconds: float) -> list[Moved]:
+        """See `Mover`."""
+        found: list[Moved] = []
+        try:
+            while True:
+                found.append(_moved(self._ended.get(timeout=0.0 if found else seconds)))
+        except queue.Empty:
+            return found
+
+    def close(self) -> None:
+        """End the thread, which gives up what is under way."""
+        self._lane.stop()
+        self._lane.join(CLOSE_SECONDS)
+
+    def _order(self, number: int, request: Request, seconds: float, now: float) -> LoadOrder:
+        sides = [request.source.get(group) for group in range(max(request.source) + 1)]
+        prefill = RemotePrefill(
+            engine_id=SOURCE,
+            request_id=request.name,
+            generation=self._generation,
+            host="",
+            port=0,
+            tokens=request.tokens,
+            blocks=tuple(tuple(of.ids.tolist()) if of else () for of in sides),
+            first_blocks=tuple(of.first if of else 0 for of in sides),
+            lease_seconds=seconds,
+            lease_opened=0.0,
+        )
+        return LoadOrder(
+            request_id=str(number),
+            prefill=prefill,
+            groups=plain(request.reader),
+            tokens=request.tokens,
+            seconds=seconds,
+            claimed=now,
+        )
 
 
-def _due(number: int, at: Sequence[float] | None, began: float) -> bool:
-    return at is None or time.monotonic() - began >= at[number]
+def _moved(load: Load) -> Moved:
+    if load.cause is not None:
+        raise RuntimeError(f"request {load.order.request_id}: {text_of(load.cause)}")
+    began = load.planned_at - load.planned
+    spent = {"plan": load.posting - began, "prepare": load.prepared}
+    spent["post"] = load.posted - load.posting - load.prepared
+    stages = spent | _after(load.transfers, load.posted, load.ended)
+    copies = load.copies
+    return Moved(
+        int(load.order.request_id),
+        began,
+        load.ended,
+        stages,
+        sum(part.nbytes for part in copies),
+        sum(part.runs for part in copies),
+    )
 
 
-def _post(way: Move, number: int, request: Request) -> _Going:
-    started = time.monotonic()
-    if not way.coalesce:
-        copies = uncoalesced(way.plan, request)
-    elif way.selection:
-        copies = compile_request(way.plan, request.reader, request.source, tokens=request.tokens)
-    else:
-        rows = compile_plan(way.plan, request.reader, request.source, tokens=request.tokens)
-        copies = {position: Copies(part) for position, part in rows.items()}
-    planned = time.monotonic()
-    going = _Going(number, started, {"plan": planned - started}, [], 0.0, 0, tuple(copies.values()))
-    preparing = posting = 0.0
-    for position, part in copies.items():
-        lane, peer = _way(way, position)
-        for what in (part.descriptors, part.selection):
-            if what is None or not len(what):
-                continue
+def _after(transfers: Sequence[Transfer], posted: float, ended: float) -> dict[str, float]:
+    """The stages after the post: it is over when the backend saw it; the rest is until we did."""
+    over = max((transfer.ended for transfer in transfers if transfer.ended), default=ended)
+    over = min(max(over, posted), ended)
+    return {"wire": over - posted, "complete": ended - over}
+
+
+@dataclass(slots=True)
+class _Write:
+    """One request that is being written."""
+
+    number: int
+    began: float
+    posted: float
+    stages: dict[str, float]
+    transfers: list[tuple[Lane, Transfer]]
+    copies: Sequence[Copies]
+
+
+@dataclass(slots=True)
+class WriteMover:
+    """Writes each request in one go; ``lanes`` are by position of the source worker, each to the reader's window."""
+
+    plan: Plan
+    lanes: Mapping[int, Lane]
+    under_way: list[_Write] = field(default_factory=list)
+
+    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+        """See `Mover`."""
+        del seconds
+        began = time.monotonic()
+        if coalesce:
+            rows = compile_plan(self.plan, request.reader, request.source, tokens=request.tokens)
+            copies = {position: Copies(part) for position, part in rows.items()}
+        else:
+            copies = uncoalesced(self.plan, request)
+        stages = {"plan": time.monotonic() - began, "prepare": 0.0, "post": 0.0}
+        transfers = []
+        for position, part in copies.items():
+            # The plan is the reader's; whoever writes sees its two sides the other way round.
+            rows_there = part.descriptors
+            turned = Descriptors(rows_there.remote, rows_there.local, rows_there.length)
             begun = time.monotonic()
-            transfer = _submit(lane, peer, what, way.operation)
+            transfer = self.lanes[position].submit("reader", turned, "write")
             ended = time.monotonic()
             # An adapter notes when it had prepared; one that prepares nothing begins with the post.
             prepared = min(max(transfer.posted, begun), ended)
-            preparing, posting = preparing + prepared - begun, posting + ended - prepared
-            going.transfers.append((lane, transfer))
-        going.bytes += part.nbytes
-    going.posted = time.monotonic()
-    going.stages |= {"prepare": preparing, "post": posting}
-    return going
+            stages["prepare"] += prepared - begun
+            stages["post"] += ended - prepared
+            transfers.append((self.lanes[position], transfer))
+        write = _Write(number, began, time.monotonic(), stages, transfers, list(copies.values()))
+        self.under_way.append(write)
+
+    def over(self, seconds: float) -> list[Moved]:
+        """See `Mover`; looks again after a short while."""
+        found, left = [], []
+        for write in self.under_way:
+            states = [
+                transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+                for lane, transfer in write.transfers
+            ]
+            if State.FAILED in states:
+                reason = write.transfers[states.index(State.FAILED)][1].reason
+                raise RuntimeError(f"request {write.number}: {reason}")
+            if State.PENDING in states:
+                left.append(write)
+                continue
+            ended = time.monotonic()
+            stages = write.stages | _after([transfer for _, transfer in write.transfers], write.posted, ended)
+            size, runs = sum(part.nbytes for part in write.copies), sum(part.runs for part in write.copies)
+            found.append(Moved(write.number, write.began, ended, stages, size, runs))
+        self.under_way = left
+        if seconds and not found:
+            pause(left[-1].posted if left else time.monotonic())
+        return found
 
 
-def _way(way: Move, position: int) -> tuple[Lane, str]:
-    if way.operation == "read":
-        return way.lanes["read"], str(way.plan.remote_ranks[position])
-    return way.lanes[f"write-{position}"], "reader"
-
-
-def _submit(lane: Lane, peer: str, what: Descriptors | Selection, operation: Operation) -> Transfer:
-    if isinstance(what, Selection):
-        if takes_selections(lane):
-            return lane.submit_selection(peer, what, operation)
-        what = what.descriptors()
-    # The plan is the reader's; whoever writes sees its two sides the other way round.
-    rows = what if operation == "read" else Descriptors(what.remote, what.local, what.length)
-    return lane.submit(peer, rows, operation)
-
-
-def _look(going: list[_Going], done: list[_Going]) -> list[_Going]:
-    """Poll each once; those that are over go to ``done``. Raises `RuntimeError` for one that failed."""
-    left = []
-    for one in going:
-        begun = time.monotonic()
-        for lane, transfer in one.transfers:
-            state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
-            if state is State.FAILED:
-                raise RuntimeError(f"request {one.number}: {transfer.reason}")
-        if any(transfer.state is State.PENDING for _, transfer in one.transfers):
-            left.append(one)
-            continue
-        one.ended = time.monotonic()
-        # Over when the backend saw it; the rest is until we did.
-        over = max((t.ended for _, t in one.transfers if t.ended), default=begun)
-        over = min(max(over, one.posted), one.ended)
-        one.stages |= {"wire": over - one.posted, "complete": one.ended - over}
-        one.copies, one.parts = sum(part.runs for part in one.parts), ()
-        done.append(one)
-    return left
+def pause(posted: float) -> None:
+    """Wait before the next look at a transfer that was posted then, on the monotonic clock."""
+    time.sleep(POLL_FAST if time.monotonic() - posted < FAST_FOR else POLL_SLOW)
 
 
 def uncoalesced(plan: Plan, request: Request) -> dict[int, Copies]:

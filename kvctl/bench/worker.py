@@ -9,32 +9,34 @@ from __future__ import annotations
 import functools
 import threading
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import Request, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
-from kvctl.bench.moving import Move, move
+from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.orders import Deeds, Orders, serve
-from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend, traits_of
+from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
 from kvd.backends.direct.host.memory import memfd
 from kvd.backends.registry import open_backend
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
-from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import Plan, plan_worker
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.topology.plan import plan_worker
+from kvd.topology.transfer_topology import TransferTopology
 
 SERVE_SECONDS = 200e-6
 
 
 @dataclass(slots=True)
 class Bench:
-    """What this process is and has. ``memories`` of the source are by position of the worker in its engine."""
+    """What this process is and has; by position of the worker in its engine, and 0 for the reader."""
 
     reads: bool
     memories: dict[int, Memory]
     backends: dict[int, Backend]
-    plan: Plan | None = None
-    lanes: dict[str, Lane] = field(default_factory=dict)
+    mover: LoadMover | WriteMover | None = None
+    lanes: dict[int, Lane] = field(default_factory=dict)
     windows: list[Window] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     serving: threading.Thread | None = None
@@ -77,17 +79,29 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
     reader, siblings, sources = (
         [worker_from_plain(plain) for plain in orders[name]] for name in ("reader", "siblings", "sources")
     )
-    bench.plan = plan_worker(reader[0], siblings, sources)
     if bench.reads:
-        bench.lanes["read"] = bench.backends[0].lane("read")
-        for at, metadata in orders["metadata"].items():
-            bench.lanes["read"].add(str(bench.plan.remote_ranks[int(at)]), b64decode(metadata))
+        local = _engine("reader", [reader[0] if one.rank == reader[0].rank else one for one in siblings])
+        topology = TransferTopology(local, reader[0].rank)
+        known = {int(at): b64decode(text) for at, text in orders["metadata"].items()}
+        metadata = tuple(known.get(at, b"") for at in range(len(sources)))
+        remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), metadata)
+        bench.mover = LoadMover(bench.backends[0], topology)
+        # Its own lane is its thread's; this one is for the ceilings.
+        bench.lanes[0] = bench.backends[0].lane(SOURCE)
+        for at in remote.plan.sources:
+            bench.lanes[0].add(str(remote.plan.remote_ranks[at]), metadata[at])
     else:
-        for at, metadata in orders["windows"].items():
-            lane = bench.backends[int(at)].lane("write")
-            lane.add("reader", b64decode(metadata))
-            bench.lanes[f"write-{at}"] = lane
+        for at, text in orders["windows"].items():
+            bench.lanes[int(at)] = bench.backends[int(at)].lane("write")
+            bench.lanes[int(at)].add("reader", b64decode(text))
+        bench.mover = WriteMover(plan_worker(reader[0], siblings, sources), bench.lanes)
     return {}
+
+
+def _engine(name: str, workers: Sequence[WorkerGeometry]) -> EngineGeometry:
+    """The engine of these workers, which make it complete."""
+    tp, pp, dcp = (1 + max(getattr(worker.rank, axis) for worker in workers) for axis in ("tp", "pp", "dcp"))
+    return EngineGeometry(name, "", "", tp, pp, dcp, tuple(workers))
 
 
 def _land(bench: Bench, orders: Orders) -> Orders:
@@ -138,17 +152,10 @@ def _check(bench: Bench, orders: Orders) -> Orders:
 
 
 def _move(bench: Bench, orders: Orders) -> Orders:
-    if bench.plan is None:
+    if bench.mover is None:
         raise RuntimeError("told to move before it met the other side")
-    way = Move(
-        bench.plan,
-        bench.lanes,
-        "read" if bench.reads else "write",
-        coalesce=orders.get("coalesce", True),
-        selection=bench.reads and traits_of(bench.backends[0], bench.lanes["read"]).strided_lists,
-        seconds=orders["seconds"],
-    )
-    return move(way, _requests(orders), orders.get("at"), orders.get("in_flight", 0))
+    how = {name: orders[name] for name in ("at", "in_flight", "coalesce") if name in orders}
+    return move(bench.mover, _requests(orders), orders["seconds"], **how)
 
 
 def _raw(bench: Bench, orders: Orders) -> Orders:
@@ -156,9 +163,7 @@ def _raw(bench: Bench, orders: Orders) -> Orders:
     operation: Operation = "read" if bench.reads else "write"
     at, theirs = int(orders["worker"]), worker_from_plain(orders["theirs"])
     mine = bench.memories[0 if bench.reads else at].geometry
-    lane, peer = (
-        (bench.lanes["read"], orders["peer"]) if bench.reads else (bench.lanes[f"write-{at}"], "reader")
-    )
+    lane, peer = (bench.lanes[0], orders["peer"]) if bench.reads else (bench.lanes[at], "reader")
     return ceilings.large(lane, peer, mine, theirs, operation, orders["bytes"], orders["seconds"])
 
 
@@ -192,6 +197,8 @@ def _end(bench: Bench) -> None:
     if bench.serving is not None:
         bench.serving.join()
     bench.stream.close()
+    if isinstance(bench.mover, LoadMover):
+        bench.mover.close()
     for lane in bench.lanes.values():
         lane.close()
     for window in bench.windows:

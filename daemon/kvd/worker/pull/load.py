@@ -42,7 +42,8 @@ class Slice:
 class Load:
     """A load order with what became of it. Times are time.monotonic() seconds.
 
-    ``planned`` is how long nothing could be posted for planning, ``planned_at`` when the first slice was compiled.
+    ``planned`` is how long nothing could be posted for planning, ``planned_at`` when the first slice was compiled,
+    ``prepared`` how long backends prepared what they then posted.
     ``local`` and ``remote`` are the order's blocks, once it is planned. ``slices`` are its pieces in the order of their
     tokens, of which the first ``pieces_done`` came in time.
 
@@ -60,6 +61,7 @@ class Load:
     planned: float = 0.0
     planned_at: float = 0.0
     posting: float = 0.0
+    prepared: float = 0.0
     posted: float = 0.0
     ended: float = 0.0
     local: Mapping[int, BlockList] = field(default_factory=dict)
@@ -150,8 +152,11 @@ def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
     load.posting = time.monotonic()
     for slice_ in load.slices[load.pieces_done :]:
         for index, copies in _compiled(load, slice_, plan, traits).items():
+            begun = time.monotonic()
             for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
                 slice_.transfers.append(transfer)
+                load.prepared += max(0.0, transfer.posted - begun)
+                begun = time.monotonic()
     load.posted = time.monotonic()
 
 
