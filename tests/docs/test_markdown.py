@@ -1,0 +1,25 @@
+"""The pages are written so that the site draws them as a reader of the file sees them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+BLOCK = re.compile(r"\||[-*] |\d{1,2}\. ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_tables_and_lists_begin_after_an_empty_line(page: Path) -> None:
+    """Else the site draws them as a part of the paragraph before."""
+    inside, before, wrong = False, "", []
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        inside ^= line.startswith("```")
+        begins = BLOCK.match(line) and not BLOCK.match(before) and not before.startswith(" ")
+        if not inside and begins and before.strip() and not before.startswith(("<!--", "#")):
+            wrong.append(f"{number}: {line[:60]}")
+        before = line
+    assert wrong == []
