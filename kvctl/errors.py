@@ -4,7 +4,7 @@ KvctlError
 ├── CheckFailed        1  a check failed or a difference was found
 ├── UsageError         2  an argument, variable or configuration value is wrong
 ├── DaemonUnreachable  3  no kvd answers at the address
-├── PeerUnreachable    4  a peer is away, or something did not happen in time
+├── PeerTimeout        4  a peer is away, or something did not happen in time
 ├── RefusedError       5  refused for safety or policy
 └── NotPermitted       6  the operating system or the daemon does not let this user
 
@@ -61,7 +61,7 @@ class DaemonUnreachable(KvctlError):
     exit_code = 3
 
 
-class PeerUnreachable(KvctlError):
+class PeerTimeout(KvctlError):
     """A peer is away, or something that was waited for did not happen in time."""
 
     code = "KVD-CTL-TIMEOUT"

@@ -11,7 +11,7 @@ from typing import Any
 
 import zmq
 
-from kvctl.errors import PeerUnreachable, UsageError
+from kvctl.errors import PeerTimeout, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.worker_process import good
 from kvd.wire.keys import KeyFileError, KeyPair, read_pair
@@ -37,14 +37,14 @@ class Target:
         return f"{self.host}:{self.port}"
 
     def own_address(self) -> str:
-        """The address from which this host reaches the other. Raises `PeerUnreachable`."""
+        """The address from which this host reaches the other. Raises `PeerTimeout`."""
         try:
             with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
                 probe.connect((self.host, self.port))
                 found: str = probe.getsockname()[0]
                 return found
         except OSError as error:
-            raise PeerUnreachable(
+            raise PeerTimeout(
                 f"no way to {self.host}: {error.strerror or error}",
                 "name a host that this one has a route to",
             ) from None
@@ -115,7 +115,7 @@ class RemoteProcess:
 
 
 def connect(to: Target, backend: str, log: Path) -> RemoteProcess:
-    """Greet `kvctl serve`. Raises `PeerUnreachable` where it does not answer, `WorkerFailed` where it refuses."""
+    """Greet `kvctl serve`. Raises `PeerTimeout` where it does not answer, `WorkerFailed` where it refuses."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 500
     socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
@@ -128,7 +128,7 @@ def connect(to: Target, backend: str, log: Path) -> RemoteProcess:
     if not socket.poll(int(HELLO_SECONDS * 1000)):
         socket.close(linger=0)
         keyed = "the same --key-file there" if to.keys else "--key-file, if it has one"
-        raise PeerUnreachable(
+        raise PeerTimeout(
             f"nothing answers at {to.name} within {HELLO_SECONDS:g} s",
             f"run `kvctl serve {to.name}` on that host, and give {keyed}",
         )

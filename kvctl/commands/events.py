@@ -10,7 +10,7 @@ import typer
 from kvctl import daemon
 from kvctl.cli.parsing import count
 from kvctl.cli.settings import Settings
-from kvctl.errors import DaemonUnreachable, PeerUnreachable
+from kvctl.errors import DaemonUnreachable, PeerTimeout
 from kvctl.views.event import event_document
 from kvctl.views.output import show
 from kvd.wire import query
@@ -60,7 +60,7 @@ def events(
             f"kvd went away and did not come back; {shown} events came before", "see `systemctl status kvd`"
         )
     wanted = f" of the {number} asked for" if number else ""
-    raise PeerUnreachable(
+    raise PeerTimeout(
         f"nothing happened for {settings.timeout:g} s; {shown} events{wanted} came",
         "give more --timeout, or none",
     )

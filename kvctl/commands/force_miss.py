@@ -14,7 +14,7 @@ import typer
 from kvctl import daemon
 from kvctl.cli.parsing import count, one_of, seconds
 from kvctl.cli.settings import Settings
-from kvctl.errors import CheckFailed, DaemonUnreachable, PeerUnreachable, UsageError
+from kvctl.errors import CheckFailed, DaemonUnreachable, PeerTimeout, UsageError
 from kvctl.views.forced_miss import (
     ClearedOrders,
     ForcedMiss,
@@ -267,7 +267,7 @@ def _judge(forced: ForcedMisses, body: ForcedMiss, patience: float) -> None:
         raise CheckFailed(f"engine {body.engine_id} carries order {body.order_id} out no more: {forced.gone}")
     if not _over(forced):
         open_ = "; further loads will be taken until `kvctl force-miss --clear`" if body.open else ""
-        raise PeerUnreachable(
+        raise PeerTimeout(
             f"not over after {patience:g} s: {body.recovered} of {body.taken} have recovered{open_}",
             f"follow it with `kvctl force-miss --order {body.order_id} --wait`",
         )

@@ -12,7 +12,7 @@ from kvctl.cli.parsing import count, parse_choice
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.verify.endpoint import base_url, served_model
-from kvctl.verify.runs import Place, is_wrong, prompt_of, verified
+from kvctl.verify.runs import Endpoints, is_wrong, prompt_of, verified
 from kvctl.views.output import show
 from kvctl.views.verification import Verification
 from kvd.wire import query
@@ -78,7 +78,7 @@ def verify(  # noqa: PLR0913 - each is an option
     chosen = moments(when)
     timeout = settings.timeout if settings.timeout_given else ANSWER_SECONDS
     url = base_url(endpoint)
-    place = Place(
+    place = Endpoints(
         endpoint=url,
         prefill=base_url(prefill) if prefill else "",
         router=base_url(router) if router else "",

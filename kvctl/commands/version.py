@@ -11,7 +11,7 @@ from kvctl.cli.own_version import kvctl_version
 from kvctl.cli.settings import Settings
 
 if TYPE_CHECKING:
-    from kvctl.views.version import Daemon
+    from kvctl.views.version import AnsweringKvd
 
 SECTION = "About kvctl"
 
@@ -38,7 +38,7 @@ def version(
     show(body, settings)
 
 
-def _daemon(settings: Settings) -> Daemon | None:
+def _daemon(settings: Settings) -> AnsweringKvd | None:
     from kvctl import daemon
     from kvctl.errors import DaemonUnreachable, NotPermitted
     from kvctl.views import version as documents
@@ -48,6 +48,6 @@ def _daemon(settings: Settings) -> Daemon | None:
         status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
     except (DaemonUnreachable, NotPermitted):
         return None
-    return documents.Daemon(
+    return documents.AnsweringKvd(
         version=status.version, kvd_id=status.kvd_id, address=str(daemon.directory(settings))
     )

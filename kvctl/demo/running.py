@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from kvctl.cli.units import Mode
 from kvctl.demo.screen import Board
 from kvctl.engines.cards import engine_geometry
+from kvctl.engines.pairs import described
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineError, WorkerFailed
 from kvctl.views.demo import Demo, DemoRequest
 from kvctl.views.topology.document import Topology, pair_document
-from kvd.topology.describe import describe
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
@@ -186,7 +186,7 @@ def _topology(host: Kvd) -> Topology:
     rows = answer.rows if isinstance(answer, EngineList) else ()
     known = [row for row in rows if row.card is not None]
     pairs = [
-        describe(engine_geometry(local), engine_geometry(peer))
+        described(engine_geometry(local), engine_geometry(peer))
         for local in known
         for peer in known
         if local.local and not peer.local

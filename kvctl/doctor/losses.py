@@ -82,7 +82,7 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class LossScene:
     """An engine's loss, and the other engines of its model that are known."""
 
     loss: Loss

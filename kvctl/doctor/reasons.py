@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvctl.doctor.losses import Lost, Scene, ServedEngine, decoding, prefilling
+from kvctl.doctor.losses import LossScene, Lost, ServedEngine, decoding, prefilling
 from kvd.wire.miss import MissCode
 from kvd.wire.outcomes import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, OutcomeRow
 
@@ -30,8 +30,8 @@ class Reason:
 
     name: str
     kind: tuple[Lost, ...]
-    fits: Callable[[Scene], object]
-    says: Callable[[Scene], str]
+    fits: Callable[[LossScene], object]
+    says: Callable[[LossScene], str]
     hint: str
 
 
@@ -57,20 +57,20 @@ def _plain(engine: ServedEngine) -> int:
     return engine.requests("plain")
 
 
-def _code(*codes: MissCode | NotOffered) -> Callable[[Scene], bool]:
+def _code(*codes: MissCode | NotOffered) -> Callable[[LossScene], bool]:
     return lambda scene: scene.me.code(_outcome(scene)) in codes
 
 
-def _outcome(scene: Scene) -> Outcome:
+def _outcome(scene: LossScene) -> Outcome:
     main = scene.loss.main
     return "offered" if main == "unclaimed" else main
 
 
-def _anyway(_scene: Scene) -> bool:
+def _anyway(_scene: LossScene) -> bool:
     return True
 
 
-def _prefilling_plain(scene: Scene) -> list[ServedEngine]:
+def _prefilling_plain(scene: LossScene) -> list[ServedEngine]:
     return [engine for engine in scene.prefillers if engine.row.role == "prefill" and _plain(engine)]
 
 
@@ -250,7 +250,7 @@ def not_handed_over(
         for loss in (decoding(engine), prefilling(engine))
         if loss.lost[0] >= LEAST_REQUESTS and loss.share >= WARNS_FROM
     ]
-    return [_finding(Scene(loss, _others(loss.engine, engines, weights or {}))) for loss in losses]
+    return [_finding(LossScene(loss, _others(loss.engine, engines, weights or {}))) for loss in losses]
 
 
 def _others(
@@ -265,7 +265,7 @@ def _others(
     return [engine for engine in engines if engine is not me and alike(engine)]
 
 
-def _finding(scene: Scene) -> NotHandedOver:
+def _finding(scene: LossScene) -> NotHandedOver:
     loss = scene.loss
     reason = next(r for r in REASONS if loss.main in r.kind and r.fits(scene))
     here = loss.main in ("unclaimed", "not_offered") or scene.me.row.role == "prefill"

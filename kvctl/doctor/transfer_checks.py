@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.engines.cards import engine_geometry
-from kvctl.engines.live_pairs import suggested
+from kvctl.engines.pairs import suggested
 from kvctl.errors import KvctlError
 from kvctl.views.doctor import Check
 from kvctl.views.slow import slow_document

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvctl.errors import CheckFailed, PeerUnreachable
+from kvctl.errors import CheckFailed, PeerTimeout
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
@@ -13,11 +13,11 @@ from kvd.wire.query import EngineRow
 def engine_geometry(row: EngineRow) -> EngineGeometry:
     """The engine's geometry, all workers decoded.
 
-    Raises `PeerUnreachable` when the row has no card and `CheckFailed` when a worker's geometry cannot be read.
+    Raises `PeerTimeout` when the row has no card and `CheckFailed` when a worker's geometry cannot be read.
     """
     card = row.card
     if card is None:
-        raise PeerUnreachable(f"engine {row.engine.engine_id!r} is {row.state}: kvd has no card of it")
+        raise PeerTimeout(f"engine {row.engine.engine_id!r} is {row.state}: kvd has no card of it")
     workers = []
     for worker in card.workers:
         try:

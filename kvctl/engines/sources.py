@@ -22,7 +22,7 @@ from kvctl.engines.models import (
     read_document,
 )
 from kvctl.engines.options import EngineOptions, parse_engine_options
-from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, PeerUnreachable, UsageError
+from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, PeerTimeout, UsageError
 from kvd.geometry.config import engine_from_shape
 from kvd.geometry.errors import GeometryError, UnevenShard
 from kvd.geometry.families import ModelShape
@@ -93,7 +93,7 @@ def from_model(model: ModelShape, name: str, options: EngineOptions) -> EngineGe
 
 
 def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
-    """The engine of that id. Raises `UsageError` when kvd knows none, `PeerUnreachable` when it is not complete."""
+    """The engine of that id. Raises `UsageError` when kvd knows none, `PeerTimeout` when it is not complete."""
     row = next((row for row in rows if row.engine.engine_id == engine_id), None)
     if row is None:
         known = [row.engine.engine_id for row in rows]
@@ -102,7 +102,7 @@ def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
             "kvctl engines lists them; a file or a model needs its path, a preset its name",
         )
     if row.card is None:
-        raise PeerUnreachable(
+        raise PeerTimeout(
             f"engine {engine_id!r} is {row.state}, with {len(row.ranks)} of {row.engine.world_size} workers"
             + (f": {row.reason}" if row.reason else ""),
             f"see kvctl workers --engine {engine_id}",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvctl.errors import CheckFailed, PeerUnreachable, UsageError
+from kvctl.errors import CheckFailed, PeerTimeout, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def complete(
 ) -> Completion:
     """The answer to a prompt of token ids. ``salt`` keeps it apart from what is in any prefix cache.
 
-    Raises `PeerUnreachable` where nobody answers in time, `CheckFailed` for any answer but a completion.
+    Raises `PeerTimeout` where nobody answers in time, `CheckFailed` for any answer but a completion.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -91,14 +91,12 @@ def _asked(
         said = " ".join(error.read(2000).decode(errors="replace").split())
         raise CheckFailed(f"{url}{path} answered {error.code}: {said[:500]}") from None
     except TimeoutError:
-        raise PeerUnreachable(
-            f"{url}{path} did not answer within {timeout:g} s", "give it --timeout"
-        ) from None
+        raise PeerTimeout(f"{url}{path} did not answer within {timeout:g} s", "give it --timeout") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            raise PeerUnreachable(f"{url} did not answer within {timeout:g} s", "give it --timeout") from None
-        raise PeerUnreachable(f"{url}{path}: {reason}", "is the server there, and is this its URL?") from None
+            raise PeerTimeout(f"{url} did not answer within {timeout:g} s", "give it --timeout") from None
+        raise PeerTimeout(f"{url}{path}: {reason}", "is the server there, and is this its URL?") from None
     if not isinstance(answer, dict):
         raise CheckFailed(f"{url}{path} answered with {type(answer).__name__}, not with an object")
     return answer

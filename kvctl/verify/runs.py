@@ -38,7 +38,7 @@ FIRST_TOKEN, LAST_TOKEN = 10, 500
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Endpoints:
     """Where to ask: the decoder, and either its prefiller or a router in front of both."""
 
     endpoint: str
@@ -57,7 +57,7 @@ def prompt_of(number: int, tokens: int) -> list[int]:
 
 def verified(
     settings: Settings,
-    place: Place,
+    place: Endpoints,
     prompts: Sequence[Sequence[int]],
     moments: Sequence[When],
     max_tokens: int,
@@ -91,7 +91,7 @@ def is_wrong(run: VerifiedRun) -> bool:
     return not run.equals or run.load != "recovered"
 
 
-def _handed_over(place: Place, prompt: Sequence[int], max_tokens: int) -> tuple[str, Completion]:
+def _handed_over(place: Endpoints, prompt: Sequence[int], max_tokens: int) -> tuple[str, Completion]:
     """The answer with the prefiller's KV, and the id that the request got on the decoder."""
     name, salt = uuid.uuid4().hex, uuid.uuid4().hex
 
@@ -120,7 +120,7 @@ def _handed_over(place: Place, prompt: Sequence[int], max_tokens: int) -> tuple[
 
 def _missed(
     settings: Settings,
-    place: Place,
+    place: Endpoints,
     number: int,
     prompt: Sequence[int],
     moment: When,

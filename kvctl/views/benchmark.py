@@ -10,7 +10,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.views.bars import Bar, bars_text, page
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Styled, Table
+from kvctl.views.screen import Part, Styled, TextTable
 
 Ratio = Annotated[float, Meta(ge=0, description="of the rate to that ceiling, the median over the rounds")]
 
@@ -127,7 +127,7 @@ def benchmark_screen(body: Benchmark, wide: bool) -> Part:
     """One measurement a line; below it warnings and what was left out."""
     headers, rows = _table(body, wide)
     right = "TOKENS AT-A-TIME BYTES COPIES RATE " + " ".join(headers)
-    table = Table(headers, rows, right=right.replace("BACKEND OP", ""))
+    table = TextTable(headers, rows, right=right.replace("BACKEND OP", ""))
     head, *lines = _head(body)
     warnings = [Styled(f"{one.code}: {one.message}", "yellow") for one in body.warnings]
     notes = [f"not measured: {note}" for note in body.notes]
@@ -230,7 +230,7 @@ def handshake_screen(body: HandshakeBenchmark, wide: bool) -> Part:
         f"handshakes of engines of {body.model} over two kvds; {body.cores} cores, load {body.load:.1f} at the"
         f" beginning, {span(body.seconds)} in all"
     )
-    return [head, "", Table(headers, rows, right=" ".join(set(headers) - {"RANKS", "CASE"}))]
+    return [head, "", TextTable(headers, rows, right=" ".join(set(headers) - {"RANKS", "CASE"}))]
 
 
 VIEWS = (View(Benchmark, benchmark_screen), View(HandshakeBenchmark, handshake_screen))

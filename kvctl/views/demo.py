@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, Count, Mode, RankName, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Part, Styled, Table
+from kvctl.views.screen import Cell, Part, Styled, TextTable
 from kvctl.views.topology.document import Topology
 from kvctl.views.topology.screen import topology_screen
 
@@ -63,7 +63,7 @@ def demo_screen(body: Demo, wide: bool) -> Part:
     headers += ["BYTES", "HANDSHAKE", "TRANSFER", "RATE", *(["COPIES", "SOURCES"] if wide else []), compared]
     rows = [_row(request, body, wide=wide) for request in body.requests]
     parts: list[Part] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
-    parts += [Table(headers, rows, right=NUMBERS), "", _verdict(body)]
+    parts += [TextTable(headers, rows, right=NUMBERS), "", _verdict(body)]
     parts += [
         Styled(f"{request.request}: {request.problem}", "red") for request in body.requests if request.problem
     ]

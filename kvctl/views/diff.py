@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Indented, Part, Styled, Table
+from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
 from kvctl.views.topology.flows import shape
 from kvd.topology.describe import EngineSummary
 from kvd.topology.findings import FAILED
@@ -65,7 +65,7 @@ def diff_screen(body: Diff, wide: bool) -> Part:
     ]
     if shown:
         rows: list[list[Cell]] = [[f.name, f.local, f.remote, _verdict(f), f.note or "-"] for f in shown]
-        parts += [Table(["FACTOR", "LOCAL", "REMOTE", "DIFFERENCE", "NOTE"], rows), ""]
+        parts += [TextTable(["FACTOR", "LOCAL", "REMOTE", "DIFFERENCE", "NOTE"], rows), ""]
     parts += [Indented(f"{f.name}: {FAILED[f.name][1]}") for f in shown if not f.ok and f.name in FAILED]
     return [*parts, _summary(body)]
 

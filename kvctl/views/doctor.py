@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Part, Styled, Table
+from kvctl.views.screen import Cell, Part, Styled, TextTable
 
 
 class Check(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ def doctor_screen(body: Doctor, wide: bool) -> Part:
         for check in body.checks
     ]
     parts: list[Part] = [
-        Table(["ABOUT", "STATE", *(["CODE"] if wide else []), "NOTE"], rows),
+        TextTable(["ABOUT", "STATE", *(["CODE"] if wide else []), "NOTE"], rows),
         "",
     ]
     parts += [

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
-from kvctl.views.screen import Cell, Indented, Part, Styled, Table
+from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
 
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
@@ -41,7 +41,7 @@ def drawn(screen: Part, settings: Settings) -> str:
 def _renderable(part: Part, width: int) -> RenderableType:
     if isinstance(part, str | Styled):
         return _text(part)
-    if isinstance(part, Table):
+    if isinstance(part, TextTable):
         return _columns(part, width) if part.headers else _pairs(part)
     if isinstance(part, Indented):
         return Padding(Text(part.text), (0, 0, 0, 2))
@@ -56,12 +56,12 @@ def _text(cell: Cell) -> Text:
     return Text(cell) if isinstance(cell, str) else Text(*cell)
 
 
-def _columns(table: Table, room: int) -> RichTable:
+def _columns(table: TextTable, room: int) -> Table:
     """Folds long columns to fit the terminal, and runs over the edge where even that is not enough.
 
     A table squeezed by force would lose columns and characters; one that runs over can be piped to ``less -S``.
     """
-    drawn = RichTable(box=None, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    drawn = Table(box=None, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
     rows = [[_text(cell) for cell in row] for row in table.rows]
     longest = [max((cell_len(h), *(row[at].cell_len for row in rows))) for at, h in enumerate(table.headers)]
     folding = [header in FOLDING for header in table.headers]
@@ -85,8 +85,8 @@ def _columns(table: Table, room: int) -> RichTable:
     return drawn
 
 
-def _pairs(table: Table) -> RichTable:
-    drawn = RichTable(box=None, show_edge=False, show_header=False, pad_edge=False, padding=(0, _GAP, 0, 0))
+def _pairs(table: TextTable) -> Table:
+    drawn = Table(box=None, show_edge=False, show_header=False, pad_edge=False, padding=(0, _GAP, 0, 0))
     drawn.add_column(style="bold", no_wrap=True)
     drawn.add_column(overflow="fold")
     for row in table.rows:

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import age
 from kvctl.cli.units import Count, RankName, Scalar, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Table, sizes, state
+from kvctl.views.screen import Cell, Part, TextTable, sizes, state
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.outcomes import OutcomeCount
 from kvd.wire.query import EngineRow
@@ -18,7 +18,7 @@ from kvd.wire.query import EngineRow
 Place = Literal["local", "peer"]
 
 
-class Engine(Struct, frozen=True, kw_only=True):
+class EngineDocument(Struct, frozen=True, kw_only=True):
     """One engine as the asked kvd sees it."""
 
     engine_id: str
@@ -50,7 +50,7 @@ class Engine(Struct, frozen=True, kw_only=True):
 class Engines(Struct, frozen=True, kw_only=True):
     """All engines that a kvd knows, local ones first."""
 
-    engines: tuple[Engine, ...]
+    engines: tuple[EngineDocument, ...]
 
 
 def endpoint_name(endpoint: Endpoint) -> str | None:
@@ -61,13 +61,13 @@ def endpoint_name(endpoint: Endpoint) -> str | None:
     return f"{host}:{endpoint.port}"
 
 
-def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> Engine:
+def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> EngineDocument:
     """The document of one row of kvd's answer, and how that engine's requests were served ``lately``."""
     facts = row.engine
     served: Counter[str] = Counter()
     for count in lately:
         served[count.outcome] += count.requests
-    return Engine(
+    return EngineDocument(
         engine_id=facts.engine_id,
         generation=row.generation,
         model=facts.model,
@@ -136,7 +136,7 @@ def engines_screen(body: Engines, wide: bool) -> Part:
         if reasons:
             row.append(engine.reason or "-")
         rows.append(row)
-    return Table(headers, rows, right="RANKS SINCE GROUPS LEASES")
+    return TextTable(headers, rows, right="RANKS SINCE GROUPS LEASES")
 
 
-VIEWS = (View(Engines, engines_screen, "engines", Engine),)
+VIEWS = (View(Engines, engines_screen, "engines", EngineDocument),)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, span
 from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Table, facts, state
+from kvctl.views.screen import Cell, Part, TextTable, facts, state
 from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
 State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
@@ -204,7 +204,7 @@ def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
 
 def cleared_orders_screen(body: ClearedOrders, _wide: bool) -> Part:
     """One order a line."""
-    return Table(["ORDER", "ENGINE"], [[order_id, body.engine_id] for order_id in body.order_ids])
+    return TextTable(["ORDER", "ENGINE"], [[order_id, body.engine_id] for order_id in body.order_ids])
 
 
 def _plan(body: ForcedMiss) -> Part:
@@ -213,7 +213,7 @@ def _plan(body: ForcedMiss) -> Part:
         [r.request_id, r.prefiller, str(r.tokens), _count(r.kept), _count(r.recomputed), r.cause or "-"]
         for r in body.requests
     ]
-    return Table(headers, rows, right="TOKENS KEEPS RECOMPUTES")
+    return TextTable(headers, rows, right="TOKENS KEEPS RECOMPUTES")
 
 
 def _timeline(body: ForcedMiss, wide: bool) -> Part:
@@ -228,7 +228,7 @@ def _timeline(body: ForcedMiss, wide: bool) -> Part:
         row += [_step(request, step) for step in STEPS]
         row += [_count(request.kept), _count(request.recomputed)]
         rows.append([*row, request.cause or "-"] if causes else row)
-    return Table(headers, rows, right=" ".join(headers[3:10]))
+    return TextTable(headers, rows, right=" ".join(headers[3:10]))
 
 
 def _who(body: ForcedMiss) -> str:

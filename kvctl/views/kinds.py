@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvctl.views.registry import View, views
-from kvctl.views.screen import Part, Table
+from kvctl.views.registry import View, kind_of, views
+from kvctl.views.screen import Part, TextTable
 
 
 class KindName(Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ def kinds_document() -> Kinds:
         kinds=tuple(
             KindName(
                 name=kind,
-                items=view.item.__name__ if view.item else None,
+                items=kind_of(view.item) if view.item else None,
                 summary=(view.struct.__doc__ or "").splitlines()[0],
             )
             for kind, view in views().items()
@@ -44,7 +44,7 @@ def kinds_screen(body: Kinds, wide: bool) -> Part:
     """One kind a line; what its items are when wide."""
     headers = ["KIND", *(["ITEMS"] if wide else []), "SUMMARY"]
     rows = [[kind.name, *([kind.items or "-"] if wide else []), kind.summary] for kind in body.kinds]
-    return Table(headers, rows)
+    return TextTable(headers, rows)
 
 
 VIEWS = (View(Kinds, kinds_screen, "kinds", KindName),)

@@ -39,7 +39,12 @@ class View(NamedTuple):
     @property
     def kind(self) -> str:
         """Its name."""
-        return self.struct.__name__
+        return kind_of(self.struct)
+
+
+def kind_of(struct: type[msgspec.Struct]) -> str:
+    """The kind of a struct: its name, without the ``Document`` that keeps it apart from what it is about."""
+    return struct.__name__.removesuffix("Document")
 
 
 def view_of(body: msgspec.Struct) -> View:
@@ -54,7 +59,7 @@ def views() -> dict[str, View]:
     """All views by kind, in the order of the alphabet; imports every module of views."""
     found = (view for name in _modules() for view in getattr(importlib.import_module(name), "VIEWS", ()))
     kinds = {view.kind: view for view in found}
-    items = {view.item.__name__: View(view.item) for view in kinds.values() if view.item}
+    items = {kind_of(view.item): View(view.item) for view in kinds.values() if view.item}
     return dict(sorted((items | kinds).items()))
 
 
@@ -67,7 +72,7 @@ def _modules() -> Iterator[str]:
 def wrapped(body: msgspec.Struct) -> dict[str, Any]:
     """The whole document as plain values: ``kind``, ``schema_version``, then the struct's fields."""
     return {
-        "kind": type(body).__name__,
+        "kind": kind_of(type(body)),
         "schema_version": SCHEMA_VERSION,
         **msgspec.to_builtins(body),
     }
@@ -84,7 +89,7 @@ def json_schema(name: str) -> dict[str, Any]:
     struct = views()[name].struct
     schema = msgspec.json.schema(struct)
     definitions = schema["$defs"]
-    root = definitions.pop(name)
+    root = definitions.pop(struct.__name__)
     head = {"kind": {"const": name}, "schema_version": {"const": SCHEMA_VERSION}}
     result = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

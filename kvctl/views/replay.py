@@ -11,7 +11,7 @@ from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.bars import Bar, page
 from kvctl.views.benchmark import Quantiles
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Table
+from kvctl.views.screen import Part, TextTable
 
 Stages = Annotated[dict[str, Quantiles], Meta(description="seconds in each stage, in order")]
 
@@ -83,7 +83,7 @@ STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
 def replay_screen(body: Replay, wide: bool) -> Part:
     """The record in the first line, then one way a line; below what dominates and which is fastest."""
     headers, rows = _table(body, wide)
-    table = Table(headers, rows, right=" ".join(headers[1:]))
+    table = TextTable(headers, rows, right=" ".join(headers[1:]))
     head, *rest = _words(body)
     return [head, "", table, "", *rest]
 

@@ -20,7 +20,7 @@ class Styled(NamedTuple):
 Cell = str | Styled
 
 
-class Table(NamedTuple):
+class TextTable(NamedTuple):
     """Cells in columns. ``right`` names, separated by spaces, the headers of the columns of numbers.
 
     Without headers the cells are names, shown bold, and values.
@@ -37,7 +37,7 @@ class Indented(NamedTuple):
     text: str
 
 
-Part = Cell | tuple[Cell, ...] | Table | Indented | Sequence["Part"] | Callable[[int], "Part"]
+Part = Cell | tuple[Cell, ...] | TextTable | Indented | Sequence["Part"] | Callable[[int], "Part"]
 """A line; the pieces of one as a tuple; a table; a list of parts, one below the other; a function of the width."""
 
 STATE_STYLES = {
@@ -54,9 +54,9 @@ def state(name: str) -> Styled:
     return Styled(name, STATE_STYLES.get(name, ""))
 
 
-def facts(*rows: tuple[str, Cell]) -> Table:
+def facts(*rows: tuple[str, Cell]) -> TextTable:
     """Names and values, one a line."""
-    return Table((), rows)
+    return TextTable((), rows)
 
 
 def sizes(**sizes: int) -> str:

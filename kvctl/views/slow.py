@@ -11,7 +11,7 @@ from kvctl.cli.units import Count, Time
 from kvctl.ledger.slow_findings import SlowFinding, find
 from kvctl.ledger.slow_pairs import SlowPair, by_pair, slow_pair
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Indented, Part, Styled, Table
+from kvctl.views.screen import Indented, Part, Styled, TextTable
 from kvd.wire.transfer import TransferList
 
 
@@ -87,7 +87,7 @@ def _table(body: Slow, wide: bool) -> Part:
         if wide:
             row += [str(pair.retried), str(pair.descriptors_p50), size(pair.bytes_per_descriptor)]
         rows.append(row)
-    return Table(headers, rows, right="TRANSFERS MISSES P50 P99 RATE RETRIED COPIES BYTES/COPY")
+    return TextTable(headers, rows, right="TRANSFERS MISSES P50 P99 RATE RETRIED COPIES BYTES/COPY")
 
 
 def _spent(pair: SlowPair) -> str:
@@ -109,7 +109,7 @@ def _stages(body: Slow) -> Part:
         for pair in body.pairs
         for stage in pair.stages
     ]
-    return Table(["FROM", "TO", "STAGE", "SHARE", "P50", "P99"], rows, right="SHARE P50 P99")
+    return TextTable(["FROM", "TO", "STAGE", "SHARE", "P50", "P99"], rows, right="SHARE P50 P99")
 
 
 VIEWS = (View(Slow, slow_screen, "pairs", SlowPair),)

@@ -10,7 +10,7 @@ from kvctl.cli.numbers import age, span
 from kvctl.cli.units import Count, Seconds, Time
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Styled, Table, facts, state
+from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, state
 from kvd.wire import query
 
 
@@ -88,13 +88,13 @@ def status_screen(body: Status, wide: bool) -> Part:
             [peer.endpoint or "-", peer.kvd_id or "-", state(peer.state), span(peer.rtt), age(peer.since)]
             for peer in body.peers
         ]
-        parts += ["", Table(["PEER", "KVD", "STATE", "RTT", "SINCE"], rows, right="RTT SINCE")]
+        parts += ["", TextTable(["PEER", "KVD", "STATE", "RTT", "SINCE"], rows, right="RTT SINCE")]
     if body.gauges:
         gauges = [[name, f"{value:g}"] for name, value in sorted(body.gauges.items())]
-        parts += ["", Table(["GAUGE", "NOW"], gauges, right="NOW")]
+        parts += ["", TextTable(["GAUGE", "NOW"], gauges, right="NOW")]
     counters = [[name, str(count)] for name, count in sorted(body.counters.items()) if count or wide]
     if counters:
-        parts += ["", Table(["COUNTER", "TOTAL"], counters, right="TOTAL")]
+        parts += ["", TextTable(["COUNTER", "TOTAL"], counters, right="TOTAL")]
     return parts
 
 

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Part, Table, facts, sizes
+from kvctl.views.screen import Part, TextTable, facts, sizes
 
 if TYPE_CHECKING:
     from kvd.trace import model
@@ -178,7 +178,7 @@ def trace_screen(body: Trace, wide: bool) -> Part:
             f"{body.transfers} of {body.requests} requests" + (", ids hashed" if body.hashed else ""),
         ),
     )
-    engines = Table(
+    engines = TextTable(
         ["ENGINE", "MODEL", "SHAPE", "WORKERS", "BLOCKS", "MEMORY", *(["GENERATION"] if wide else [])],
         [
             [
@@ -194,7 +194,7 @@ def trace_screen(body: Trace, wide: bool) -> Part:
         ],
         right="WORKERS BLOCKS MEMORY",
     )
-    pairs = Table(
+    pairs = TextTable(
         ["FROM", "TO", "BACKEND", "MODE", "TRANSFERS", "MISSES", "REPLAYABLE", "BYTES", "TIME", "BLOCKS/RUN"],
         [
             [
@@ -223,7 +223,7 @@ def traces_screen(body: Traces, wide: bool) -> Part:
         [trace.name, size(trace.bytes), clock(trace.imported), *([trace.path] if wide else [])]
         for trace in body.traces
     ]
-    return Table(headers, rows, right="SIZE")
+    return TextTable(headers, rows, right="SIZE")
 
 
 VIEWS = (View(Trace, trace_screen), View(Traces, traces_screen, "traces", KeptTrace))

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Table
+from kvctl.views.screen import Part, TextTable
 
 Run = Literal["reuse", "before", "flight", "layers"]
 Reference = Literal["reuse", "recompute"]
@@ -86,7 +86,7 @@ def verification_screen(body: Verification, wide: bool) -> Part:
         row = [str(run.prompt), str(run.prompt_tokens), run.run, run.load, ", ".join(run.equals) or "-"]
         row += [_difference(run), recovery]
         rows.append(row + ([run.request_id, run.cause or "-"] if wide else []))
-    return [Table(headers, rows, right="PROMPT TOKENS RECOVERY"), "", *_verdict(body)]
+    return [TextTable(headers, rows, right="PROMPT TOKENS RECOVERY"), "", *_verdict(body)]
 
 
 def _difference(run: VerifiedRun) -> str:

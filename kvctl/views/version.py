@@ -10,7 +10,7 @@ from kvctl.views.registry import View
 from kvctl.views.screen import Part, facts
 
 
-class Daemon(Struct, frozen=True, kw_only=True):
+class AnsweringKvd(Struct, frozen=True, kw_only=True):
     """The kvd that answered."""
 
     version: str
@@ -24,7 +24,7 @@ class Version(Struct, frozen=True, kw_only=True):
     kvctl: str
     python: str
     wire_version: Annotated[int, Meta(description="version of the wire that this kvctl speaks")]
-    daemon: Annotated[Daemon | None, Meta(description="null when no kvd answered")]
+    daemon: Annotated[AnsweringKvd | None, Meta(description="null when no kvd answered")]
 
 
 def version_screen(body: Version, wide: bool) -> Part:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import age, size, span
 from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Table, state
+from kvctl.views.screen import Cell, Part, TextTable, state
 from kvd.wire.query import WorkerRow
 
 
@@ -78,7 +78,7 @@ def workers_screen(body: Workers, wide: bool) -> Part:
         if reasons:
             row.append(worker.reason or "-")
         rows.append(row)
-    return Table(headers, rows, right="PID HEARD MEMORY REGIONS REGISTERED")
+    return TextTable(headers, rows, right="PID HEARD MEMORY REGIONS REGISTERED")
 
 
 VIEWS = (View(Workers, workers_screen, "workers", Worker),)

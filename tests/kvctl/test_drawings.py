@@ -75,7 +75,7 @@ def test_a_pair_that_does_not_fit_says_so(run: Run, form: str) -> None:
 
 
 def test_names_cannot_break_out_of_a_drawing() -> None:
-    from kvctl.views.topology.document import Pair, Topology
+    from kvctl.views.topology.document import PairDocument, Topology
     from kvctl.views.topology.dot import topology_dot
     from kvctl.views.topology.mermaid import topology_mermaid
     from kvctl.views.topology.svg import topology_svg
@@ -85,7 +85,11 @@ def test_names_cannot_break_out_of_a_drawing() -> None:
         engine_id='a"<b>\\#', generation="", model="m&m", tp=1, pp=1, dcp=1, block_sizes=(16,)
     )
     body = Topology(
-        pairs=(Pair(local=end, remote=end, compatible=True, factors=(), groups=(), reads=(), findings=()),)
+        pairs=(
+            PairDocument(
+                local=end, remote=end, compatible=True, factors=(), groups=(), reads=(), findings=()
+            ),
+        )
     )
     ET.fromstring(topology_svg(body))  # noqa: S314
     assert 'label="a\\"<b>\\\\# sends' in topology_dot(body)

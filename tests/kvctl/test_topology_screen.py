@@ -8,7 +8,7 @@ import pytest
 
 from kvctl.cli.settings import Settings
 from kvctl.views.output import text_of
-from kvctl.views.topology.document import Pair, PairFactor, Topology
+from kvctl.views.topology.document import PairDocument, PairFactor, Topology
 from kvd.topology.describe import EngineSummary, GroupSummary, ReadSummary
 from kvd.topology.findings import Finding
 
@@ -24,7 +24,7 @@ def end(name: str, tp: int, pp: int = 1, blocks: Sequence[int] = (16,)) -> Engin
     )
 
 
-def pair(reads: Sequence[ReadSummary], groups: Sequence[GroupSummary], **changes: object) -> Pair:
+def pair(reads: Sequence[ReadSummary], groups: Sequence[GroupSummary], **changes: object) -> PairDocument:
     values: dict[str, object] = {
         "local": end("decode-0", 2),
         "remote": end("prefill-0", 4),
@@ -34,7 +34,7 @@ def pair(reads: Sequence[ReadSummary], groups: Sequence[GroupSummary], **changes
         "reads": tuple(reads),
         "findings": (),
     }
-    return Pair(**(values | changes))  # type: ignore[arg-type]
+    return PairDocument(**(values | changes))  # type: ignore[arg-type]
 
 
 FULL = GroupSummary(
@@ -67,7 +67,7 @@ SPLIT = pair(
 )
 
 
-def drawn(*pairs: Pair, wide: bool = False) -> str:
+def drawn(*pairs: PairDocument, wide: bool = False) -> str:
     return text_of(Topology(pairs=pairs), Settings(output="wide" if wide else "table"))
 
 

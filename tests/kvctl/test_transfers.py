@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvctl.views.slow import slow_document
-from kvctl.views.transfers.document import Transfer, transfer_document
+from kvctl.views.transfers.document import TransferDocument, transfer_document
 from kvctl.views.transfers.whole import placed, timeline
 from kvd.wire.transfer import ChecksumResult, LedgerRow, ListTransfers, TransferList
 from tests.kvctl.conftest import ledger_row
@@ -117,7 +117,7 @@ def test_all_workers_of_the_newest_attempt_are_its_parts(run: Run, daemon: FakeD
 
 
 def stages_of(**changes: object) -> list[tuple[str, float, float]]:
-    part: Transfer = transfer_document(ledger_row(1, **changes))
+    part: TransferDocument = transfer_document(ledger_row(1, **changes))
     return [(name, round(begin, 6), length) for name, begin, length in placed(part)]
 
 

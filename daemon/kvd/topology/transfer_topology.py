@@ -275,9 +275,9 @@ class TransferTopology:
         """Factor by factor, whether the two engines fit."""
         return compare(self.local, self.engine_info(engine_id))
 
-    def describe(self, engine_id: str) -> PairDescription:
-        """Everything to know about reading from the engine, for all workers of this one."""
-        return describe(self.local, self.engine_info(engine_id))
+    def describe(self, engine_id: str, *, tokens: int | None = None) -> PairDescription:
+        """Everything to know about reading from the engine, for all workers of this one. See `describe`."""
+        return describe(self.local, self.engine_info(engine_id), tokens=tokens)
 
     def describe_line(self, engine_id: str) -> str:
         """What this worker reads from the engine, in one line (`RemoteEngine.describe_line`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvctl.views.registry import View
-from kvctl.views.topology.document import Pair, Topology
+from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.dot import topology_dot
 from kvctl.views.topology.mermaid import topology_mermaid
 from kvctl.views.topology.screen import topology_screen
@@ -14,7 +14,7 @@ VIEWS = (
         Topology,
         topology_screen,
         "pairs",
-        Pair,
+        PairDocument,
         {"dot": topology_dot, "mermaid": topology_mermaid, "svg": topology_svg},
     ),
 )

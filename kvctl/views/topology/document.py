@@ -50,7 +50,7 @@ class RequestDocument(Struct, frozen=True, kw_only=True):
     ]
 
 
-class Pair(Struct, frozen=True, kw_only=True):
+class PairDocument(Struct, frozen=True, kw_only=True):
     """One engine (local) that reads from another (remote)."""
 
     local: EngineSummary
@@ -69,12 +69,12 @@ class Pair(Struct, frozen=True, kw_only=True):
 class Topology(Struct, frozen=True, kw_only=True):
     """Who reads which bytes from whom, pair by pair."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[PairDocument, ...]
 
 
-def pair_document(pair: PairDescription, bandwidth: float | None = None) -> Pair:
+def pair_document(pair: PairDescription, bandwidth: float | None = None) -> PairDocument:
     """The document of one described pair; ``bandwidth`` of each rank's link is in bytes per second."""
-    return Pair(
+    return PairDocument(
         local=pair.local,
         remote=pair.remote,
         compatible=pair.compatible,

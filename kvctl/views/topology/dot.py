@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvctl.cli.numbers import size
-from kvctl.views.topology.document import Pair, Topology
+from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, shape
 from kvd.topology.describe import EngineSummary
 
@@ -21,7 +21,7 @@ def topology_dot(body: Topology) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _pair(number: int, pair: Pair) -> list[str]:
+def _pair(number: int, pair: PairDocument) -> list[str]:
     found = flows(pair)
     most = max((flow.bytes for flow in found), default=1) or 1
     lines = [
@@ -48,7 +48,7 @@ def _cluster(number: int, side: str, engine: EngineSummary, verb: str) -> list[s
     ]
 
 
-def _edge(number: int, pair: Pair, flow: Flow, most: int) -> str:
+def _edge(number: int, pair: PairDocument, flow: Flow, most: int) -> str:
     label = f"{size(flow.bytes)} {partial_groups(pair, flow)}".rstrip()
     return (
         f"  {_id(number, 'remote', flow.remote)} -> {_id(number, 'local', flow.local)}"

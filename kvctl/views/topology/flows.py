@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvctl.views.topology.document import Pair
+from kvctl.views.topology.document import PairDocument
 from kvd.topology.describe import EngineSummary
 
 
@@ -21,7 +21,7 @@ class Flow:
     groups: tuple[int, ...]
 
 
-def flows(pair: Pair) -> tuple[Flow, ...]:
+def flows(pair: PairDocument) -> tuple[Flow, ...]:
     """Every flow, in the order of the ranks."""
     groups: dict[tuple[str, str], set[int]] = {}
     block: dict[tuple[str, str], int] = {}
@@ -37,7 +37,7 @@ def flows(pair: Pair) -> tuple[Flow, ...]:
     )
 
 
-def partial_groups(pair: Pair, flow: Flow) -> str:
+def partial_groups(pair: PairDocument, flow: Flow) -> str:
     """``g0g2`` where a flow takes part in some groups only; empty where it is all of them."""
     if len(flow.groups) == len({read.group for read in pair.reads}):
         return ""

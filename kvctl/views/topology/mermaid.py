@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvctl.cli.numbers import size
-from kvctl.views.topology.document import Pair, Topology
+from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import flows, partial_groups, rank_names, shape
 from kvd.topology.describe import EngineSummary
 
@@ -16,7 +16,7 @@ def topology_mermaid(body: Topology) -> str:
     return "\n".join([*lines, ""])
 
 
-def _pair(number: int, pair: Pair) -> list[str]:
+def _pair(number: int, pair: PairDocument) -> list[str]:
     sources, readers = f"p{number}s", f"p{number}r"
     lines = [*_subgraph(sources, pair.remote, "sends"), *_subgraph(readers, pair.local, "reads")]
     for flow in flows(pair):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.screen import Cell, Indented, Part, Styled, Table, spaced
-from kvctl.views.topology.document import Pair, RequestDocument, Topology
+from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable, spaced
+from kvctl.views.topology.document import PairDocument, RequestDocument, Topology
 from kvctl.views.topology.flows import flows, partial_groups, rank_order, shape
 
 NOTHING = "."
@@ -23,7 +23,7 @@ def topology_screen(body: Topology, wide: bool) -> Part:
     return parts[:-1]
 
 
-def _pair(pair: Pair, wide: bool) -> Part:
+def _pair(pair: PairDocument, wide: bool) -> Part:
     parts: list[Part] = [_header(pair)]
     if pair.reads:
         matrix = Matrix(pair)
@@ -46,7 +46,7 @@ def _pair(pair: Pair, wide: bool) -> Part:
             ]
             for f in factors
         ]
-        parts += ["", Table(["FACTOR", "LOCAL", "REMOTE", "OK", "NOTE"], rows)]
+        parts += ["", TextTable(["FACTOR", "LOCAL", "REMOTE", "OK", "NOTE"], rows)]
     if wide and pair.reads:
         parts += ["", _reads(pair)]
     for finding in pair.findings:
@@ -61,7 +61,7 @@ def _pair(pair: Pair, wide: bool) -> Part:
     return parts
 
 
-def _header(pair: Pair) -> Part:
+def _header(pair: PairDocument) -> Part:
     models = dict.fromkeys((pair.local.model, pair.remote.model))
     return (
         Styled(pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
@@ -71,12 +71,12 @@ def _header(pair: Pair) -> Part:
     )  # fmt: skip
 
 
-def _groups(pair: Pair) -> Part:
+def _groups(pair: PairDocument) -> Part:
     rows = [
         [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size or "state"), size(g.bytes_per_block)]
         for g in pair.groups
     ]
-    return Table(
+    return TextTable(
         ["GROUP", "KIND", "LAYERS", "TOKENS/BLOCK", "BYTES/BLOCK"],
         rows,
         right="LAYERS TOKENS/BLOCK BYTES/BLOCK",
@@ -98,10 +98,10 @@ def _request(request: RequestDocument) -> Part:
     if request.seconds is not None:
         headers.append("TIME")
         row.append(f"{span(request.seconds)} at {rate(request.bandwidth)} a rank")
-    return Table(headers, [row], right="BYTES COPIES COALESCED")
+    return TextTable(headers, [row], right="BYTES COPIES COALESCED")
 
 
-def _reads(pair: Pair) -> Part:
+def _reads(pair: PairDocument) -> Part:
     rows = [
         [
             r.local_rank,
@@ -115,7 +115,7 @@ def _reads(pair: Pair) -> Part:
         for r in pair.reads
     ]
     headers = ["READER", "SOURCE", "GROUP", "HEADS", "LAYERS", "BYTES/BLOCK", "COPIES/BLOCK"]
-    return Table(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
+    return TextTable(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
 
 
 class Matrix:
@@ -125,7 +125,7 @@ class Matrix:
     one sends.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: PairDocument) -> None:
         found = flows(pair)
         self.rows = sorted({flow.local for flow in found}, key=rank_order)
         self.columns = sorted({flow.remote for flow in found}, key=rank_order)
@@ -146,7 +146,7 @@ class Matrix:
         left = max(len(row) for row in self.rows) + 2
         fitting = max(1, (width - left) // widest)
         return spaced(
-            Table(
+            TextTable(
                 ["", *columns],
                 [[row, *(self.cells.get((row, column), NOTHING) for column in columns)] for row in self.rows],
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from kvctl.cli.numbers import rate, size, span
-from kvctl.views.topology.document import Pair, Topology
+from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, rank_order, shape
 from kvd.topology.describe import EngineSummary
 
@@ -66,7 +66,7 @@ def topology_svg(body: Topology) -> str:
     )
 
 
-def _pair(pair: Pair, top: int) -> tuple[list[str], int]:
+def _pair(pair: PairDocument, top: int) -> tuple[list[str], int]:
     """The drawing of a pair whose first pixel row is ``top``, and its height."""
     found = flows(pair)
     by_source, by_reader = _neighbours(found)
@@ -90,7 +90,7 @@ def _pair(pair: Pair, top: int) -> tuple[list[str], int]:
     return parts, HEAD + tallest + 24 + 17 * len(notes)
 
 
-def _head(pair: Pair, top: int) -> list[str]:
+def _head(pair: PairDocument, top: int) -> list[str]:
     fits = ("compatible", "good") if pair.compatible else ("NOT compatible", "bad")
     title = f"{pair.local.engine_id} reads from {pair.remote.engine_id}"
     # A title in a large bold face is about 10 pixels a character.
@@ -107,7 +107,7 @@ def _head(pair: Pair, top: int) -> list[str]:
     ]
 
 
-def _cost(pair: Pair) -> str:
+def _cost(pair: PairDocument) -> str:
     request = pair.request
     if request is None:
         return ""
@@ -167,7 +167,7 @@ def _boxes(nodes: dict[str, Node], load: dict[str, int], verb: str) -> list[str]
 
 
 def _curves(
-    pair: Pair, found: tuple[Flow, ...], sources: dict[str, Node], readers: dict[str, Node]
+    pair: PairDocument, found: tuple[Flow, ...], sources: dict[str, Node], readers: dict[str, Node]
 ) -> list[str]:
     most = max((flow.bytes for flow in found), default=1) or 1
     order = {name: i for i, name in enumerate(sources)}
@@ -186,7 +186,7 @@ def _curves(
     return curves + (labels if len(labels) <= LABELS else [])
 
 
-def _notes(pair: Pair) -> list[tuple[int, str, str]]:
+def _notes(pair: PairDocument) -> list[tuple[int, str, str]]:
     """The legend and the findings: lines of text, each with its indent in pixels and its class."""
     what = "of the request" if pair.request else "of one block of each group"
     notes = []

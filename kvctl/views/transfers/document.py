@@ -10,11 +10,11 @@ from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.ledger.statistics import moving
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Table, state
+from kvctl.views.screen import Cell, Part, TextTable, state
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
-class Share(Struct, frozen=True, kw_only=True):
+class TransferShare(Struct, frozen=True, kw_only=True):
     """What a transfer moved of one KV cache group."""
 
     group: Count
@@ -23,8 +23,8 @@ class Share(Struct, frozen=True, kw_only=True):
     bytes: Bytes
 
 
-class Blocks(Struct, frozen=True, kw_only=True):
-    """Blocks of one KV cache group."""
+class TransferBlocks(Struct, frozen=True, kw_only=True):
+    """TransferBlocks of one KV cache group."""
 
     group: Count
     first: Annotated[Count, Meta(description="number in the request of the block that the first id holds")]
@@ -52,7 +52,7 @@ class Checksum(Struct, frozen=True, kw_only=True):
     groups: tuple[ChecksumOfGroup, ...]
 
 
-class Transfer(Struct, frozen=True, kw_only=True):
+class TransferDocument(Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV, as it stands in the ledger."""
 
     seq: Annotated[int, Meta(description="number in the ledger, growing")]
@@ -83,7 +83,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     bytes: Bytes
     descriptors: Count
     coalesced_descriptors: Count
-    groups: tuple[Share, ...]
+    groups: tuple[TransferShare, ...]
     stages: Annotated[dict[str, Seconds], Meta(description="seconds in each stage, in order")]
     moments: Annotated[
         dict[str, float],
@@ -91,9 +91,9 @@ class Transfer(Struct, frozen=True, kw_only=True):
     ]
     attempts: Annotated[Count, Meta(description="lanes that were tried, or announcements of a push")]
     local_generation: Annotated[str, Meta(description="empty where it is not known")]
-    local_blocks: Annotated[tuple[Blocks, ...], Meta(description="filled by kvctl transfer only")]
+    local_blocks: Annotated[tuple[TransferBlocks, ...], Meta(description="filled by kvctl transfer only")]
     remote_blocks: Annotated[
-        tuple[Blocks, ...], Meta(description="the same; empty of a push, which never learns them")
+        tuple[TransferBlocks, ...], Meta(description="the same; empty of a push, which never learns them")
     ]
     blocks_cut: Annotated[bool, Meta(description="there were more runs of blocks than the ledger keeps")]
     checksum: Checksum
@@ -103,13 +103,13 @@ class Transfers(Struct, frozen=True, kw_only=True):
     """The transfers that match, newest first where no other order was asked for."""
 
     total: Annotated[int, Meta(ge=0, description="transfers in the ledger, matching or not")]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[TransferDocument, ...]
 
 
-def transfer_document(row: LedgerRow) -> Transfer:
+def transfer_document(row: LedgerRow) -> TransferDocument:
     """The document of one row of the ledger."""
     record = row.record
-    return Transfer(
+    return TransferDocument(
         seq=row.seq,
         transfer_id=record.transfer_id,
         request_id=record.request_id,
@@ -132,7 +132,7 @@ def transfer_document(row: LedgerRow) -> Transfer:
         descriptors=record.descriptors,
         coalesced_descriptors=record.coalesced_descriptors,
         groups=tuple(
-            Share(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
+            TransferShare(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
         ),
         stages=record.stages,
         moments=record.moments,
@@ -153,8 +153,8 @@ def transfer_document(row: LedgerRow) -> Transfer:
     )
 
 
-def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[Blocks, ...]:
-    return tuple(Blocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)
+def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
+    return tuple(TransferBlocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)
 
 
 def transfers_screen(body: Transfers, wide: bool) -> Part:
@@ -191,10 +191,10 @@ def transfers_screen(body: Transfers, wide: bool) -> Part:
         if causes:
             row += [transfer.code or "-", transfer.cause or "-"]
         rows.append(row)
-    return Table(headers, rows, right="BYTES TIME RATE SEQ TOKENS COPIES")
+    return TextTable(headers, rows, right="BYTES TIME RATE SEQ TOKENS COPIES")
 
 
-def stages(transfer: Transfer) -> str:
+def stages(transfer: TransferDocument) -> str:
     """``queued 1.20 ms, wire 8.00 ms``: the stages that took any time, in order."""
     return (
         ", ".join(f"{name} {span(seconds)}" for name, seconds in transfer.stages.items() if seconds > 0)
@@ -202,4 +202,4 @@ def stages(transfer: Transfer) -> str:
     )
 
 
-VIEWS = (View(Transfers, transfers_screen, "transfers", Transfer),)
+VIEWS = (View(Transfers, transfers_screen, "transfers", TransferDocument),)

@@ -11,7 +11,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.ledger.statistics import moving, quantile
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Table
+from kvctl.views.screen import Part, TextTable
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
 
 GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
@@ -97,7 +97,7 @@ def transfer_groups_screen(body: TransferGroups, wide: bool) -> Part:  # noqa: A
         ]
         for group in body.groups
     ]
-    table = Table(headers, rows, right="TRANSFERS MISSES BYTES P50 P99 RATE")
+    table = TextTable(headers, rows, right="TRANSFERS MISSES BYTES P50 P99 RATE")
     if not body.more:
         return table
     return [table, "", f"the newest {body.counted} of {body.total}; --last looks at more"]

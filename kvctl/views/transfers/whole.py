@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Styled, Table, facts, spaced, state
-from kvctl.views.transfers.document import Blocks, Transfer, transfer_document
+from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, spaced, state
+from kvctl.views.transfers.document import TransferBlocks, TransferDocument, transfer_document
 from kvd.wire.transfer import LedgerRow, TransferRecord, TransferState
 
 
@@ -33,7 +33,7 @@ class WholeTransfer(Struct, frozen=True, kw_only=True):
     seconds: Annotated[Seconds, Meta(description="from the scheduler's claim to the last worker's end")]
     tokens: Count
     bytes: Bytes
-    parts: Annotated[tuple[Transfer, ...], Meta(description="one for each worker, by rank")]
+    parts: Annotated[tuple[TransferDocument, ...], Meta(description="one for each worker, by rank")]
 
 
 def whole_transfer(newest: LedgerRow, rows: Iterable[LedgerRow]) -> WholeTransfer:
@@ -117,7 +117,7 @@ def whole_transfer_screen(body: WholeTransfer, wide: bool) -> Part:
     return spaced([*parts, _blocks(body.parts)] if wide else parts)
 
 
-def timeline(parts: tuple[Transfer, ...], room: int) -> Part:
+def timeline(parts: tuple[TransferDocument, ...], room: int) -> Part:
     """Each stage of each worker as a bar, from the first one's begin to the last one's end, in ``room`` columns."""
     bars = [
         (part.local_rank, name, part.started.timestamp() + begin, seconds)
@@ -148,7 +148,7 @@ def timeline(parts: tuple[Transfer, ...], room: int) -> Part:
     return [*lines, f"{'':<{ranks + names + 4}}0{span(whole):>{axis}}"]
 
 
-def placed(part: Transfer) -> Iterator[tuple[str, float, float]]:
+def placed(part: TransferDocument) -> Iterator[tuple[str, float, float]]:
     """The stages that took any time: name, begin in seconds after ``started``, length; placed by what is known."""
     cursor = -part.stages.get("queued", 0.0)
     if "handshake" not in part.moments and part.moments:
@@ -168,12 +168,12 @@ def placed(part: Transfer) -> Iterator[tuple[str, float, float]]:
         cursor = begin + seconds
 
 
-def _early(part: Transfer, name: str) -> int:
+def _early(part: TransferDocument, name: str) -> int:
     """A handshake that the scheduler waited for comes before the claim, and so before the queue."""
     return 0 if name == "handshake" and part.moments and "handshake" not in part.moments else 1
 
 
-def _begin_name(part: Transfer, name: str) -> str:
+def _begin_name(part: TransferDocument, name: str) -> str:
     return "first" if part.mode == "push" and name == "wire" else BEGINS.get(name, "")
 
 
@@ -181,7 +181,7 @@ def _generations(body: WholeTransfer) -> tuple[str, str]:
     return body.remote_generation, body.local_generation
 
 
-def _figures(parts: tuple[Transfer, ...]) -> Part:
+def _figures(parts: tuple[TransferDocument, ...]) -> Part:
     headers = ["RANK", "READS", "STATE", "BACKEND", "BYTES", "RATE", "COPIES", "BLOCKS", "TRIES", "CAUSE"]
     rows: list[list[Cell]] = [
         [
@@ -198,10 +198,10 @@ def _figures(parts: tuple[Transfer, ...]) -> Part:
         ]
         for part in parts
     ]
-    return Table(headers, rows, right="BYTES RATE COPIES TRIES")
+    return TextTable(headers, rows, right="BYTES RATE COPIES TRIES")
 
 
-def _checksums(parts: tuple[Transfer, ...]) -> Part:
+def _checksums(parts: tuple[TransferDocument, ...]) -> Part:
     """What was compared with the prefiller's sums, group by group, or why nothing was."""
     rows: list[list[Cell]] = []
     for part in parts:
@@ -213,20 +213,20 @@ def _checksums(parts: tuple[Transfer, ...]) -> Part:
             rows.append([part.local_rank, what, f"g{group.group}", layers, time, group.differs or "-"])
         if found.state and not found.groups:
             rows.append([part.local_rank, found.state, "-", "-", time, found.why or "-"])
-    return Table(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, right="LAYERS TIME")
+    return TextTable(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, right="LAYERS TIME")
 
 
-def _blocks(parts: tuple[Transfer, ...]) -> Part:
+def _blocks(parts: tuple[TransferDocument, ...]) -> Part:
     rows = [
         [part.local_rank, side, f"g{blocks.group}", str(blocks.first), _runs(blocks)]
         for part in parts
         for side, lists in (("local", part.local_blocks), ("remote", part.remote_blocks))
         for blocks in lists
     ]
-    return Table(["RANK", "SIDE", "GROUP", "FIRST", "IDS"], rows, right="FIRST")
+    return TextTable(["RANK", "SIDE", "GROUP", "FIRST", "IDS"], rows, right="FIRST")
 
 
-def _runs(blocks: Blocks) -> str:
+def _runs(blocks: TransferBlocks) -> str:
     return " ".join(
         str(start) if count == 1 else f"{start}-{start + count - 1}" for start, count in blocks.runs
     )
