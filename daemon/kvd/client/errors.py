@@ -5,6 +5,7 @@ ClientError             message, hint
 │   └── NotPermitted    this user may not use the socket
 ├── TimedOut            kvd is there, but no answer came within the time given
 ├── RefusedByDaemon     kvd said no: code, message, hint and factors as it sent them
+├── Unencodable         the message itself cannot be put on the wire: nothing was sent
 └── ProtocolError       what came back is not an answer to what was asked
 """
 
@@ -40,6 +41,12 @@ class TimedOut(ClientError):
     """No answer within the time given."""
 
     code = "KVD-TIMEOUT"
+
+
+class Unencodable(ClientError):
+    """The message holds what the wire cannot carry, or could not be made: it was not sent."""
+
+    code = "KVD-UNENCODABLE"
 
 
 class ProtocolError(ClientError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, runtime_dir
 from kvd.wire.reply import Refused
 
 MAX_MESSAGE_BYTES = 64 << 20
+PROBE_SECONDS = 2.0
+"""How long the system may take to say whether anybody listens on a socket."""
 START_HINT = "see `systemctl status kvd`, or start one with `kvd --config /etc/kvd/kvd.yaml`"
 
 _EVENT = msgspec.msgpack.Decoder(KvdEvent)
@@ -38,8 +41,19 @@ class Operator:
         self.timeout = timeout
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.DEALER)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED)
         self._socket.connect(f"ipc://{directory / SOCKET_NAME}")
         self._ids = itertools.count(1)
+
+    def check_connected(self) -> None:
+        """Raise `Unreachable`, with the cause, where the first attempt to connect fails."""
+        # A probe of its own would leave a connection without a handshake in kvd's counters, each time.
+        tried = self._monitor.poll(int(1000 * PROBE_SECONDS))
+        if (
+            not tried
+            or int.from_bytes(self._monitor.recv_multipart()[0][:2], sys.byteorder) != zmq.EVENT_CONNECTED
+        ):
+            check_listening(self.directory / SOCKET_NAME)
 
     def ask(self, message: Message, timeout: float | None = None) -> Message:
         """Send ``message`` and wait for its answer, at most ``timeout`` seconds.
@@ -109,8 +123,13 @@ def connect(where: str | Path | None = None, timeout: float = 5.0) -> Operator:
     directory = runtime_dir(text)
     if directory.name == SOCKET_NAME:
         directory = directory.parent
-    check_listening(directory / SOCKET_NAME)
-    return Operator(directory, timeout)
+    operator = Operator(directory, timeout)
+    try:
+        operator.check_connected()
+    except Unreachable:
+        operator.close()
+        raise
+    return operator
 
 
 def check_listening(path: Path) -> None:
@@ -119,7 +138,7 @@ def check_listening(path: Path) -> None:
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise Unreachable(f"{path} is no socket", hint="give the runtime directory of a kvd")
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(2.0)
+            probe.settimeout(PROBE_SECONDS)
             probe.connect(str(path))
     except FileNotFoundError:
         raise Unreachable(f"no kvd here: {path} does not exist", hint=START_HINT) from None
@@ -166,16 +185,16 @@ def _events(
     poller = zmq.Poller()
     poller.register(subscriber, zmq.POLLIN)
     poller.register(monitor, zmq.POLLIN)
-    heard = time.monotonic()
+    last_event = time.monotonic()
     with subscriber, monitor:
         while True:
-            left = None if timeout is None else heard + timeout - time.monotonic()
+            left = None if timeout is None else last_event + timeout - time.monotonic()
             if left is not None and left <= 0:
                 return
             ready = dict(poller.poll(None if left is None else max(1, int(left * 1000))))
             # Events that came before the connection was lost are still there and come first.
             if subscriber in ready:
-                heard = time.monotonic()
+                last_event = time.monotonic()
                 yield _event(subscriber.recv_multipart()[-1])
             elif monitor in ready:
                 change = parse_monitor_message(monitor.recv_multipart())["event"]

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvd.client.errors import ClientError, TimedOut
-from kvd.client.session_thread import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState, SessionThread
+from kvd.client.mailbox import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState
+from kvd.client.session_thread import SessionThread
 from kvd.wire.frame import Message
 from kvd.wire.names import runtime_dir, socket_address
 
@@ -46,7 +47,7 @@ class KvdSession:
         directory: str | Path | None = None,
         name: str = "kvd-session",
     ) -> None:
-        self._shared = Mailbox(
+        self._mailbox = Mailbox(
             address=socket_address(runtime_dir(None if directory is None else str(directory))),
             name=name,
             card=card,
@@ -60,21 +61,21 @@ class KvdSession:
     @property
     def counters(self) -> Counter[str]:
         """What happened so far, by name: ``dropped``, ``connections``, ``errors`` ... Only ever grows."""
-        return self._shared.counters
+        return self._mailbox.counters
 
     @property
     def state(self) -> SessionState:
         """The newest state: an immutable value, read without a lock."""
-        return self._shared.state
+        return self._mailbox.state
 
     def wait(self, until: Callable[[SessionState], bool], timeout: float) -> SessionState:
         """Wait until the state is as wanted, at most ``timeout`` seconds. Raises `TimedOut`, with the state."""
-        with self._shared.changed:
-            if not self._shared.changed.wait_for(lambda: until(self._shared.state), timeout):
-                refusal = self._shared.state.refusal
-                why = f"kvd refused: {refusal.message}" if refusal else f"state is {self._shared.state}"
-                raise TimedOut(f"{self._shared.name}: not as awaited within {timeout:g} s: {why}")
-            return self._shared.state
+        with self._mailbox.changed:
+            if not self._mailbox.changed.wait_for(lambda: until(self._mailbox.state), timeout):
+                refusal = self._mailbox.state.refusal
+                why = f"kvd refused: {refusal.message}" if refusal else f"state is {self._mailbox.state}"
+                raise TimedOut(f"{self._mailbox.name}: not as awaited within {timeout:g} s: {why}")
+            return self._mailbox.state
 
     def call(self, message: Message, timeout: float) -> Future[Message]:
         """Ask; the future gets the answer, or `RefusedByDaemon`, `TimedOut`, `Unreachable` after ``timeout`` seconds.
@@ -99,59 +100,59 @@ class KvdSession:
 
     def cast(self, message: Message) -> bool:
         """Send once, if that is possible now. False where the queue is full; drops are counted (``dropped``)."""
-        if not self._usable() or len(self._shared.inbox) >= QUEUE:
-            self._shared.counters["dropped"] += 1
+        if not self._usable() or len(self._mailbox.inbox) >= QUEUE:
+            self._mailbox.counters["dropped"] += 1
             return False
-        self._shared.inbox.append(message)
-        os.eventfd_write(self._shared.wake, 1)
+        self._mailbox.inbox.append(message)
+        os.eventfd_write(self._mailbox.wake, 1)
         return True
 
     def close(self, timeout: float = 2.0) -> None:
         """Say goodbye and end the thread, within ``timeout`` seconds. Whatever still waits fails. Idempotent."""
         if self._pid != os.getpid():
             return
-        if not self._shared.closing:
-            self._shared.closing = True
-            os.eventfd_write(self._shared.wake, 1)
+        if not self._mailbox.closing:
+            self._mailbox.closing = True
+            os.eventfd_write(self._mailbox.wake, 1)
         self._thread.join(timeout)
-        if self._shared.wake >= 0 and not self._thread.is_alive():
-            wake, self._shared.wake = self._shared.wake, -1
+        if self._mailbox.wake >= 0 and not self._thread.is_alive():
+            wake, self._mailbox.wake = self._mailbox.wake, -1
             os.close(wake)
 
     def _usable(self) -> bool:
-        return not self._shared.closing and self._pid == os.getpid()
+        return not self._mailbox.closing and self._pid == os.getpid()
 
-    def _put(self, kept: Pending) -> Future[Message]:
+    def _put(self, pending: Pending) -> Future[Message]:
         if not self._usable():
             why = (
                 "is closed"
                 if self._pid == os.getpid()
                 else f"belongs to process {self._pid}, this is {os.getpid()}"
             )
-            kept.future.set_exception(ClientError(f"the session {why}", hint="make a new Session"))
-        elif len(self._shared.inbox) >= QUEUE:
-            self._shared.counters["dropped"] += 1
-            kept.future.set_exception(
-                ClientError(f"{QUEUE} messages wait already for kvd at {self._shared.address}")
+            pending.future.set_exception(ClientError(f"the session {why}", hint="make a new Session"))
+        elif len(self._mailbox.inbox) >= QUEUE:
+            self._mailbox.counters["dropped"] += 1
+            pending.future.set_exception(
+                ClientError(f"{QUEUE} messages wait already for kvd at {self._mailbox.address}")
             )
         else:
-            self._shared.inbox.append(kept)
-            os.eventfd_write(self._shared.wake, 1)
-        return kept.future
+            self._mailbox.inbox.append(pending)
+            os.eventfd_write(self._mailbox.wake, 1)
+        return pending.future
 
     def _run(self) -> None:
-        conversation = SessionThread(self._shared)
+        thread = SessionThread(self._mailbox)
         try:
-            while not self._shared.closing:
+            while not self._mailbox.closing:
                 try:
-                    conversation.turn()
+                    thread.turn()
                 except Exception:  # a fault of ours: a worker that never hears from kvd again would be worse
-                    self._shared.counters["errors"] += 1
-                    log.exception("%s: a turn of the session failed; going on", self._shared.name)
+                    self._mailbox.counters["errors"] += 1
+                    log.exception("%s: a turn of the session failed; going on", self._mailbox.name)
                     time.sleep(0.05)  # a cause that stays must not spin
-            conversation.goodbye()
+            thread.goodbye()
         except Exception:  # the engine is ending, and must not hang or fail for a farewell
-            log.exception("%s: the goodbye failed", self._shared.name)
+            log.exception("%s: the goodbye failed", self._mailbox.name)
         finally:
-            conversation.close()
-            self._shared.publish(replace(self._shared.state, connected=False))
+            thread.close()
+            self._mailbox.publish(replace(self._mailbox.state, connected=False))

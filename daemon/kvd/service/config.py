@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -213,14 +213,14 @@ def _reject_unknown(
         dotted = ".".join((*path, str(key)))
         if key not in hints:
             raise ConfigError(
-                f"{_place(origin, text, str(key))}: no setting is called {dotted!r}",
+                f"{_place(origin, text, (*path, str(key)))}: no setting is called {dotted!r}",
                 hint=f"known here: {', '.join(sorted(hints))}",
             )
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{_place(origin, text, str(key))}: {dotted} is {value!r}, wanted is a section of keys",
+                    f"{_place(origin, text, (*path, str(key)))}: {dotted} is {value!r}, wanted is a section of keys",
                     hint=f"known there: {', '.join(sorted(get_type_hints(kind)))}",
                 )
             _reject_unknown(value, kind, (*path, str(key)), text, origin)
@@ -234,14 +234,20 @@ def _explain(error: str, tree: dict[str, Any], text: str, origin: str) -> str:
     for part in re.findall(r"\w+", match[1].replace("[...]", "")):
         value = value.get(part) if isinstance(value, dict) else value
     key = match[1].replace("[...]", "")
-    return f"{_place(origin, text, key.rsplit('.', 1)[-1])}: {key} is {value!r}: {error[: match.start()]}"
+    return f"{_place(origin, text, key.split('.'))}: {key} is {value!r}: {error[: match.start()]}"
 
 
-def _place(origin: str, text: str, key: str) -> str:
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(rf"\s*{re.escape(key)}\s*:", line):
-            return f"{origin}, line {number}"
-    return origin
+def _place(origin: str, text: str, path: Iterable[str]) -> str:
+    """The file and the line of a key, by YAML's own marks; the file alone for what it does not hold."""
+    node, place = yaml.compose(text, yaml.SafeLoader), origin
+    for name in path:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [(key, value) for key, value in pairs if key.value == name]
+        if not found:
+            return origin
+        key, node = found[-1]
+        place = f"{origin}, line {key.start_mark.line + 1}"
+    return place
 
 
 def _check(config: Config, origin: str) -> None:

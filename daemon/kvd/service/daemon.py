@@ -46,11 +46,11 @@ class Daemon:
     ledger: Ledger
     links: PeerLinks
     handshakes: Handshakes
+    outcomes: OutcomeCounts
     local: Router
     peer: Router | None = None
     subscribers: Subscribers = field(default_factory=Subscribers)
     miss_history: MissHistory = field(default_factory=MissHistory)
-    outcomes: OutcomeCounts = field(default_factory=OutcomeCounts)
     draining: bool = False
     prepared: bool = False
     loop_lag: float = 0.0

@@ -28,10 +28,11 @@ from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.daemon import Daemon, Decode
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
+from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import Readers
 from kvd.service.engines.registry import Client, LocalEngine, Registry
 from kvd.service.errors import ConfigError, LedgerError, StartError
-from kvd.service.handlers import dispatch, outcomes, queries
+from kvd.service.handlers import dispatch, leases, outcomes, queries, registration
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
@@ -83,7 +84,7 @@ class _Wiring:
     def engine_ready(self, engine: LocalEngine) -> None:
         """Its clients learn the generation at once, not with the next heartbeat."""
         if self.daemon is not None:
-            registered = dispatch.registered_as(self.daemon, engine)
+            registered = registration.registered_as(self.daemon, engine)
             for client in engine.clients:
                 self.daemon.local.send(client.route, registered)
 
@@ -223,6 +224,7 @@ def _assemble(
     wiring = _Wiring()
     registry = Registry(events, wiring)
     router = Router("local", bound.local, counters)
+    counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = PeerLinks(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
@@ -239,11 +241,12 @@ def _assemble(
         events=events,
         registry=registry,
         liveness=Liveness(registry, config.liveness),
-        leases=LeaseTable(config.leases, events, router.send, router.ask),
-        readers=Readers(lambda release: dispatch.release(daemon, release), counters),
+        leases=LeaseTable(config.leases, events, counts, router.send, router.ask),
+        readers=Readers(lambda release: leases.release(daemon, release), counters),
         ledger=ledger,
         links=links,
         handshakes=handshakes,
+        outcomes=counts,
         local=router,
         peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.reply import Answer
 
 
 class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
@@ -22,7 +23,7 @@ class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
     keyed: bool = False
 
 
-class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
+class PeerReady(Answer, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
     Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
@@ -38,7 +39,7 @@ class PeerReady(msgspec.Struct, tag="peer_ready", frozen=True, kw_only=True):
     cached: bool = False
 
 
-class PeerGone(msgspec.Struct, tag="peer_gone", frozen=True, kw_only=True):
+class PeerGone(Answer, tag="peer_gone", frozen=True, kw_only=True):
     """Pushed: this generation of the peer engine must not be used any more.
 
     Transfers from it end as misses.
@@ -62,7 +63,7 @@ class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only
     keyed: bool = False
 
 
-class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_only=True):
+class EngineDescribed(Answer, tag="engine_described", frozen=True, kw_only=True):
     """kvd to kvd: the card of a complete engine.
 
     ``shape`` is a digest of all that the engine's compatibility can depend on: equal ones are compared once. Empty from
@@ -74,7 +75,7 @@ class EngineDescribed(msgspec.Struct, tag="engine_described", frozen=True, kw_on
     shape: str = ""
 
 
-class EngineEnded(msgspec.Struct, tag="engine_gone", frozen=True, kw_only=True):
+class EngineEnded(Answer, tag="engine_gone", frozen=True, kw_only=True):
     """kvd to kvd, pushed to whoever asked for the engine: that generation ended."""
 
     engine_id: str
@@ -90,7 +91,7 @@ class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
     using: tuple[tuple[str, str], ...] = ()
 
 
-class Pong(msgspec.Struct, tag="pong", frozen=True, kw_only=True):
+class Pong(Answer, tag="pong", frozen=True, kw_only=True):
     """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here."""
 
     kvd_id: str

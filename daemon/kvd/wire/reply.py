@@ -1,11 +1,15 @@
-"""The replies that any request may get: done, or refused with a cause."""
+"""Answers: what tells them from requests, and the two that any request may get."""
 
 from __future__ import annotations
 
 import msgspec
 
 
-class Ok(msgspec.Struct, tag="ok", frozen=True):
+class Answer(msgspec.Struct, frozen=True):
+    """What answers a request, or is told unasked. It is never answered itself: two sides could do so for ever."""
+
+
+class Ok(Answer, tag="ok", frozen=True):
     """Done, nothing to say."""
 
 
@@ -19,7 +23,7 @@ class RefusalFactor(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
+class Refused(Answer, tag="refused", frozen=True, kw_only=True):
     """Not done.
 
     ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step. ``final``:

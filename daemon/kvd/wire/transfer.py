@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from kvd.wire.identity import EngineFacts
+from kvd.wire.reply import Answer
 
 TransferState = Literal["done", "miss"]
 Order = Literal["newest", "slowest", "largest"]
@@ -179,7 +180,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     recorded: float = 0.0
 
 
-class TransferList(msgspec.Struct, tag="transfers", frozen=True, kw_only=True):
+class TransferList(Answer, tag="transfers", frozen=True, kw_only=True):
     """Rows of the ledger in the order asked for; ``total`` counts all it holds.
 
     ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.
@@ -197,7 +198,7 @@ class GetKeptEngine(msgspec.Struct, tag="get_kept_engine", frozen=True, kw_only=
     generation: str
 
 
-class KeptEngine(msgspec.Struct, tag="kept_engine", frozen=True, kw_only=True):
+class KeptEngine(Answer, tag="kept_engine", frozen=True, kw_only=True):
     """One generation of an engine as its workers described it: for each what `codec.encode_worker` made."""
 
     engine: EngineFacts

@@ -13,7 +13,7 @@ from kvd.client.errors import RefusedByDaemon, SocketNotPermitted, TimedOut, Unr
 from kvd.client.operator import connect
 from kvd.wire.handshake import DescribeEngine
 from kvd.wire.query import GetStatus, KvdStatus
-from tests.support.daemons import daemons, facts, session, worker
+from tests.support.daemons import daemons, facts, session, wait_for, worker
 
 
 def test_a_missing_socket_is_named_with_the_next_step(tmp_path: Path) -> None:
@@ -53,6 +53,18 @@ def test_asks_are_answered_refused_or_time_out() -> None:
         kvd.kill()
         with pytest.raises(Unreachable):
             operator.ask(GetStatus(), 0.3)
+
+
+def test_a_question_leaves_no_failed_handshake_behind() -> None:
+    with daemons() as (kvd,):
+        before = kvd.status().counters
+        for _ in range(5):
+            kvd.ask(GetStatus())
+        wait_for(
+            lambda: kvd.status().counters["connections.local.ended"] > before["connections.local.ended"] + 5
+        )
+        failed = "connections.local.handshake_failed"
+        assert kvd.status().counters.get(failed) == before.get(failed)
 
 
 def test_events_come_in_order_without_gaps() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unreachable
+from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
 from kvd.client.session import KvdSession
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import LeaseKey
-from kvd.wire.lease import LeaseClaim, LeaseOpened
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseOpened
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
@@ -211,3 +211,36 @@ def test_two_living_workers_cannot_hold_one_rank() -> None:
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_message_that_cannot_be_encoded_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    too_large = ListTransfers(limit=1 << 70)
+
+    def broken() -> Message:
+        raise ValueError("no such lease")
+
+    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+        bad = [one.deliver("bad", too_large), one.call(too_large, 30.0), one.deliver("broken", broken)]
+        assert one.cast(too_large)
+        assert isinstance(one.call(GetStatus(), 5.0).result(5), KvdStatus)
+        for future in bad:
+            assert isinstance(future.exception(5), Unencodable)
+        assert "no such lease" in str(bad[2].exception())
+        wait_for(lambda: one.counters["unencodable"] == 4)
+        assert one.counters["errors"] == 0
+        assert one.state.connected
+    assert sum("cannot be encoded" in record.message for record in caplog.records) == 4
+
+
+def test_an_answer_that_cannot_be_encoded_is_a_refusal() -> None:
+    with (
+        daemons() as (kvd,),
+        session(kvd, worker(facts("e")), on_push=lambda _: ListTransfers(limit=1 << 70)) as one,
+    ):
+        prefiller = LeaseKey(engine_id="e", request_id="r")
+        with session(kvd, scheduler(facts("e")), on_push=lambda _: ListTransfers(limit=1 << 70)) as owner:
+            owner.call(LeaseOpened(engine_id="e", leases=(OpenLease("r", 1.0),)), 5.0).result(5)
+            claimed = one.call(LeaseClaim(key=prefiller, reader="x", extend_seconds=60.0), 5.0).result(5)
+            assert isinstance(claimed, LeaseClaimed)
+            assert "cannot be encoded" in claimed.reason
+            assert owner.counters["errors"] == 0

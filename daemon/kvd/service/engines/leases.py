@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvd.service.config import LeaseSettings
+from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.registry import Client
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
@@ -64,18 +65,24 @@ class LeaseEntry:
 class LeaseTable:
     """All leases of the local engines. Methods are for the event loop."""
 
-    def __init__(self, settings: LeaseSettings, events: Events, send: Send, ask: Ask) -> None:
+    def __init__(
+        self, settings: LeaseSettings, events: Events, outcomes: OutcomeCounts, send: Send, ask: Ask
+    ) -> None:
         self.settings = settings
         self.table: dict[Name, LeaseEntry] = {}
         self._events = events
+        self._outcomes = outcomes
         self._send = send
         self._ask = ask
         self._ended: OrderedDict[Name, float] = OrderedDict()
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
         """The owner opened leases, or says again how long they last."""
+        engine_id = owner.engine.engine_id
+        new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
+        self._outcomes.opened(engine_id, new, time.monotonic())
         for lease in leases:
-            self._ended.pop((owner.engine.engine_id, lease.request_id), None)
+            self._ended.pop((engine_id, lease.request_id), None)
             self._hold(owner, lease)
 
     def present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
@@ -102,6 +109,7 @@ class LeaseTable:
         """How long the blocks are certain to be kept, after asking the owner for more where that is wanted."""
         received = time.monotonic()
         name, reader = (claim.key.engine_id, claim.key.request_id), claim.reader
+        self._outcomes.claimed(*name)
         lease = self.table.get(name)
         if lease is None:
             why = "released" if name in self._ended else "expired, or never opened"
@@ -129,6 +137,7 @@ class LeaseTable:
     def release(self, release: LeaseRelease) -> None:
         """A reader needs the blocks no longer; with the last one the lease ends. An unknown lease is no error."""
         name, reader = (release.key.engine_id, release.key.request_id), release.reader
+        self._outcomes.claimed(*name)
         lease = self.table.get(name)
         if lease is None or reader in lease.gone:
             self._events.counters["leases.releases_repeated"] += 1

@@ -12,7 +12,6 @@ from kvd.service.errors import PeerAway
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.peers.links import PeerLink
 from kvd.service.sockets.router import Caller
-from kvd.wire.lease import LeaseOpened
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes, ReportOutcomes
 from kvd.wire.reply import Ok
 
@@ -27,13 +26,6 @@ def report_outcomes(daemon: Daemon, caller: Caller, message: ReportOutcomes) -> 
     owner = scheduler_of(daemon, caller, message.engine_id)
     daemon.outcomes.report(owner.incarnation, message, time.monotonic())
     return Ok()
-
-
-def count_opened(daemon: Daemon, message: LeaseOpened) -> None:
-    """Count the leases that a scheduler opens now, but for those it only says again."""
-    known = daemon.leases.table
-    new = [x.request_id for x in message.leases if (message.engine_id, x.request_id) not in known]
-    daemon.outcomes.opened(message.engine_id, new, time.monotonic())
 
 
 async def get_outcomes(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:

@@ -12,11 +12,23 @@ from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.log import dropped
 from kvd.service.peers.handshakes import HERE
+from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
-from kvd.wire.query import EngineList, EngineRow, KvdStatus, ListEngines, WorkerList, WorkerRow
+from kvd.wire.query import (
+    EngineList,
+    EngineRow,
+    GetStatus,
+    KvdStatus,
+    ListEngines,
+    ListWorkers,
+    WorkerList,
+    WorkerRow,
+)
 
 
-def engines(daemon: Daemon, query: ListEngines, *, local_only: bool = False) -> EngineList:
+def list_engines(
+    daemon: Daemon, _caller: Caller, query: ListEngines, *, local_only: bool = False
+) -> EngineList:
     """All engines, local ones first; for other kvds the local ones alone."""
     rows = [_local_row(daemon, engine_id, cards=query.cards) for engine_id in sorted(daemon.registry.engines)]
     if not local_only:
@@ -68,7 +80,7 @@ def _without_key(card: EngineCard) -> EngineCard:
     return msgspec.structs.replace(card, digest_key=b"")
 
 
-def workers(daemon: Daemon) -> WorkerList:
+def list_workers(daemon: Daemon, _caller: Caller, _query: ListWorkers) -> WorkerList:
     """All local clients, engine by engine, the dead ones that are remembered included."""
     now = time.monotonic()
     clients = sorted(
@@ -96,8 +108,20 @@ def workers(daemon: Daemon) -> WorkerList:
     )
 
 
-def status(daemon: Daemon) -> KvdStatus:
+def get_status(daemon: Daemon, _caller: Caller, _query: GetStatus) -> KvdStatus:
     """This kvd now."""
+    return status(daemon)
+
+
+def status(daemon: Daemon) -> KvdStatus:
+    """This kvd now. A transfer that missed is counted by its code; what they add up to is made here."""
+    counters = {
+        **daemon.counters,
+        "loop.turns_long": daemon.loop_monitor.long,
+        "log.lines_dropped": dropped(),
+    }
+    if misses := [count for name, count in counters.items() if name.startswith("misses.")]:
+        counters["transfers.miss"] = sum(misses)
     return KvdStatus(
         kvd_id=daemon.myself.kvd_id,
         generation=daemon.myself.generation,

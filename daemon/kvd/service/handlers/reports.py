@@ -29,10 +29,10 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
             _check_scheduler(daemon, caller, record)
     records = tuple(_completed(daemon, message.incarnation, record) for record in message.records)
     for record in await daemon.ledger.append(records, _unknown_engines(daemon, records)):
-        daemon.counters[f"transfers.{record.state}"] += 1
         if record.checksum.state:
             daemon.counters[f"checksums.{record.checksum.state}"] += 1
         if record.state == "done":
+            daemon.counters["transfers.done"] += 1
             daemon.counters["transfers.bytes"] += record.bytes
         else:
             daemon.counters[f"misses.{record.code}"] += 1

@@ -16,17 +16,9 @@ import msgspec
 import zmq
 
 from kvd.service.errors import LedgerError, RequestRefused
-from kvd.wire.checksum import Sums
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
-from kvd.wire.handshake import EngineDescribed, EngineEnded, PeerGone, PeerReady, Pong
-from kvd.wire.lease import LeaseClaimed, LeaseEnded
-from kvd.wire.order import ForcedCleared, ForcedMisses, ForcePlan
-from kvd.wire.outcomes import Outcomes
-from kvd.wire.query import EngineList, KvdStatus, WorkerList
-from kvd.wire.registration import NotRegistered, Registered
-from kvd.wire.reply import Ok, Refused
-from kvd.wire.transfer import KeptEngine, TransferList
+from kvd.wire.reply import Answer, Refused
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +26,6 @@ MAX_TASKS = 4096
 """Most requests of one socket that wait for something at a time; further ones are refused."""
 TURN_SECONDS = 0.002
 """How long messages are taken before other tasks get their turn: a flood must not starve the clocks."""
-
-ANSWERS = (
-    Registered, NotRegistered, PeerReady, PeerGone, EngineDescribed, EngineEnded, Pong, LeaseClaimed, LeaseEnded,
-    TransferList, EngineList, WorkerList, KvdStatus, ForcePlan, ForcedCleared, ForcedMisses, Sums, Outcomes,
-    KeptEngine, Ok, Refused,
-)  # fmt: skip
-"""What is never a request: unasked for it is counted, not answered, or two sides could refuse each other for ever."""
 
 _KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMessage: "unknown"}
 
@@ -57,8 +42,8 @@ class Caller:
     uid: int = -1
 
 
-Answer = Message | None
-Handler = Callable[[Caller, Any], Answer | Awaitable[Answer]]
+Reply = Message | None
+Handler = Callable[[Caller, Any], Reply | Awaitable[Reply]]
 
 
 class Router:
@@ -180,7 +165,7 @@ class Router:
             self._reply(caller, refused, error.correlation)
             return
         self._counters[f"received.{kind_of(message)}"] += 1
-        if isinstance(message, ANSWERS):
+        if isinstance(message, Answer):
             asked = self._asked.get((caller.route, correlation))
             if asked is not None and not asked.done():
                 asked.set_result(message)
@@ -221,9 +206,7 @@ class Router:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _wait(
-        self, caller: Caller, message: Message, work: Awaitable[Answer], correlation: int
-    ) -> None:
+    async def _wait(self, caller: Caller, message: Message, work: Awaitable[Reply], correlation: int) -> None:
         asked = (caller.route, correlation)
         try:
             answer = await work
@@ -250,7 +233,7 @@ class Router:
             hint="see the log of kvd (journalctl -u kvd)",
         )
 
-    def _reply(self, caller: Caller, answer: Answer, correlation: int) -> None:
+    def _reply(self, caller: Caller, answer: Reply, correlation: int) -> None:
         if answer is None:
             return
         try:

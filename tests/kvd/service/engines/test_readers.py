@@ -17,6 +17,7 @@ import pytest
 from kvd.client.session import KvdSession
 from kvd.service.config import LeaseSettings
 from kvd.service.engines.leases import MAX_READERS, LeaseTable
+from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import MAX_REMEMBERED, Readers
 from kvd.service.engines.registry import Client
 from kvd.service.errors import RequestRefused
@@ -344,7 +345,9 @@ def test_the_memory_of_readers_is_bounded_by_number_and_by_time() -> None:
 def test_a_lease_has_only_so_many_readers() -> None:
     async def run() -> None:
         events = Events(None, Counter())
-        leases = LeaseTable(LeaseSettings(), events, lambda _route, _message: None, cast("Any", None))
+        leases = LeaseTable(
+            LeaseSettings(), events, OutcomeCounts(), lambda _route, _message: None, cast("Any", None)
+        )
         leases.open(client("p"), (OpenLease("r", 60.0),))
         for number in range(MAX_READERS):
             assert (await leases.claim(LeaseClaim(key=KEY, reader=str(number)))).seconds > 0

@@ -1,0 +1,87 @@
+"""What the thread of a session and its callers share: messages that wait, and the newest state."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from kvd.client.errors import ClientError
+from kvd.wire.frame import Message
+from kvd.wire.registration import RegisterScheduler, RegisterWorker
+from kvd.wire.reply import Refused
+
+Card = Callable[[], RegisterWorker | RegisterScheduler]
+Push = Callable[[Message], Message | None]
+Fresh = Message | Callable[[], Message]
+
+QUEUE = 4096
+"""Most messages that wait to be sent, most calls in flight, most deliveries kept."""
+DELIVER_AGAIN = (0.25, 5.0)
+"""First and longest pause before a delivery that was refused is sent again, in seconds; it doubles in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """What the session knows of its kvd at one moment.
+
+    ``connected``: kvd knows us and has answered lately. ``engine_generation`` is empty while workers of the engine are
+    missing; ``host`` and ``port`` are where peers reach this kvd (port 0: nowhere). ``refusal`` is kvd's reason for not
+    taking our card, None where it did. ``registrations`` counts the times that kvd took it.
+    """
+
+    connected: bool = False
+    kvd_generation: str = ""
+    engine_generation: str = ""
+    host: str = ""
+    port: int = 0
+    refusal: Refused | None = None
+    registrations: int = 0
+
+
+@dataclass(slots=True)
+class Pending:
+    """One call or delivery that waits for its answer; times are time.monotonic() seconds."""
+
+    message: Fresh
+    future: Future[Message]
+    gives_up: float
+    timeout: float
+    key: str | None = None
+    due: float = 0.0
+    pause: float = DELIVER_AGAIN[0]
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """What the session's thread and its callers both touch: the queue, the newest state, the wish to end.
+
+    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque); ``wake`` is an eventfd.
+    ``state`` is replaced, never changed, so that reading it needs no lock.
+    """
+
+    address: str
+    name: str
+    card: Card
+    on_push: Push | None
+    wake: int
+    state: SessionState = field(default_factory=SessionState)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    inbox: deque[Pending | Message] = field(default_factory=deque)
+    counters: Counter[str] = field(default_factory=Counter)
+    closing: bool = False
+
+    def publish(self, state: SessionState) -> None:
+        """Put a new state in the place of the old one, and tell who waits for it."""
+        if state != self.state:
+            with self.changed:
+                self.state = state
+                self.changed.notify_all()
+
+
+def fail(pending: Pending, error: ClientError) -> None:
+    """End what waits with an error, unless it has ended already."""
+    if not pending.future.done():
+        pending.future.set_exception(error)

@@ -1,0 +1,131 @@
+"""Registration: workers and schedulers say who they are, that they live, and that they end."""
+
+from __future__ import annotations
+
+from kvd.geometry.codec import shape_of
+from kvd.geometry.errors import GeometryError
+from kvd.geometry.rank import Rank
+from kvd.service.daemon import Daemon
+from kvd.service.engines.registry import Client, LocalEngine
+from kvd.service.errors import RequestRefused
+from kvd.service.sockets.router import Caller
+from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts
+from kvd.wire.registration import (
+    Heartbeat,
+    NotRegistered,
+    Registered,
+    RegisterScheduler,
+    RegisterWorker,
+    Unregister,
+)
+from kvd.wire.reply import Ok
+
+MAX_NAME = 512
+"""Longest engine id or incarnation, in characters."""
+
+
+def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> Registered:
+    """Check the card and take the worker. Raises `RequestRefused`."""
+    card = message.card
+    _check_identity(card.engine, card.incarnation, card.rank)
+    try:
+        geometry = daemon.decode(card.geometry)
+    except GeometryError as error:
+        raise RequestRefused(
+            getattr(error, "code", "KVD-GEOMETRY"),
+            f"the geometry of {card.engine.engine_id}/{card.rank} cannot be used: {error}",
+            hint="worker and kvd should be of one version",
+        ) from None
+    if geometry.rank != card.rank:
+        raise RequestRefused(
+            "KVD-BAD-CARD", f"the card says rank {card.rank}, its geometry says {geometry.rank}"
+        )
+    client = Client(
+        kind="worker",
+        engine=card.engine,
+        incarnation=card.incarnation,
+        pid=caller.pid or card.pid,
+        route=caller.route,
+        uid=caller.uid,
+        rank=card.rank,
+        card=card,
+        geometry=geometry,
+        shape=shape_of(card.geometry),
+        regions=len(geometry.regions),
+        registered_bytes=sum(region.length for region in geometry.regions),
+    )
+    return _take(daemon, caller, client)
+
+
+def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterScheduler) -> Registered:
+    """Take the scheduler and the leases it holds. Raises `RequestRefused`."""
+    _check_identity(message.engine, message.incarnation, None)
+    if len(message.digest_key) not in (0, DIGEST_KEY_BYTES):
+        raise RequestRefused(
+            "KVD-BAD-CARD",
+            f"digest_key has {len(message.digest_key)} bytes, wanted are {DIGEST_KEY_BYTES} or none",
+            hint="scheduler and kvd should be of one version",
+        )
+    client = Client(
+        kind="scheduler",
+        engine=message.engine,
+        incarnation=message.incarnation,
+        pid=caller.pid or message.pid,
+        route=caller.route,
+        uid=caller.uid,
+        policy=message.policy,
+        digest_key=message.digest_key,
+    )
+    registered = _take(daemon, caller, client)
+    daemon.leases.present(client, message.leases)
+    daemon.readers.presents(client, message.readers)
+    return registered
+
+
+def heartbeat(daemon: Daemon, caller: Caller, message: Heartbeat) -> Registered | NotRegistered:
+    """A sign of life."""
+    client = daemon.registry.heard(message.incarnation, caller.route)
+    if client is None:
+        return NotRegistered(kvd_generation=daemon.myself.generation)
+    return registered_as(daemon, daemon.registry.engines[client.engine.engine_id])
+
+
+def unregister(daemon: Daemon, _caller: Caller, message: Unregister) -> Ok:
+    """An orderly goodbye; one that is not known has said it already."""
+    if client := daemon.registry.clients.get(message.incarnation):
+        daemon.registry.end(client, "it said goodbye", ended=True)
+    return Ok()
+
+
+def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
+    """What a client of ``engine`` is told of itself."""
+    return Registered(
+        kvd_generation=daemon.myself.generation,
+        engine_generation=engine.generation,
+        host=daemon.myself.endpoint.host,
+        port=daemon.myself.endpoint.port,
+        heartbeat_seconds=daemon.config.liveness.heartbeat_seconds,
+    )
+
+
+def _take(daemon: Daemon, caller: Caller, client: Client) -> Registered:
+    engine = daemon.registry.register(client)
+    daemon.liveness.watch(client, caller.pid)
+    return registered_as(daemon, engine)
+
+
+def _check_identity(engine: EngineFacts, incarnation: str, rank: Rank | None) -> None:
+    for what, text in (("engine_id", engine.engine_id), ("incarnation", incarnation)):
+        if not text or len(text) > MAX_NAME:
+            raise RequestRefused(
+                "KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {MAX_NAME}"
+            )
+    for what in ("tp", "pp", "dcp", "world_size"):
+        size = getattr(engine, what)
+        place = getattr(rank, what, 0)
+        if size < 1 or not 0 <= place < size:
+            raise RequestRefused(
+                "KVD-BAD-CARD",
+                f"engine {engine.engine_id!r} has {what} {size}, and this worker is {what} rank {place}",
+                hint=f"wanted is a rank from 0 to {what} - 1",
+            )
