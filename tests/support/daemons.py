@@ -266,11 +266,11 @@ WORKER_PROCESS = """
 import sys, threading
 from pathlib import Path
 sys.path[:0] = sys.argv[1].split(":")
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from tests.support.daemons import facts, scheduler, worker
 role, engine, rank, tp, directory = sys.argv[2:7]
 card = worker(facts(engine, tp=int(tp)), int(rank)) if role == "worker" else scheduler(facts(engine, tp=int(tp)))
-session = Session(lambda: card, directory=directory)
+session = KvdSession(lambda: card, directory=directory)
 session.wait(lambda state: state.connected, 20)
 print("registered", flush=True)
 threading.Event().wait()

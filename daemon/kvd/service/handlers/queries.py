@@ -131,11 +131,7 @@ def status(daemon: Daemon) -> KvdStatus:
         started=daemon.myself.started_at,
         runtime_dir=str(daemon.directory),
         endpoint=daemon.myself.endpoint,
-        counters={
-            **daemon.counters,
-            "loop.turns_long": daemon.loop_monitor.long,
-            "log.lines_dropped": dropped(),
-        },
+        counters=counters,
         gauges=gauges(daemon),
         peers=tuple(link.row() for link in daemon.links.links.values()),
         draining=daemon.draining,

@@ -184,7 +184,7 @@ def test_the_count_is_the_same_when_the_decoders_kvd_was_killed() -> None:
 DECODER = """
 import os, sys, threading, time, uuid
 sys.path[:0] = sys.argv[1].split(":")
-from kvd.client.session import Session
+from kvd.client.session import KvdSession
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.registration import OpenReader, RegisterScheduler
@@ -195,7 +195,7 @@ mine = uuid.uuid4().hex
 def card():
     held = tuple(OpenReader(key, reader, 60.0) for reader in readers)
     return RegisterScheduler(engine=facts("doomed"), incarnation=mine, pid=os.getpid(), readers=held)
-session = Session(card, directory=directory)
+session = KvdSession(card, directory=directory)
 session.wait(lambda state: state.connected, 20)
 for reader in readers:
     assert session.call(LeaseClaim(key=key, reader=reader), 10).result(10).seconds > 0
