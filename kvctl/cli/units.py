@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 SCHEMA_VERSION = 1
 """Of all documents."""
@@ -18,3 +18,11 @@ Time = Annotated[datetime, Meta(tz=True, description="RFC 3339, UTC")]
 Scalar = str | int | float | bool | None
 RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
 Mode = Literal["pull", "push"]
+
+Made = TypeVar("Made", bound=Struct)
+
+
+def filled(kind: type[Made], source: object, **others: Any) -> Made:
+    """A struct with the attributes of ``source`` that are called as its fields are, and with ``others``."""
+    names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
+    return kind(**{name: getattr(source, name) for name in names}, **others)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from kvctl.cli.units import SCHEMA_VERSION, Count, Scalar
+from kvctl.cli.units import SCHEMA_VERSION, Count, Scalar, filled
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import EngineGeometry
@@ -31,14 +31,9 @@ class Geometry(Struct, frozen=True, kw_only=True):
 
 def geometry_document(engine: EngineGeometry) -> Geometry:
     """The document of an engine."""
-    return Geometry(
-        engine_id=engine.engine_id,
-        generation=engine.generation,
-        model=engine.model,
-        tp=engine.tp,
-        pp=engine.pp,
-        dcp=engine.dcp,
-        facts=engine.facts,
+    return filled(
+        Geometry,
+        engine,
         workers=tuple(worker_to_plain(worker) for worker in engine.workers),
     )
 

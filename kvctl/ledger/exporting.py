@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import BinaryIO
 
 from kvctl import daemon
+from kvctl.cli.own_version import kvctl_version
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, RefusedError
 from kvctl.ledger.rows import every_row
@@ -55,7 +55,7 @@ def export_trace(gathered: Gathered, out: BinaryIO, *, hashed: bool) -> None:
     salt = secrets.token_bytes(32)
     numbers = {key: number for number, key in enumerate(gathered.engines)}
     began = gathered.rows[0].record.started
-    header = Header(schema=SCHEMA, began=began, hashed=hashed, written_by=f"kvctl {_version()}")
+    header = Header(schema=SCHEMA, began=began, hashed=hashed, written_by=f"kvctl {kvctl_version()}")
 
     def names(row: LedgerRow) -> tuple[str, str]:
         record = row.record
@@ -110,10 +110,3 @@ def _engine(settings: Settings, engine_id: str, generation: str) -> TracedEngine
         facts=dict(facts.facts),
     )
     return TracedEngine(line, geometry)
-
-
-def _version() -> str:
-    try:
-        return version("kvctl")
-    except PackageNotFoundError:
-        return "0+source"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from kvctl.cli.units import filled
 from kvctl.ledger import trace_files
 from kvctl.ledger.statistics import ORDERS
 from kvd.geometry.model import EngineGeometry
@@ -38,26 +39,18 @@ def traced(
 ) -> TransferLine:
     """A record as a trace has it: ``local`` and ``remote`` are numbers of engines, ``names`` those to be written."""
     transfer_id, request_id = names
-    return TransferLine(
+    return filled(
+        TransferLine,
+        record,
         transfer=transfer_id,
         request=request_id,
         local=local,
         remote=remote,
-        local_rank=record.local_rank,
-        remote_ranks=record.remote_ranks,
-        backend=record.backend,
-        mode=record.mode,
-        state=record.state,
-        code=record.code,
         at=max(0.0, record.started - began),
-        tokens=record.tokens,
         bytes=min(record.bytes, MOST),
-        descriptors=record.descriptors,
-        coalesced_descriptors=record.coalesced_descriptors,
         local_blocks=tuple(TracedBlocks(b.group, b.first, b.runs) for b in record.local_blocks),
         remote_blocks=tuple(TracedBlocks(b.group, b.first, b.runs) for b in record.remote_blocks),
         cut=record.blocks_cut,
-        attempts=record.attempts,
         stages={name: _within(seconds, 0.0) for name, seconds in record.stages.items()},
         moments={name: _within(at, -LONGEST) for name, at in record.moments.items()},
     )
@@ -71,32 +64,21 @@ def _within(seconds: float, least: float) -> float:
 def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[LedgerRow]:
     for number, one in enumerate(transfers, 1):
         local, remote = trace.engines[one.local].line, trace.engines[one.remote].line
-        record = TransferRecord(
+        record = filled(
+            TransferRecord,
+            one,
             transfer_id=one.transfer,
             request_id=one.request,
             local_engine=local.engine_id,
-            local_rank=one.local_rank,
             local_generation=local.generation,
             remote_engine=remote.engine_id,
             remote_generation=remote.generation,
             remote_request_id="",
-            backend=one.backend,
-            mode=one.mode,
-            state=one.state,
-            code=one.code,
             started=trace.header.began + one.at,
-            tokens=one.tokens,
-            bytes=one.bytes,
-            descriptors=one.descriptors,
-            coalesced_descriptors=one.coalesced_descriptors,
-            remote_ranks=one.remote_ranks,
             groups=tuple(_shares(trace.engines[one.local].geometry, one.local_blocks)),
-            stages=one.stages,
-            attempts=one.attempts,
             local_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.local_blocks),
             remote_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.remote_blocks),
             blocks_cut=one.cut,
-            moments=one.moments,
         )
         yield LedgerRow(number, record, record.started)
 

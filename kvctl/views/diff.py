@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from kvctl.cli.units import filled
 from kvctl.views.registry import View
 from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
 from kvctl.views.topology.flows import shape
@@ -48,10 +49,7 @@ def diff_document(local: EngineSummary, remote: EngineSummary, factors: Sequence
         remote=remote,
         same=not any(factor.differs for factor in factors),
         compatible=all(factor.ok for factor in factors),
-        factors=tuple(
-            DiffFactor(name=f.name, local=f.local, remote=f.remote, differs=f.differs, ok=f.ok, note=f.note)
-            for f in factors
-        ),
+        factors=tuple(filled(DiffFactor, factor) for factor in factors),
     )
 
 

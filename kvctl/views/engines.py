@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age
-from kvctl.cli.units import Count, RankName, Scalar, Time
+from kvctl.cli.units import Count, RankName, Scalar, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, TextTable, sizes, state
 from kvd.wire.identity import Endpoint, Role
@@ -67,19 +67,13 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
     served: Counter[str] = Counter()
     for count in lately:
         served[count.outcome] += count.requests
-    return EngineDocument(
-        engine_id=facts.engine_id,
+    return filled(
+        EngineDocument,
+        facts,
         generation=row.generation,
-        model=facts.model,
-        role=facts.role,
-        tp=facts.tp,
-        pp=facts.pp,
-        dcp=facts.dcp,
-        groups=facts.groups,
         place="local" if row.local else "peer",
         state=row.state,
         since=moment(row.since),
-        world_size=facts.world_size,
         ranks=tuple(str(rank) for rank in row.ranks),
         scheduler=row.scheduler,
         policy=row.policy,
@@ -88,7 +82,6 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
         served=dict(served),
         peers=row.peers,
         reason=row.reason,
-        facts=facts.facts,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, span
-from kvctl.cli.units import Count, Seconds, Time
+from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, TextTable, facts, state
 from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
@@ -78,16 +78,12 @@ class ClearedOrders(Struct, frozen=True, kw_only=True):
 
 def planned_document(plan: ForcePlan) -> ForcedMiss:
     """The document of a plan that nobody carries out."""
-    return ForcedMiss(
+    return filled(
+        ForcedMiss,
+        plan,
         order_id="",
-        engine_id=plan.engine_id,
         carried_out=False,
         target=target_text(plan.target),
-        when=plan.when,
-        policy=plan.policy,
-        mode=plan.mode,
-        groups=plan.groups,
-        channel=plan.channel,
         uid=None,
         pid=None,
         asked=None,
@@ -105,16 +101,11 @@ def forced_document(forced: ForcedMisses) -> ForcedMiss:
     """The document of an order as it is now."""
     order, plan = forced.order, forced.order.plan
     seconds = sorted(_recovery(forced.misses))
-    return ForcedMiss(
-        order_id=plan.order_id,
-        engine_id=plan.engine_id,
+    return filled(
+        ForcedMiss,
+        plan,
         carried_out=True,
         target=target_text(plan.target),
-        when=plan.when,
-        policy=plan.policy,
-        mode=plan.mode,
-        groups=plan.groups,
-        channel=plan.channel,
         uid=order.asker.uid,
         pid=order.asker.pid,
         asked=moment(order.asked),
@@ -124,7 +115,7 @@ def forced_document(forced: ForcedMisses) -> ForcedMiss:
         recovered=len(seconds),
         recovery_p50=_percentile(seconds, 0.50),
         recovery_p99=_percentile(seconds, 0.99),
-        requests=tuple(_request(miss) for miss in forced.misses),
+        requests=tuple(filled(ForcedRequest, miss) for miss in forced.misses),
     )
 
 
@@ -141,28 +132,14 @@ def target_text(target: Target) -> str:
 
 
 def _planned(request: PlannedMiss) -> ForcedRequest:
-    return ForcedRequest(
-        request_id=request.request_id,
-        prefiller=request.prefiller,
+    return filled(
+        ForcedRequest,
+        request,
         state="planned",
-        tokens=request.tokens,
         kept=request.keeps,
         recomputed=request.recomputes,
         cause="its load is under way" if request.loading else "",
         steps={},
-    )
-
-
-def _request(miss: Miss) -> ForcedRequest:
-    return ForcedRequest(
-        request_id=miss.request_id,
-        prefiller=miss.prefiller,
-        state=miss.state,
-        tokens=miss.tokens,
-        kept=miss.kept,
-        recomputed=miss.recomputed,
-        cause=miss.cause,
-        steps=miss.steps,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, span
-from kvctl.cli.units import Count, Seconds, Time
+from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, state
@@ -43,28 +43,21 @@ class Status(Struct, frozen=True, kw_only=True):
 
 def status_document(status: query.KvdStatus) -> Status:
     """The document of kvd's answer."""
-    return Status(
-        kvd_id=status.kvd_id,
-        generation=status.generation,
-        version=status.version,
-        pid=status.pid,
-        host=status.host,
+    return filled(
+        Status,
+        status,
         started=moment(status.started),
-        runtime_dir=status.runtime_dir,
         endpoint=endpoint_name(status.endpoint),
-        draining=status.draining,
         peers=tuple(
-            Peer(
+            filled(
+                Peer,
+                peer,
                 endpoint=endpoint_name(peer.endpoint),
-                kvd_id=peer.kvd_id,
-                state=peer.state,
                 rtt=max(0.0, peer.rtt),
                 since=moment(peer.since),
             )
             for peer in status.peers
         ),
-        counters=status.counters,
-        gauges=status.gauges,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, size, span
-from kvctl.cli.units import Bytes, Count, Seconds, Time
+from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Part, TextTable, facts, sizes
 
@@ -139,13 +139,9 @@ def traces_document(kept: Mapping[str, Path]) -> Traces:
 
 def _engine(engine: model.TracedEngine) -> TraceEngine:
     line, workers = engine.line, engine.geometry.workers if engine.geometry else ()
-    return TraceEngine(
-        engine_id=line.engine_id,
-        generation=line.generation,
-        model=line.model,
-        tp=line.tp,
-        pp=line.pp,
-        dcp=line.dcp,
+    return filled(
+        TraceEngine,
+        line,
         geometry=bool(workers),
         workers=len(workers),
         blocks=max((w.num_blocks for w in workers), default=0),
@@ -154,16 +150,13 @@ def _engine(engine: model.TracedEngine) -> TraceEngine:
 
 
 def _pair(trace: model.RecordedTrace, key: tuple[int, int, str, str], sums: _Sums) -> TracePair:
-    return TracePair(
+    return filled(
+        TracePair,
+        sums,
         remote_engine=trace.engines[key[0]].line.engine_id,
         local_engine=trace.engines[key[1]].line.engine_id,
         backend=key[2],
         mode=key[3],
-        transfers=sums.transfers,
-        misses=sums.misses,
-        replayable=sums.replayable,
-        bytes=sums.bytes,
-        seconds=sums.seconds,
         blocks_per_run=sums.blocks / sums.runs if sums.runs else 0.0,
     )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size, span
-from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time
+from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, TextTable, state
 from kvd.wire.query import WorkerRow
@@ -38,19 +38,13 @@ class Workers(Struct, frozen=True, kw_only=True):
 
 def worker_document(row: WorkerRow) -> Worker:
     """The document of one row of kvd's answer."""
-    return Worker(
+    return filled(
+        Worker,
+        row,
         client=row.kind,
-        engine_id=row.engine_id,
         rank=str(row.rank) if row.rank else None,
-        pid=row.pid,
-        incarnation=row.incarnation,
-        state=row.state,
         registered=moment(row.registered),
         heartbeat_age=max(0.0, row.heartbeat_age),
-        backend=row.backend,
-        regions=row.regions,
-        registered_bytes=row.registered_bytes,
-        reason=row.reason,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from kvctl.cli.units import Bytes, BytesPerSecond, RankName, Seconds
+from kvctl.cli.units import Bytes, BytesPerSecond, RankName, Seconds, filled
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import EngineSummary, GroupSummary, PairDescription, ReadSummary
 from kvd.topology.findings import Finding
@@ -74,27 +74,18 @@ class Topology(Struct, frozen=True, kw_only=True):
 
 def pair_document(pair: PairDescription, bandwidth: float | None = None) -> PairDocument:
     """The document of one described pair; ``bandwidth`` of each rank's link is in bytes per second."""
-    return PairDocument(
-        local=pair.local,
-        remote=pair.remote,
-        compatible=pair.compatible,
-        factors=tuple(
-            PairFactor(name=f.name, local=f.local, remote=f.remote, ok=f.ok, note=f.note)
-            for f in pair.factors
-        ),
-        groups=pair.groups,
-        reads=pair.reads,
-        findings=pair.findings,
+    return filled(
+        PairDocument,
+        pair,
+        factors=tuple(filled(PairFactor, factor) for factor in pair.factors),
         request=None if pair.request is None else _request(pair.request, bandwidth),
     )
 
 
 def _request(cost: RequestCost, bandwidth: float | None) -> RequestDocument:
-    return RequestDocument(
-        tokens=cost.tokens,
-        bytes=cost.bytes,
-        descriptors=cost.descriptors,
-        coalesced_descriptors=cost.coalesced_descriptors,
+    return filled(
+        RequestDocument,
+        cost,
         bytes_by_rank=dict(cost.bytes_by_rank),
         bytes_by_local_rank=dict(cost.bytes_by_local_rank),
         links=tuple(

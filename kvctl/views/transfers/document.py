@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
 from kvctl.ledger.statistics import moving
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, TextTable, state
@@ -109,52 +109,26 @@ class Transfers(Struct, frozen=True, kw_only=True):
 def transfer_document(row: LedgerRow) -> TransferDocument:
     """The document of one row of the ledger."""
     record = row.record
-    return TransferDocument(
+    return filled(
+        TransferDocument,
+        record,
         seq=row.seq,
-        transfer_id=record.transfer_id,
-        request_id=record.request_id,
-        local_engine=record.local_engine,
-        local_rank=record.local_rank,
-        remote_engine=record.remote_engine,
-        remote_generation=record.remote_generation,
-        remote_request_id=record.remote_request_id,
-        remote_ranks=record.remote_ranks,
-        backend=record.backend,
-        mode=record.mode,
-        state=record.state,
-        cause=record.cause,
-        code=record.code,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
         bytes_per_second=record.bytes / moving(record) if moving(record) > 0 else None,
-        tokens=record.tokens,
-        bytes=record.bytes,
-        descriptors=record.descriptors,
-        coalesced_descriptors=record.coalesced_descriptors,
-        groups=tuple(
-            TransferShare(group=g.group, kind=g.kind, blocks=g.blocks, bytes=g.bytes) for g in record.groups
-        ),
-        stages=record.stages,
-        moments=record.moments,
-        attempts=record.attempts,
-        local_generation=record.local_generation,
+        groups=tuple(filled(TransferShare, share) for share in record.groups),
         local_blocks=_blocks(record.local_blocks),
         remote_blocks=_blocks(record.remote_blocks),
-        blocks_cut=record.blocks_cut,
-        checksum=Checksum(
-            state=record.checksum.state,
-            why=record.checksum.why,
-            seconds=record.checksum.seconds,
-            groups=tuple(
-                ChecksumOfGroup(group=g.group, layers=g.layers, differs=g.differs)
-                for g in record.checksum.groups
-            ),
+        checksum=filled(
+            Checksum,
+            record.checksum,
+            groups=tuple(filled(ChecksumOfGroup, group) for group in record.checksum.groups),
         ),
     )
 
 
 def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
-    return tuple(TransferBlocks(group=b.group, first=b.first, runs=b.runs) for b in blocks)
+    return tuple(filled(TransferBlocks, one) for one in blocks)
 
 
 def transfers_screen(body: Transfers, wide: bool) -> Part:

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
-from kvctl.cli.units import Bytes, Count, Seconds, Time
+from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, spaced, state
 from kvctl.views.transfers.document import TransferBlocks, TransferDocument, transfer_document
@@ -47,20 +47,14 @@ def whole_transfer(newest: LedgerRow, rows: Iterable[LedgerRow]) -> WholeTransfe
     missed = next((r for r in records if r.state == "miss"), None)
     began = min(r.started - r.stages.get("queued", 0.0) for r in records)
     ended = max(r.started + _end(r) for r in records)
-    return WholeTransfer(
-        request_id=record.request_id,
-        remote_request_id=record.remote_request_id,
-        local_engine=record.local_engine,
-        local_generation=record.local_generation,
-        remote_engine=record.remote_engine,
-        remote_generation=record.remote_generation,
-        mode=record.mode,
+    return filled(
+        WholeTransfer,
+        record,
         state="miss" if missed else "done",
         cause=missed.cause if missed else "",
         code=missed.code if missed else "",
         started=moment(min(r.started for r in records)),
         seconds=max(0.0, ended - began),
-        tokens=record.tokens,
         bytes=sum(r.bytes for r in records),
         parts=tuple(transfer_document(parts[rank]) for rank in sorted(parts, key=lambda r: (len(r), r))),
     )
