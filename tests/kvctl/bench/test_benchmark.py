@@ -17,7 +17,7 @@ from kvctl.bench.measure import Sweep, measure
 from kvctl.bench.pair import Backend
 from kvctl.bench.sizing import sized
 from kvctl.engines.sources import planned
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ import pytest
 
 from kvctl.bench.handshake_run import quantiles
 from tests.kvctl.bench.test_benchmark import benchmark
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 
 CASES = ["cold", "warm", "replica", "restart"]
 

@@ -16,7 +16,7 @@ from kvctl.engines.sources import planned
 from kvd.trace.model import EngineLine, Header, RecordedTrace, TracedBlocks, TracedEngine, TransferLine
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry

@@ -19,7 +19,7 @@ from kvctl.bench.process import introduction
 from kvctl.bench.remote import PROTOCOL
 from kvctl.engines.sources import planned
 from kvd.geometry.codec import worker_to_plain
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 from tests.support.networks import Network, two_networks
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvd.wire.query import EngineList, ListEngines
 from tests.kvctl.conftest import ENGINES, engine_row
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run

@@ -13,7 +13,7 @@ from kvctl.cli.completion import SHELLS
 from kvctl.main import group
 from kvctl.views.registry import views
 
-FOLDER = Path(__file__).parents[2] / "completions"
+FOLDER = Path(__file__).parents[3] / "completions"
 FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
 """The file that each shell looks for."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.kvctl.test_formats import check
+from tests.kvctl.views.test_formats import check
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import Run

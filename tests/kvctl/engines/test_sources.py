@@ -24,7 +24,7 @@ from kvd.geometry.model import EngineGeometry
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
 
-PRESETS = Path(__file__).parents[2] / "configs" / "models"
+PRESETS = Path(__file__).parents[3] / "configs" / "models"
 ISSUE = ("describe-topology", "--model", "qwen3-next-80b-a3b", "--local", "tp=4", "--remote", "tp=8")
 
 
