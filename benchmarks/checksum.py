@@ -26,7 +26,7 @@ from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Share
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import InMemory, Span, layer_sums
+from kvd.topology.checksum import InMemory, TokenSpan, layer_sums
 from kvd.topology.comparison import comparison
 from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.page_sums import OnDevice, summer_of
@@ -133,7 +133,7 @@ def check(memory: Memory, layer: Layer, summer: Any, block: int) -> None:
         return
     ids = np.array([0, 1, 2, 5, 3], np.int64)
     firsts = np.arange(len(ids)) * max(1, block)
-    span = Span(1 if block else 0, int(firsts[-1]) + max(1, block // 2))
+    span = TokenSpan(1 if block else 0, int(firsts[-1]) + max(1, block // 2))
     copied = InMemory([memory.source.cpu().numpy()])
     ours, theirs = (layer_sums(layer, by, firsts=firsts, ids=ids, span=span) for by in (copied, summer))
     if not (ours == theirs).all():
@@ -158,9 +158,9 @@ def measure(memory: Memory, name: str, rounds: int) -> list[dict[str, Any]]:
         numbers = np.arange(count, dtype=np.int64)
         tokens = count * block
         firsts = numbers * block
-        span = Span(0, tokens) if block else Span(0, count)
+        span = TokenSpan(0, tokens) if block else TokenSpan(0, count)
 
-        def prefill(ids: Any = ids, firsts: Any = firsts, span: Span = span) -> object:
+        def prefill(ids: Any = ids, firsts: Any = firsts, span: TokenSpan = span) -> object:
             return layer_sums(
                 layer, summer, firsts=firsts if block else np.arange(len(ids)), ids=ids, span=span
             )

@@ -13,7 +13,7 @@ from kvd.backends.contract import Backend, Lane, State, Transfer
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
-from kvd.topology.pairing import Met, meetings
+from kvd.topology.pairing import PairedBlocks, pair_blocks
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
@@ -264,12 +264,12 @@ def pause(posted: float) -> None:
 def uncoalesced(plan: Plan, request: Request) -> dict[int, Copies]:
     """Every block and run of bytes of the plan as a descriptor of its own, by position of the source worker."""
     found: dict[int, list[Descriptors]] = {}
-    for met in meetings(plan, request.reader, request.source, request.tokens):
+    for met in pair_blocks(plan, request.reader, request.source, request.tokens):
         found.setdefault(met.read.remote, []).append(_each(met))
     return {position: Copies(concatenate(parts)) for position, parts in found.items()}
 
 
-def _each(met: Met) -> Descriptors:
+def _each(met: PairedBlocks) -> Descriptors:
     read, rows = met.read, met.read.rows
     return Descriptors(
         (rows.local[:, None] + met.mine * read.local_stride).ravel(),

@@ -47,7 +47,7 @@ MOST_CLASSES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Cells:
+class FieldCells:
     """The cells of one field on one worker: numbers ``first`` and following, of ``width`` heads or channels each.
 
     ``starts`` are the positions in the box at which each begins, ``members`` how many each has here; a cell that a
@@ -66,11 +66,11 @@ class Cells:
 
 
 @lru_cache(maxsize=4096)
-def cells_of(fld: Field) -> Cells:
+def cells_of(fld: Field) -> FieldCells:
     """The cells of a field on a worker. Raises `NotSummable` where its heads or channels have gaps."""
     label = _cell_label(fld)
     if not label:
-        return Cells("", 1, 0, (0,), (1,))
+        return FieldCells("", 1, 0, (0,), (1,))
     total = dict(fld.shape)[label]
     width = 1 if total <= FEW_CELLS else total // gcd(total, MOST_CELLS)
     numbers = series(steps_of(fld, label))
@@ -81,7 +81,7 @@ def cells_of(fld: Field) -> Cells:
     of_each = numbers // width
     starts = np.flatnonzero(np.concatenate(([True], of_each[1:] != of_each[:-1])))
     members = np.diff(np.concatenate((starts, [len(numbers)])))
-    return Cells(label, width, int(of_each[0]), tuple(starts.tolist()), tuple(members.tolist()))
+    return FieldCells(label, width, int(of_each[0]), tuple(starts.tolist()), tuple(members.tolist()))
 
 
 @lru_cache(maxsize=4096)
@@ -241,7 +241,7 @@ class Summer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TokenSpan:
     """Tokens ``begin`` to ``end`` of a prompt. A state counts as one token, of the number that its page begins with."""
 
     begin: int
@@ -249,7 +249,7 @@ class Span:
 
 
 def layer_sums(
-    layer: Layer, summer: Summer, *, firsts: Int64, ids: Int64, span: Span, classes: Classes = ALL_TOKENS
+    layer: Layer, summer: Summer, *, firsts: Int64, ids: Int64, span: TokenSpan, classes: Classes = ALL_TOKENS
 ) -> Words:
     """Sums of a layer's pages, shape (blocks, classes, cells): page ``ids[i]`` begins with token ``firsts[i]``.
 

@@ -18,8 +18,8 @@ from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.checksum import (
     ALL_TOKENS,
     Classes,
-    Span,
     Summer,
+    TokenSpan,
     Words,
     cells_of,
     classes_of,
@@ -34,7 +34,7 @@ from kvd.topology.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSums:
     """Blocks of one of the prefiller's groups, of whose tokens one class is wanted; of a state one block."""
 
     group: int
@@ -54,14 +54,14 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SharedPart:
     """A local layer with the workers that it was read from (by position), the prefiller's group, and its tokens."""
 
     group: Group
     layer: Layer
     sources: tuple[int, ...]
-    wanted: Wanted
-    span: Span
+    wanted: WantedSums
+    span: TokenSpan
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Comparison:
 
     remotes: Sequence[WorkerGeometry]
     blocks: Mapping[int, BlockList]
-    parts: tuple[_Part, ...] = ()
-    asks: Mapping[int, tuple[Wanted, ...]] = field(default_factory=dict)
+    parts: tuple[_SharedPart, ...] = ()
+    asks: Mapping[int, tuple[WantedSums, ...]] = field(default_factory=dict)
 
     def own_sums(self, summer: Summer) -> dict[str, Words]:
         """The sums of what is in this worker's memory, by layer: one for each cell. Raises `NotSummable`."""
@@ -96,7 +96,7 @@ class Comparison:
             found[index] = GroupResult(index, said.layers + compared, said.differs or differs)
         return tuple(found.values())
 
-    def _tables(self, at: int, answer: Sequence[Words]) -> dict[tuple[Wanted, str], Words]:
+    def _tables(self, at: int, answer: Sequence[Words]) -> dict[tuple[WantedSums, str], Words]:
         """Of each layer of a remote worker its cells, by what was asked."""
         worker, found = self.remotes[at], {}
         for wanted, sums in zip(self.asks[at], answer, strict=True):
@@ -129,7 +129,7 @@ def comparison(
         for name in read.layers:
             sources.setdefault(name, set()).add(read.remote)
     parts = []
-    asks: dict[int, dict[Wanted, None]] = {}
+    asks: dict[int, dict[WantedSums, None]] = {}
     for group in local.groups:
         given = blocks.get(group.index)
         if given is None or not len(given.ids):
@@ -142,7 +142,7 @@ def comparison(
                 there = remotes[positions[0]].groups[index]
                 if (made := _wanted(group, layer, there, given, tokens, total)) is None:
                     continue
-                parts.append(_Part(group, layer, tuple(positions), *made))
+                parts.append(_SharedPart(group, layer, tuple(positions), *made))
                 for at in positions:
                     asks.setdefault(at, {})[made[0]] = None
     return Comparison(remotes, blocks, tuple(parts), {at: tuple(wanted) for at, wanted in asks.items()})
@@ -150,10 +150,14 @@ def comparison(
 
 def _wanted(
     group: Group, layer: Layer, there: Group, given: BlockList, tokens: int, total: int
-) -> tuple[Wanted, Span] | None:
+) -> tuple[WantedSums, TokenSpan] | None:
     """The blocks of the prefiller's that lie wholly in what was loaded of a group; None where none does."""
     if group.kind == "mamba":
-        return (Wanted(there.index, 0, 1), Span(0, 1)) if tokens == total and len(given.ids) == 1 else None
+        return (
+            (WantedSums(there.index, 0, 1), TokenSpan(0, 1))
+            if tokens == total and len(given.ids) == 1
+            else None
+        )
     begin, size = given.first * group.block_size, there.block_size
     if group.window is not None:
         begin = max(begin, window_start(group.kind, group.window, tokens))
@@ -162,7 +166,7 @@ def _wanted(
     if first >= last:
         return None
     classes, which = _classes(layer, group)
-    return Wanted(there.index, first, last - first, classes, which), Span(
+    return WantedSums(there.index, first, last - first, classes, which), TokenSpan(
         first * size, min(last * size, total)
     )
 
@@ -174,7 +178,7 @@ def _classes(layer: Layer, group: Group) -> tuple[Classes, int]:
     return found.pop() if found else (ALL_TOKENS, 0)
 
 
-def _own(part: _Part, blocks: BlockList, summer: Summer) -> Words:
+def _own(part: _SharedPart, blocks: BlockList, summer: Summer) -> Words:
     """A layer's cells; only blocks with tokens that count are read."""
     if part.group.kind == "mamba":
         ids, firsts = blocks.ids, np.zeros(len(blocks.ids), np.int64)
@@ -188,10 +192,10 @@ def _own(part: _Part, blocks: BlockList, summer: Summer) -> Words:
 
 
 def _differing(
-    part: _Part,
+    part: _SharedPart,
     own: Words,
     remotes: Sequence[WorkerGeometry],
-    tables: Mapping[int, Mapping[tuple[Wanted, str], Words]],
+    tables: Mapping[int, Mapping[tuple[WantedSums, str], Words]],
 ) -> tuple[bool, str]:
     """Whether anything of a layer was compared, and the first field and cell of it that differs."""
     name, compared = part.layer.name, False
@@ -221,7 +225,7 @@ def _differing(
 
 @lru_cache(maxsize=1024)
 def _sources(
-    mine: Field, wanted: Wanted, others: tuple[tuple[Field, int], ...]
+    mine: Field, wanted: WantedSums, others: tuple[tuple[Field, int], ...]
 ) -> tuple[tuple[int, Int64, Int64], ...]:
     """Which of the remote fields make up cells of a local one: its number, cells here, and the same cells there.
 
@@ -252,7 +256,7 @@ def _sources(
     return tuple((number, here, there) for number, (here, there) in columns_of.items())
 
 
-def _tokens(wanted: Wanted, others: tuple[tuple[Field, int], ...]) -> tuple[int, list[frozenset[int]]]:
+def _tokens(wanted: WantedSums, others: tuple[tuple[Field, int], ...]) -> tuple[int, list[frozenset[int]]]:
     """How many tokens of each period are wanted, and which of them each of the remote fields holds."""
     classes = [classes_of(other, size) for other, size in others]
     numbers = np.arange(lcm(*(c.run * c.period for c in (wanted.classes, *(c for c, _ in classes)))))

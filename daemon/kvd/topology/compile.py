@@ -12,7 +12,7 @@ import numpy as np
 
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
-from kvd.topology.pairing import Met, meetings, phased
+from kvd.topology.pairing import PairedBlocks, pair_blocks, phased
 from kvd.topology.plan import Mask, Plan, Read
 
 
@@ -28,14 +28,14 @@ def compile_plan(
     """
     parts: dict[int, list[Descriptors]] = {}
     split: dict[int, list[Descriptors]] = {}
-    for met in meetings(plan, local, remote, tokens):
+    for met in pair_blocks(plan, local, remote, tokens):
         (split if phased(met.read) else parts).setdefault(met.read.remote, []).append(coalesced(met))
     for position, found in split.items():
         parts.setdefault(position, []).append(coalesce(concatenate(found)))
     return {position: concatenate(found) for position, found in parts.items()}
 
 
-def coalesced(met: Met) -> Descriptors:
+def coalesced(met: PairedBlocks) -> Descriptors:
     """Outer sum of blocks and rows. Rows that fill their stride on both sides continue from block to block."""
     read, mine, theirs = met.read, met.mine, met.theirs
     whole, count = read.filling
@@ -49,7 +49,7 @@ def coalesced(met: Met) -> Descriptors:
     return concatenate(parts)
 
 
-def left_over(met: Met) -> int:
+def left_over(met: PairedBlocks) -> int:
     """How many descriptors `coalesced` gives."""
     whole, rows = met.read.filling[1], len(met.read.rows)
     return whole * (1 + int(np.count_nonzero(met.breaks))) + (rows - whole) * len(met.mine)

@@ -17,7 +17,7 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.grid import Grid, Int32, Selection
-from kvd.topology.pairing import Met, meetings, phased
+from kvd.topology.pairing import PairedBlocks, pair_blocks, phased
 from kvd.topology.plan import Cells, Plan
 
 LEAST_RUN = 6
@@ -32,7 +32,7 @@ class Copies:
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
     selection: Selection | None = None
-    picked: Sequence[Met] = ()
+    picked: Sequence[PairedBlocks] = ()
 
     @property
     def nbytes(self) -> int:
@@ -51,8 +51,8 @@ def compile_request(
     plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
 ) -> dict[int, Copies]:
     """The copies of one request by position of the remote worker; arguments and errors as of `compile_plan`."""
-    found: dict[int, tuple[list[Met], list[Met]]] = {}
-    for met in meetings(plan, local, remote, tokens):
+    found: dict[int, tuple[list[PairedBlocks], list[PairedBlocks]]] = {}
+    for met in pair_blocks(plan, local, remote, tokens):
         found.setdefault(met.read.remote, ([], []))[phased(met.read)].append(met)
     return {
         position: _copies(plan.grids[position], straight, split)
@@ -60,7 +60,9 @@ def compile_request(
     }
 
 
-def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: list[Met]) -> Copies:
+def _copies(
+    grid: tuple[Grid, dict[int, Cells]], straight: list[PairedBlocks], split: list[PairedBlocks]
+) -> Copies:
     """Decide for each read by itself, and for all that is read in phases together: it may coalesce across reads."""
     numbered = grid[0].numbered
     rows, picked = [], []
@@ -80,15 +82,15 @@ def _copies(grid: tuple[Grid, dict[int, Cells]], straight: list[Met], split: lis
     return Copies(concatenate(rows), _selection(grid, picked) if picked else None, picked)
 
 
-def _cells(met: Met) -> int:
+def _cells(met: PairedBlocks) -> int:
     return len(met.read.rows) * len(met.mine)
 
 
-def _joined(split: Sequence[Met]) -> Descriptors:
+def _joined(split: Sequence[PairedBlocks]) -> Descriptors:
     return coalesce(concatenate([coalesced(met) for met in split]))
 
 
-def _selection(grid: tuple[Grid, dict[int, Cells]], picked: list[Met]) -> Selection:
+def _selection(grid: tuple[Grid, dict[int, Cells]], picked: list[PairedBlocks]) -> Selection:
     whole, cells = grid
     here: list[Int32] = []
     there: list[Int32] = []

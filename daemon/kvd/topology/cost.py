@@ -11,7 +11,7 @@ from kvd.geometry.model import EngineGeometry, Group
 from kvd.topology.blocks import BlockList, first_needed
 from kvd.topology.compat import groups_of
 from kvd.topology.compile import compile_plan
-from kvd.topology.pairing import block_pairs
+from kvd.topology.pairing import read_pairs
 from kvd.topology.plan import Plan
 
 
@@ -61,7 +61,7 @@ def request_cost(
             links[here, there] = count
             coalesced += len(rows)
         for read in plan.reads:
-            blocks = block_pairs(plan, read, mine[read.group], theirs[read.remote_group], tokens)[0]
+            blocks = read_pairs(plan, read, mine[read.group], theirs[read.remote_group], tokens)[0]
             descriptors += len(blocks) * read.layer_segments * len(read.layers)
     return RequestCost(
         tokens=tokens,

@@ -23,7 +23,7 @@ Axes = tuple[Axis, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class RunTable:
     """Byte runs of one page pair: ``length[i]`` bytes at ``remote[i]`` of the remote page belong at ``local[i]`` here.
 
     Three int64 columns ordered by ``local``; offsets in bytes from the start of each page.
@@ -107,7 +107,7 @@ def classes(mine: Steps, others: tuple[tuple[Steps, int], ...]) -> tuple[tuple[F
 
 def intersect(
     local: Field, remote: Field, *, shift: int = 0, wanted: Mapping[str, Flags] | None = None
-) -> Table:
+) -> RunTable:
     """Runs of the elements that both boxes hold.
 
     ``shift`` is how much higher the ``token`` indices of the remote side are: blocks of different sizes meet at
@@ -115,18 +115,18 @@ def intersect(
     """
     part = tuple((label, flags.tobytes()) for label, flags in (wanted or {}).items())
     runs = _runs(local.axes, remote.axes, local.itemsize, shift, part)
-    return Table(runs.local + local.offset, runs.remote + remote.offset, runs.length)
+    return RunTable(runs.local + local.offset, runs.remote + remote.offset, runs.length)
 
 
 @lru_cache(maxsize=256)
 def _runs(
     mine: Axes, theirs: Axes, itemsize: int, shift: int, wanted: tuple[tuple[str, bytes], ...]
-) -> Table:
+) -> RunTable:
     """`intersect` for fields at offset 0, remembered: keys and values differ in nothing else, and replicas in nothing.
 
     ``wanted`` has one byte for each local index of a label.
     """
-    runs = Table(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, itemsize, np.int64))
+    runs = RunTable(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, itemsize, np.int64))
     keep = {label: np.frombuffer(flags, np.bool_) for label, flags in wanted}
     labels = dict.fromkeys(axis.label for axis in mine)
     for label in sorted(labels, key=lambda name: min(a.stride for a in mine if a.label == name)):
@@ -137,7 +137,7 @@ def _runs(
             at_mine, at_theirs = at_mine[kept], at_theirs[kept]
         here, there = _offsets(mine, label)[at_mine], _offsets(theirs, label)[at_theirs]
         runs = join(
-            Table(
+            RunTable(
                 (here[:, None] + runs.local).ravel(),
                 (there[:, None] + runs.remote).ravel(),
                 np.broadcast_to(runs.length, (len(here), len(runs))).ravel(),
@@ -153,7 +153,7 @@ def _offsets(axes: Axes, label: str) -> Int64:
     return series(tuple((0, a.extent, a.stride) for a in axes if a.label == label))
 
 
-def join(runs: Table) -> Table:
+def join(runs: RunTable) -> RunTable:
     """The same bytes in as few runs as possible: ordered by local offset, neighbours adjacent on both sides joined."""
     if len(runs) < 2:
         return runs
@@ -164,15 +164,15 @@ def join(runs: Table) -> Table:
         local, remote, length = local[order], remote[order], length[order]
     breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])
     if breaks.all():
-        return Table(local, remote, length)
+        return RunTable(local, remote, length)
     starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-    return Table(local[starts], remote[starts], np.add.reduceat(length, starts))
+    return RunTable(local[starts], remote[starts], np.add.reduceat(length, starts))
 
 
-def stack(tables: list[Table]) -> Table:
+def stack(tables: list[RunTable]) -> RunTable:
     """All runs of all tables, joined."""
     return join(
-        Table(
+        RunTable(
             np.concatenate([t.local for t in tables]),
             np.concatenate([t.remote for t in tables]),
             np.concatenate([t.length for t in tables]),

@@ -16,7 +16,7 @@ from kvd.topology.plan import Mask, Plan, Read
 
 
 @dataclass(frozen=True, eq=False)
-class Met:
+class PairedBlocks:
     """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length.
 
     They are in the order of local ids, whatever order they were given in: runs are then found wherever there are any.
@@ -33,9 +33,9 @@ class Met:
         return gaps
 
 
-def meetings(
+def pair_blocks(
     plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
-) -> Iterator[Met]:
+) -> Iterator[PairedBlocks]:
     """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
     counts = {index: _counts(index, blocks) for index, blocks in local.items()}
     for read in plan.reads:
@@ -45,7 +45,7 @@ def meetings(
             raise BlockMismatch(
                 f"no blocks given for remote group {read.remote_group}, which group {read.group} reads from"
             )
-        mine, theirs = block_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
+        mine, theirs = read_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)
         if not len(mine):
             continue
         if counts[read.group] == "down":
@@ -58,7 +58,7 @@ def meetings(
         # As unsigned numbers negative ids are the largest of all: one pass finds both.
         if np.maximum.reduce(theirs.view(np.uint64)) >= plan.remote_blocks[read.remote]:
             raise _out_of_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
-        yield Met(read, mine, theirs)
+        yield PairedBlocks(read, mine, theirs)
 
 
 def phased(read: Read) -> bool:
@@ -66,7 +66,7 @@ def phased(read: Read) -> bool:
     return read.phase.local_period > 1 or read.phase.remote_period > 1
 
 
-def block_pairs(
+def read_pairs(
     plan: Plan, read: Read, local: BlockList, remote: BlockList, tokens: int
 ) -> tuple[Int64, Int64]:
     """Ids of the local and remote blocks that meet in this read, two columns of one length.
@@ -117,7 +117,7 @@ def remote_block_size(plan: Plan, read: Read) -> int:
 def _equal_blocks(
     read: Read, size: int, local: BlockList, remote: BlockList, tokens: int
 ) -> tuple[Int64, Int64]:
-    """`block_pairs` where blocks meet one to one: both columns are slices."""
+    """`read_pairs` where blocks meet one to one: both columns are slices."""
     first, last = local.first, min(local.first + len(local.ids), -(-tokens // size))
     if read.window is not None:
         first = max(first, min(remote.first, window_start(read.kind, read.window, tokens) // size))

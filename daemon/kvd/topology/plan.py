@@ -18,7 +18,7 @@ from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
-from kvd.topology.intersect import Table, join
+from kvd.topology.intersect import RunTable, join
 from kvd.topology.sources import Holder, Phase, Piece, pieces
 
 Mask = NDArray[np.bool_]
@@ -39,7 +39,7 @@ class Read:
     kind: GroupKind
     phase: Phase
     layers: tuple[str, ...]
-    rows: Table
+    rows: RunTable
     local_stride: int
     remote_stride: int
     layer_bytes: int
@@ -253,7 +253,7 @@ def _read(
     there = np.array([remotes[piece.remote].page_address(layer) for _, layer, _ in parts], np.int64)
     table = piece.table
     rows = join(
-        Table(
+        RunTable(
             (here[:, None] + table.local).ravel(),
             (there[:, None] + table.remote).ravel(),
             np.broadcast_to(table.length, (len(parts), len(table))).ravel(),

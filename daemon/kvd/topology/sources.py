@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from kvd.geometry.model import Field, Group, Page
 from kvd.topology.errors import FieldMismatch, NotCovered
-from kvd.topology.intersect import Flags, Steps, Table, classes, intersect, series, stack, steps_of
+from kvd.topology.intersect import Flags, RunTable, Steps, classes, intersect, series, stack, steps_of
 
 
 class Holder(NamedTuple):
@@ -48,7 +48,7 @@ class Piece:
 
     remote: int
     phase: Phase
-    table: Table
+    table: RunTable
     heads: tuple[int, int] | None
 
 
@@ -65,7 +65,7 @@ def pieces(
     """
     for holder in holders:
         _same_tensors(page, holder.page, state=group.kind == "mamba")
-    found: dict[tuple[int, Phase], list[Table]] = {}
+    found: dict[tuple[int, Phase], list[RunTable]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
     repeat = 1
     cuts = _cuts(page, holders, sharers)

@@ -18,7 +18,7 @@ from kvd.topology.blocks import BlockList
 from kvd.topology.checksum import (
     Classes,
     InMemory,
-    Span,
+    TokenSpan,
     cells_of,
     classes_of,
     columns,
@@ -37,7 +37,7 @@ U = np.uint64
 # --- the definition, element by element ---
 
 
-def reference(fld: Field, page: NDArray[np.uint8], first: int, span: Span) -> dict[int, int]:
+def reference(fld: Field, page: NDArray[np.uint8], first: int, span: TokenSpan) -> dict[int, int]:
     """Sums of one field of one page by number of the cell, in plain integers."""
     label = next((x for x in ("head", "channel") if x in dict(fld.shape)), "")
     rest = [name for name, _ in fld.shape if name not in (label, "token")]
@@ -101,7 +101,7 @@ def held(worker: WorkerGeometry, blocks: oracle.Blocks) -> Held:
     return Held(worker, memory.regions, blocks)
 
 
-def sums_of(holder: Held, layer: Layer, size: int, blocks: BlockList, span: Span) -> NDArray[np.uint64]:
+def sums_of(holder: Held, layer: Layer, size: int, blocks: BlockList, span: TokenSpan) -> NDArray[np.uint64]:
     """Of a layer: (blocks, cells)."""
     count = np.arange(len(blocks.ids), dtype=np.int64)
     firsts = (blocks.first + count) * size if size else count
@@ -113,14 +113,14 @@ Sums = dict[tuple[str, str, int], int]
 """By layer, field and cell."""
 
 
-def engine_sums(geometry: EngineGeometry, blocks: oracle.Blocks, span: Span) -> Sums:
+def engine_sums(geometry: EngineGeometry, blocks: oracle.Blocks, span: TokenSpan) -> Sums:
     """Of a whole engine: parts of cells are added up, replicas are counted once."""
     found: Sums = {}
     seen = set()
     for worker in geometry.workers:
         holder = held(worker, blocks)
         for layer, size, given_blocks in holder.layers():
-            own = span if size else Span(0, 1 << 40)
+            own = span if size else TokenSpan(0, 1 << 40)
             sums = sums_of(holder, layer, size, given_blocks, own).sum(axis=0)
             for fld, low, high in columns(layer.page):
                 cells = cells_of(fld)
@@ -168,7 +168,7 @@ def test_two_engines_that_hold_the_same_kv_have_the_same_sums(
         for group in geometry.workers[0].groups
         for blocks in [held_blocks[group.index]]
     )
-    span = Span(begin, request.tokens)
+    span = TokenSpan(begin, request.tokens)
     assert engine_sums(local, request.local, span) == engine_sums(remote, request.remote, span)
 
 
@@ -180,9 +180,9 @@ def test_sums_are_those_of_the_definition(
 ) -> None:
     local, _, request = pair
     holder = held(local.workers[0], request.local)
-    span = Span(request.tokens // 3, request.tokens)
+    span = TokenSpan(request.tokens // 3, request.tokens)
     for layer, size, blocks in holder.layers():
-        own = span if size else Span(0, 9)
+        own = span if size else TokenSpan(0, 9)
         sums = sums_of(holder, layer, size, blocks, own)
         for number, block in enumerate(blocks.ids.tolist()):
             at = layer.offset + block * layer.stride
@@ -214,7 +214,7 @@ def one() -> Held:
 
 def all_sums(holder: Held, tokens: int = 60) -> list[list[int]]:
     return [
-        sums_of(holder, layer, size, blocks, Span(0, tokens if size else 1)).sum(axis=0).tolist()
+        sums_of(holder, layer, size, blocks, TokenSpan(0, tokens if size else 1)).sum(axis=0).tolist()
         for layer, size, blocks in holder.layers()
     ]
 
@@ -319,7 +319,7 @@ def test_elements_of_a_size_that_no_type_has_are_refused() -> None:
             InMemory([np.zeros(12, np.uint8)]),
             firsts=np.zeros(1, np.int64),
             ids=np.zeros(1, np.int64),
-            span=Span(0, 1),
+            span=TokenSpan(0, 1),
         )
 
 

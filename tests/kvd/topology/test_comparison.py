@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import ALL_TOKENS, Classes, InMemory, Span, layer_sums
-from kvd.topology.comparison import Comparison, GroupResult, Wanted, comparison
+from kvd.topology.checksum import ALL_TOKENS, Classes, InMemory, TokenSpan, layer_sums
+from kvd.topology.comparison import Comparison, GroupResult, WantedSums, comparison
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
 from tests.kvd.topology.test_checksum import FEWER
@@ -29,7 +29,7 @@ def answer(
     worker: WorkerGeometry,
     regions: tuple[NDArray[np.uint8], ...],
     blocks: oracle.Blocks,
-    wanted: Wanted,
+    wanted: WantedSums,
     total: int,
 ) -> NDArray[np.uint64]:
     """What a prefilling worker says of its memory."""
@@ -45,7 +45,7 @@ def answer(
             InMemory(regions),
             firsts=firsts,
             ids=ids,
-            span=Span(0, 1 << 40 if state else total),
+            span=TokenSpan(0, 1 << 40 if state else total),
             classes=wanted.classes,
         )
         for layer in group.layers
@@ -144,7 +144,7 @@ def dense(name: str, tp: int, block: int, *, window: int | None = None) -> Engin
 
 def asked(
     local: EngineGeometry, remote: EngineGeometry, rank: int, first: int, count: int, tokens: int, total: int
-) -> Mapping[int, tuple[Wanted, ...]]:
+) -> Mapping[int, tuple[WantedSums, ...]]:
     worker = local.workers[rank]
     plan = plan_worker(worker, local.workers, remote.workers)
     blocks = {0: BlockList(first, np.arange(count, dtype=np.int64))}
@@ -153,22 +153,22 @@ def asked(
 
 def test_the_last_block_counts_where_the_whole_prompt_is_loaded() -> None:
     asks = asked(dense("d", 1, 16), dense("p", 1, 16), 0, 0, 4, 50, 50)
-    assert asks == {0: (Wanted(0, 0, 4),)}
+    assert asks == {0: (WantedSums(0, 0, 4),)}
 
 
 def test_a_block_that_holds_more_than_was_loaded_is_left_out() -> None:
     asks = asked(dense("d", 1, 16), dense("p", 1, 16), 0, 0, 4, 50, 60)
-    assert asks == {0: (Wanted(0, 0, 3),)}
+    assert asks == {0: (WantedSums(0, 0, 3),)}
 
 
 def test_a_block_that_begins_before_what_was_loaded_is_left_out() -> None:
     asks = asked(dense("d", 1, 16), dense("p", 1, 64), 0, 3, 9, 192, 192)
-    assert asks == {0: (Wanted(0, 1, 2),)}
+    assert asks == {0: (WantedSums(0, 1, 2),)}
 
 
 def test_of_a_window_only_what_is_needed_is_asked_for() -> None:
     asks = asked(dense("d", 1, 16, window=32), dense("p", 1, 16, window=32), 0, 0, 7, 100, 100)
-    assert asks == {0: (Wanted(0, 5, 2),)}
+    assert asks == {0: (WantedSums(0, 5, 2),)}
 
 
 def test_only_those_are_asked_that_were_read_from() -> None:

@@ -14,7 +14,7 @@ from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.topology.errors import BlockMismatch, OwnEngine, UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology
-from tests.support.samples import engine, latent, llama
+from tests.support.samples import engine, gated_delta_net, latent, llama
 
 ONE = ("layers.0",)
 
@@ -142,8 +142,9 @@ def test_layers_that_are_read_and_written_are_planned_once_for_each_rank() -> No
             ("sliding", 16, 64, llama(ONE)),
             "group 0 sliding: blocks of 16 from 16, 16384 bytes a layer, heads 0..1",
         ),
+        (("mamba", 16, None, gated_delta_net(ONE)), "group 0 mamba: states, 67072 bytes a layer"),
     ],
-    ids=["dense", "mla", "sliding"],
+    ids=["dense", "mla", "sliding", "mamba"],
 )
 def test_one_line_says_who_reads_what_from_whom(groups: tuple[Any, ...], says: str) -> None:
     here = TransferTopology(engine("d", groups, tp=4), Rank(tp=0))

@@ -17,7 +17,7 @@ import numpy as np
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.topology.checksum import Summer, Words
-from kvd.topology.comparison import Comparison, Wanted, comparison
+from kvd.topology.comparison import Comparison, WantedSums, comparison
 from kvd.topology.errors import NotSummable, TopologyError
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology
@@ -180,6 +180,6 @@ def _read(answer: Message, load: Load, who: str) -> list[Words]:
     return [np.frombuffer(found, "<u8").astype(np.uint64) for found in answer.groups]
 
 
-def _on_wire(wanted: Wanted) -> SumsOf:
+def _on_wire(wanted: WantedSums) -> SumsOf:
     classes = wanted.classes
     return SumsOf(wanted.group, wanted.first, wanted.blocks, classes.run, classes.period, wanted.which)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Span, Summer, Words, layer_sums
+from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Summer, TokenSpan, Words, layer_sums
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.reply import Refused
 from kvd.worker.orders import StepOrders, SumOrder
@@ -217,7 +217,7 @@ class Summing:
                 continue
             numbers = np.arange(len(ids), dtype=np.int64)
             firsts = numbers if state else (blocks.first + numbers) * group.block_size
-            span = Span(0, len(ids)) if state else Span(0, order.tokens)
+            span = TokenSpan(0, len(ids)) if state else TokenSpan(0, order.tokens)
             tables = []
             for layer in group.layers:
                 if self._closing or not self._wanted(kept):

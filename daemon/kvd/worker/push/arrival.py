@@ -18,7 +18,7 @@ from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList, window_start
-from kvd.topology.pairing import block_pairs
+from kvd.topology.pairing import read_pairs
 from kvd.topology.plan import Plan, Read
 from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
@@ -221,7 +221,7 @@ def _needed(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Iterato
         local = blocks.get(read.group)
         if local is None or not len(local.ids):
             continue
-        pairs, _ = block_pairs(plan, read, local, _anything(plan, read, local, tokens), tokens)
+        pairs, _ = read_pairs(plan, read, local, _anything(plan, read, local, tokens), tokens)
         if len(pairs):
             yield read, len(pairs)
 

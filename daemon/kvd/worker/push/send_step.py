@@ -9,7 +9,7 @@ from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.push.computed import Computed, Outgoing
-from kvd.worker.push.target import MOST_FLYING, Phase, PushTarget, due, next_piece, readable, written
+from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_piece, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -67,7 +67,7 @@ def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
                 written(target, piece.layers)
             elif not target.flying:
                 target.lose_posts()
-    if target.phase is Phase.SENDING and not target.direct and not target.flying and target.complete:
+    if target.phase is TargetPhase.SENDING and not target.direct and not target.flying and target.complete:
         target.settle()
 
 
@@ -115,7 +115,7 @@ def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: S
 
 
 def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
-    while target.phase is Phase.SENDING and _may_post(target, computed):
+    while target.phase is TargetPhase.SENDING and _may_post(target, computed):
         if target.looked is computed:
             break
         ends = due(target, computed)

@@ -33,7 +33,7 @@ from kvd.worker.handshake import ask_for_peer
 from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.send_step import advance, poll, quiesce
-from kvd.worker.push.target import Phase, PushTarget, expired, nothing, progress, release_at, same
+from kvd.worker.push.target import PushTarget, TargetPhase, expired, nothing, progress, release_at, same
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -172,15 +172,15 @@ class Sender:
 
     def _serve(self, target: PushTarget, now: float) -> None:
         poll(target, self._outgoing, self._lanes)
-        if target.phase is Phase.SENDING:
+        if target.phase is TargetPhase.SENDING:
             computed = self._outgoing.computed(target.key.transfer_id)
             advance(target, computed, self._outgoing, self._lanes, self._stager, now)
             self._behind = self._behind or (computed is not None and computed.behind)
-        if target.phase is Phase.CLOSING:
+        if target.phase is TargetPhase.CLOSING:
             quiesce(target, self._lanes, now)
 
     def _open(self) -> list[PushTarget]:
-        return [target for target in self._live if target.phase < Phase.SETTLED]
+        return [target for target in self._live if target.phase < TargetPhase.SETTLED]
 
     def _pause(self) -> float | None:
         open_ = self._open()
@@ -188,7 +188,7 @@ class Sender:
         if flying or self._behind:
             last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
             return POLL if time.monotonic() - max(last, default=-math.inf) < FAST_FOR else POLL_SLOW
-        dues = [target.deadline for target in open_ if target.phase is Phase.SENDING]
+        dues = [target.deadline for target in open_ if target.phase is TargetPhase.SENDING]
         dues += self._lanes.due
         dues += [release_at(target) for target in self._live]
         if self._targets:
@@ -206,7 +206,7 @@ class Sender:
             case PushDone():
                 target = self._find(item.key)
                 if target is not None:
-                    target.withdrawn = target.withdrawn or target.phase >= Phase.SETTLED
+                    target.withdrawn = target.withdrawn or target.phase >= TargetPhase.SETTLED
                     target.settle()
                     self._release(target)
             case PeerChanged():
@@ -226,13 +226,13 @@ class Sender:
         name = (key.transfer_id, key.rank)
         before = self._targets.get(name)
         if before is not None and (key.attempt < before.key.attempt or same(announce, before.announce)):
-            if before.phase is Phase.RELEASED:
+            if before.phase is TargetPhase.RELEASED:
                 self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
             return
         if before is not None and before.withdrawn and key.attempt == before.key.attempt:
             # Withdrawn before it was announced. Whoever waits for it all the same hears that nothing comes.
             self._outgoing.settled(key.transfer_id, self.decoder, key.rank)
-            if before.phase >= Phase.SETTLED:
+            if before.phase >= TargetPhase.SETTLED:
                 self._again(before)
             return
         if before is not None and before.flying:
@@ -285,7 +285,7 @@ class Sender:
         for name, tokens in item.layers.items():
             if item.target.unheard.get(name) == tokens:
                 del item.target.unheard[name]
-        if item.nobody and item.target.phase is Phase.SENDING:
+        if item.nobody and item.target.phase is TargetPhase.SENDING:
             item.target.withdraw()
 
     # --- the peer ---
@@ -321,7 +321,7 @@ class Sender:
             for name, _ in self._targets:
                 self._outgoing.workers(name, self.decoder, self._ranks)
             for target in self._open():
-                if target.pushes is None and target.phase is Phase.SENDING:
+                if target.pushes is None and target.phase is TargetPhase.SENDING:
                     self._meet(target)
 
     def _meet(self, target: PushTarget) -> None:
@@ -387,7 +387,7 @@ class Sender:
         over = [name for name, target in self._targets.items() if expired(target, now, KEEP)]
         spare = len(self._targets) - len(over) - MOST_TARGETS
         if spare > 0:
-            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.phase >= Phase.SETTLED)
+            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.phase >= TargetPhase.SETTLED)
             over += [name for name, _ in zip(settled, range(spare), strict=False)]
         for name in over:
             self._targets.pop(name, None)

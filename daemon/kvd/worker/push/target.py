@@ -44,7 +44,7 @@ class Post:
     lane: Lane
 
 
-class Phase(enum.IntEnum):
+class TargetPhase(enum.IntEnum):
     """How far a target is from its end. It only goes forward, by `PushTarget.close`, `settle` and `release`."""
 
     SENDING = 0
@@ -81,7 +81,7 @@ class PushTarget:
     source: dict[int, BlockList] = field(default_factory=dict)
     unheard: dict[str, int] = field(default_factory=dict)
     news: bool = False
-    phase: Phase = Phase.SENDING
+    phase: TargetPhase = TargetPhase.SENDING
     since: float = 0.0
     withdrawn: bool = False
     cause: Cause | None = None
@@ -126,13 +126,13 @@ class PushTarget:
     @property
     def over(self) -> bool:
         """Whether there is nothing left to do for it, unless the decoder says more."""
-        return self.phase is Phase.RELEASED and not self.news
+        return self.phase is TargetPhase.RELEASED and not self.news
 
     def close(self, cause: Cause | None = None) -> None:
         """Post nothing more of it; with a ``cause`` it has failed, and the decoder hears so once it is settled."""
-        if self.phase is not Phase.SENDING:
+        if self.phase is not TargetPhase.SENDING:
             return
-        self.phase, self.since, self.cause = Phase.CLOSING, time.monotonic(), cause
+        self.phase, self.since, self.cause = TargetPhase.CLOSING, time.monotonic(), cause
         if cause is not None:
             key = self.key
             log.warning("push of %s to %s/%s is given up: %s", key.transfer_id, key.decoder, key.rank, cause)
@@ -140,17 +140,17 @@ class PushTarget:
     def withdraw(self) -> None:
         """The decoder wants no more of it; one that hears that of a settled target is told again what became of it."""
         self.withdrawn = True
-        self.news = self.news or self.phase >= Phase.SETTLED
+        self.news = self.news or self.phase >= TargetPhase.SETTLED
         self.close()
 
     def settle(self) -> None:
         """Nothing is read for it and nothing will be; whoever waits for that word is told, where it means anything."""
-        self.phase, self.since, self.looked = max(self.phase, Phase.SETTLED), time.monotonic(), None
+        self.phase, self.since, self.looked = max(self.phase, TargetPhase.SETTLED), time.monotonic(), None
         self.news = self.news or bool(self.cause) or (self.withdrawn and not self.dirty)
 
     def release(self) -> None:
         """Its blocks are not needed."""
-        self.phase = Phase.RELEASED
+        self.phase = TargetPhase.RELEASED
 
     def lose_posts(self) -> None:
         """Whatever is under way will not be waited for: it is to be posted again."""
@@ -224,7 +224,7 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
     for name, tokens in target.unheard.items():
         push = (target.pushes or {})[name]
         by_group.setdefault((push.group, push.source_group, tokens), []).append(name)
-    over = target.phase >= Phase.SETTLED
+    over = target.phase >= TargetPhase.SETTLED
     return PushProgress(
         key=target.key,
         source=source,
@@ -247,7 +247,7 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
 
 def release_at(target: PushTarget) -> float:
     """When its blocks may be overwritten: a decoder that reads by itself has to hear first that it must not."""
-    if target.phase is not Phase.SETTLED:
+    if target.phase is not TargetPhase.SETTLED:
         return math.inf
     reads = target.direct and bool(target.cause) and not target.withdrawn
     return target.since + READS_END if reads else target.since
@@ -255,7 +255,7 @@ def release_at(target: PushTarget) -> float:
 
 def expired(target: PushTarget, now: float, keep: float) -> bool:
     """Whether a target that has ended need not be remembered any more."""
-    return target.phase >= Phase.SETTLED and now > max(target.since, target.deadline) + keep
+    return target.phase >= TargetPhase.SETTLED and now > max(target.since, target.deadline) + keep
 
 
 def _run(target: PushTarget, group: int) -> BlockRun | None:

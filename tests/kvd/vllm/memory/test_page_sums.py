@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvd.geometry.model import EngineGeometry, Region, WorkerGeometry
-from kvd.topology.checksum import Classes, InMemory, Span, layer_sums
+from kvd.topology.checksum import Classes, InMemory, TokenSpan, layer_sums
 from kvd.vllm.memory.page_sums import OnDevice, summer_of
 from tests.kvd.topology.test_comparison import loads
 from tests.support import oracle
@@ -29,7 +29,7 @@ def test_torch_adds_up_as_numpy_does(
     for group in worker.groups:
         blocks = request.local[group.index]
         firsts = oracle.firsts(group, blocks)
-        span = Span(0, 1) if group.kind == "mamba" else Span(request.tokens // 3, request.tokens)
+        span = TokenSpan(0, 1) if group.kind == "mamba" else TokenSpan(request.tokens // 3, request.tokens)
         for layer in group.layers:
             theirs, ours = (
                 layer_sums(layer, summer, firsts=firsts, ids=blocks.ids, span=span, classes=Classes(1, 3))
