@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.bench.cases import FRAGMENTATIONS, Request, blocks_needed, requests
+from kvctl.bench.cases import FRAGMENTATIONS, MovedRequest, blocks_needed, requests
 from kvctl.bench.memory import Memory, anonymous, place, with_blocks
 from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
@@ -155,7 +155,7 @@ class Stock:
             for name, worker in (("NIXL_INIT_AGENT", local), (self.peer, remote))
         ]
 
-    def move(self, request: Request) -> None:
+    def move(self, request: MovedRequest) -> None:
         """Descriptor numbers of both sides, a transfer over the prepared lists, wait, take NIXL's times of it."""
         here = self.compute(self.worker, (request.reader[0].ids.tolist(),), self.blocks[0], None, 1)
         there = self.compute(self.worker, (request.source[0].ids.tolist(),), self.blocks[1], None, 1)
@@ -180,7 +180,7 @@ def pages(worker: WorkerGeometry) -> Any:
     return np.array(rows, np.int64)
 
 
-def by_plan(lane: Lane, plan: Plan, request: Request, *, selection: bool) -> Copies:
+def by_plan(lane: Lane, plan: Plan, request: MovedRequest, *, selection: bool) -> Copies:
     """Plan the request, submit it and poll until done."""
     if selection:
         copies = compile_request(plan, request.reader, request.source, tokens=request.tokens)[0]
@@ -285,7 +285,7 @@ def measure(kind: str, tp: int, given: argparse.Namespace) -> list[dict[str, Any
         for pattern in given.blocks.split(","):
             [request] = requests(memory.geometry, offer.worker, tokens, 1, pattern)
 
-            def by_stock(request: Request = request) -> None:
+            def by_stock(request: MovedRequest = request) -> None:
                 if stock is not None:
                     stock.move(request)
                 else:

@@ -20,7 +20,7 @@ _RUNS = {"runs-of-4": 4, "random": 1}
 
 
 @dataclass(frozen=True)
-class Request:
+class MovedRequest:
     """One request: its blocks by group on the reading and on the supplying side."""
 
     name: str
@@ -31,7 +31,7 @@ class Request:
 
 def requests(
     reader: WorkerGeometry, source: WorkerGeometry, tokens: int, count: int, fragmentation: str
-) -> list[Request]:
+) -> list[MovedRequest]:
     """``count`` requests whose blocks are all different, the same every time.
 
     Raises `ValueError` where either side has too few blocks.
@@ -55,7 +55,7 @@ def requests(
             ]
         )
     return [
-        Request(f"request-{number}", tokens, mine, theirs)
+        MovedRequest(f"request-{number}", tokens, mine, theirs)
         for number, (mine, theirs) in enumerate(zip(*sides, strict=True))
     ]
 

@@ -53,7 +53,7 @@ def large(
 
 
 @dataclass(slots=True)
-class Stream:
+class TcpStream:
     """One end of a TCP connection: a thread sends as many bytes as it is asked for."""
 
     listener: socket.socket | None = None

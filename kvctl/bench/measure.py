@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kvctl.bench.cases import Request, requests
+from kvctl.bench.cases import MovedRequest, requests
 from kvctl.bench.moving import STAGES
-from kvctl.bench.pair import Backend, Pair, Scene, pair
-from kvctl.bench.remote import Target
+from kvctl.bench.pair import BackendRun, PairScene, ProcessPair, pair
+from kvctl.bench.remote import ServeTarget
 from kvctl.bench.transport import has_rdma, is_slow
 from kvctl.cli.numbers import rate
 from kvctl.views.benchmark import Ceiling, Measurement, Quantiles, Warned
@@ -49,7 +49,7 @@ class Case:
     tokens: int
     concurrency: int
     fragmentation: str
-    requests: list[Request]
+    requests: list[MovedRequest]
     answers: list[dict[str, Any]] = field(default_factory=list)
     ratios: dict[str, list[float]] = field(default_factory=dict)
 
@@ -82,7 +82,12 @@ class Measured:
 
 
 def measure(
-    place: Scene, backend: Backend, sweep: Sweep, folder: Path, told: Told, to: Target | None = None
+    place: PairScene,
+    backend: BackendRun,
+    sweep: Sweep,
+    folder: Path,
+    told: Told,
+    to: ServeTarget | None = None,
 ) -> Measured:
     """All measurements of one backend, with the source at ``to``. ``told`` is called after each step.
 
@@ -116,7 +121,7 @@ def quantiles(values: Iterable[float]) -> Quantiles:
 
 
 def _direction(
-    both: Pair, place: Scene, sweep: Sweep, operation: Operation, told: Told
+    both: ProcessPair, place: PairScene, sweep: Sweep, operation: Operation, told: Told
 ) -> tuple[list[Case], Ceilings]:
     """All cases of one direction: each once for its bytes, then rounds of ceilings and cases in turn."""
     source = place.sources[place.plan.sources[0]]
@@ -154,7 +159,7 @@ def _direction(
     return cases, ceilings
 
 
-def _verified(both: Pair, case: Case, operation: Operation, *, verify: bool) -> None:
+def _verified(both: ProcessPair, case: Case, operation: Operation, *, verify: bool) -> None:
     """Move once, which also prepares what is prepared once, and compare every byte."""
     if verify:
         both.fill(case.requests, case.key)
@@ -191,7 +196,7 @@ def _measurement(
 
 
 def _left_out(
-    backend: Backend, sweep: Sweep, found: dict[Operation, tuple[list[Case], Ceilings]]
+    backend: BackendRun, sweep: Sweep, found: dict[Operation, tuple[list[Case], Ceilings]]
 ) -> Iterable[str]:
     wanted = len(sweep.sizes) * len(sweep.fragmentations)
     for operation, (cases, _) in found.items():
@@ -204,7 +209,10 @@ def _left_out(
 
 
 def _slow(
-    backend: Backend, transports: dict[Operation, str], large: dict[Operation, float], to: Target | None
+    backend: BackendRun,
+    transports: dict[Operation, str],
+    large: dict[Operation, float],
+    to: ServeTarget | None,
 ) -> Iterable[Warned]:
     """One warning for each direction that is on a slow path, by its transport or by its rate."""
     for operation, transport in transports.items():

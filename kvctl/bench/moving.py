@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvctl.bench.cases import Request
+from kvctl.bench.cases import MovedRequest
 from kvd.backends.contract import Backend, Lane, State, Transfer
 from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies
@@ -43,7 +43,7 @@ class Moved:
 class Mover(Protocol):
     """Begins to move requests, and tells of those that are over."""
 
-    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+    def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
         """Without ``coalesce`` every block and run of bytes is a descriptor of its own; ``seconds`` is the limit."""
         ...
 
@@ -54,7 +54,7 @@ class Mover(Protocol):
 
 def move(
     mover: Mover,
-    requests: Sequence[Request],
+    requests: Sequence[MovedRequest],
     seconds: float,
     *,
     at: Sequence[float] | None = None,
@@ -111,7 +111,7 @@ class LoadMover:
         self._lane = PeerLane(SOURCE, backend, topology, self._ended.put)
         self._lane.on_peer_changed()
 
-    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+    def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
         """See `Mover`."""
         now = time.monotonic()
         load = Load(self._order(number, request, seconds, now), received=now, deadline=now + seconds)
@@ -137,7 +137,7 @@ class LoadMover:
         self._lane.stop()
         self._lane.join(CLOSE_SECONDS)
 
-    def _order(self, number: int, request: Request, seconds: float, now: float) -> LoadOrder:
+    def _order(self, number: int, request: MovedRequest, seconds: float, now: float) -> LoadOrder:
         sides = [request.source.get(group) for group in range(max(request.source) + 1)]
         prefill = RemotePrefill(
             engine_id=SOURCE,
@@ -206,7 +206,7 @@ class WriteMover:
     lanes: Mapping[int, Lane]
     under_way: list[_Write] = field(default_factory=list)
 
-    def begin(self, number: int, request: Request, *, seconds: float, coalesce: bool) -> None:
+    def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
         """See `Mover`."""
         del seconds
         began = time.monotonic()
@@ -261,7 +261,7 @@ def pause(posted: float) -> None:
     time.sleep(POLL_FAST if time.monotonic() - posted < FAST_FOR else POLL_SLOW)
 
 
-def uncoalesced(plan: Plan, request: Request) -> dict[int, Copies]:
+def uncoalesced(plan: Plan, request: MovedRequest) -> dict[int, Copies]:
     """Every block and run of bytes of the plan as a descriptor of its own, by position of the source worker."""
     found: dict[int, list[Descriptors]] = {}
     for met in pair_blocks(plan, request.reader, request.source, request.tokens):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.bench.cases import Request, to_plain
+from kvctl.bench.cases import MovedRequest, to_plain
 from kvctl.bench.memory import size_of, with_blocks
 from kvctl.bench.process import END_SECONDS, START_SECONDS, introduction, options_at, start, ucx_log
-from kvctl.bench.remote import RemoteProcess, Target, begin, connect
+from kvctl.bench.remote import RemoteProcess, ServeTarget, begin, connect
 from kvctl.bench.transport import ucx_transport
 from kvctl.processes.interruption import held, unwinding
 from kvctl.processes.worker_process import WorkerProcess, good
@@ -27,7 +27,7 @@ Process = WorkerProcess | RemoteProcess
 
 
 @dataclass(frozen=True)
-class Scene:
+class PairScene:
     """What takes part: one worker of the reading engine, and those of the other engine that it reads from.
 
     ``sources`` are all workers of the other engine; ``plan`` says which of them, and its addresses are made up.
@@ -44,18 +44,18 @@ class Scene:
         return size_of(self.reader) + sum(size_of(self.sources[at]) for at in self.plan.sources)
 
 
-def scene(local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int]) -> Scene:
+def scene(local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int]) -> PairScene:
     """The first worker of the reading engine, with at most so many blocks of it and of the other engine's workers.
 
     Raises `TopologyError` where the two do not fit.
     """
     siblings = tuple(with_blocks(worker, blocks[0]) for worker in local.workers)
     sources = tuple(with_blocks(worker, blocks[1]) for worker in remote.workers)
-    return Scene(siblings[0], siblings, sources, plan_worker(siblings[0], siblings, sources))
+    return PairScene(siblings[0], siblings, sources, plan_worker(siblings[0], siblings, sources))
 
 
 @dataclass(frozen=True)
-class Backend:
+class BackendRun:
     """A transfer engine and how to run it: the adapter's options, variables of the environment.
 
     ``devices`` are the CUDA devices that the reader's and the source's memory is on, None for the host's.
@@ -68,10 +68,10 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ProcessPair:
     """Both processes, ready to move. ``lands``: writes are possible. The rest is for the ceilings."""
 
-    backend: Backend
+    backend: BackendRun
     reader: WorkerProcess
     source: Process
     lands: bool
@@ -82,17 +82,21 @@ class Pair:
     peer: str
     logs: dict[str, Path]
 
-    def fill(self, requests: Sequence[Request], key: str) -> None:
+    def fill(self, requests: Sequence[MovedRequest], key: str) -> None:
         """Put the right bytes into the source's blocks, and none into the reader's."""
         self.source.ask(do="fill", key=key, requests=_plain(requests))
         self.reader.ask(do="clear", requests=_plain(requests))
 
-    def difference(self, requests: Sequence[Request], key: str) -> str:
+    def difference(self, requests: Sequence[MovedRequest], key: str) -> str:
         """The first byte that did not land as it must; empty where all did."""
         return str(self.reader.ask(do="check", key=key, requests=_plain(requests))["difference"])
 
     def move(
-        self, requests: Sequence[Request], operation: Operation, at: Sequence[float] | None = None, **how: Any
+        self,
+        requests: Sequence[MovedRequest],
+        operation: Operation,
+        at: Sequence[float] | None = None,
+        **how: Any,
     ) -> dict[str, Any]:
         """Move them; see `kvctl.bench.moving.move`."""
         process = self.reader if operation == "read" else self.source
@@ -136,7 +140,9 @@ class Pair:
 
 
 @contextlib.contextmanager
-def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None) -> Iterator[Pair]:
+def pair(
+    place: PairScene, backend: BackendRun, folder: Path, to: ServeTarget | None = None
+) -> Iterator[ProcessPair]:
     """Start both processes, the source on the host ``to`` if there is one; have them register, meet; end them after.
 
     Raises `WorkerFailed` with the backend's own words, `PeerUnreachable` where the other host does not answer.
@@ -169,7 +175,7 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
         if mine["lands"]:
             windows = reader.ask(do="land", sources=list(theirs["workers"]))["windows"]
             source.ask(**both, windows=windows)
-        yield Pair(
+        yield ProcessPair(
             backend=backend,
             reader=reader,
             source=source,
@@ -184,7 +190,7 @@ def pair(place: Scene, backend: Backend, folder: Path, to: Target | None = None)
 
 
 def _source(
-    place: Scene, backend: Backend, folder: Path, to: Target | None, processes: list[Process]
+    place: PairScene, backend: BackendRun, folder: Path, to: ServeTarget | None, processes: list[Process]
 ) -> Process:
     """The source, added to ``processes`` and told who it is."""
     workers = {str(at): worker_to_plain(place.sources[at]) for at in place.plan.sources}
@@ -209,7 +215,7 @@ def _end(processes: list[Process], kind: type[BaseException] | None, *_: object)
         process.end(END_SECONDS if kind is None else 0.0)
 
 
-def _plain(requests: Sequence[Request]) -> list[dict[str, Any]]:
+def _plain(requests: Sequence[MovedRequest]) -> list[dict[str, Any]]:
     return [
         {
             "name": one.name,

@@ -47,7 +47,7 @@ def first_difference(memory: Memory, blocks: Mapping[int, BlockList], request: s
     return ""
 
 
-class _Part(NamedTuple):
+class _PageField(NamedTuple):
     """One field of one page: the bytes that are there, and what the right ones are made of."""
 
     group: Group
@@ -71,7 +71,7 @@ class _Part(NamedTuple):
         return made
 
 
-def _parts(memory: Memory, blocks: Mapping[int, BlockList], request: str) -> Iterator[_Part]:
+def _parts(memory: Memory, blocks: Mapping[int, BlockList], request: str) -> Iterator[_PageField]:
     worker = memory.geometry
     bases: dict[Field, tuple[Values, Int64]] = {}
     for group in worker.groups:
@@ -93,7 +93,7 @@ def _parts(memory: Memory, blocks: Mapping[int, BlockList], request: str) -> Ite
                     start = layer.offset + block * layer.stride
                     view = _view(memory.regions[layer.region], start, field)
                     first = number if group.kind == "mamba" else number * group.block_size
-                    yield _Part(group, layer, field, number, view, token + first, base, salt)
+                    yield _PageField(group, layer, field, number, view, token + first, base, salt)
 
 
 def _view(memory: NDArray[np.uint8], page: int, field: Field) -> Values:

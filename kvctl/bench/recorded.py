@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from kvctl.bench.cases import Blocks, Request
+from kvctl.bench.cases import Blocks, MovedRequest
 from kvctl.bench.memory import with_blocks
-from kvctl.bench.pair import Scene
+from kvctl.bench.pair import PairScene
 from kvctl.errors import CheckFailed
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -32,23 +32,23 @@ MOST_BLOCKS = 8_000_000
 
 
 @dataclass(frozen=True)
-class Stream:
+class RecordedStream:
     """The transfers of one worker from one engine, oldest first, and the request that each has become."""
 
     local: str
     rank: str
     remote: str
     mode: Literal["pull", "push"]
-    scene: Scene
+    scene: PairScene
     transfers: tuple[TransferLine, ...]
-    requests: tuple[Request, ...]
+    requests: tuple[MovedRequest, ...]
 
 
 @dataclass(frozen=True)
 class Recorded:
     """All streams of a trace, and how many transfers were left out for which reason."""
 
-    streams: tuple[Stream, ...]
+    streams: tuple[RecordedStream, ...]
     left_out: dict[str, int]
 
 
@@ -107,7 +107,7 @@ def _stream(
     transfers: Sequence[TransferLine],
     scale: float,
     left_out: Counter[str],
-) -> Stream | None:
+) -> RecordedStream | None:
     local, remote = engines
     reader = next(worker for worker in local.workers if str(worker.rank) == rank)
     try:
@@ -138,12 +138,12 @@ def _stream(
     siblings = tuple(with_blocks(worker, mine_count) for worker in local.workers)
     sources = tuple(with_blocks(worker, their_count) for worker in remote.workers)
     reader = next(worker for worker in siblings if str(worker.rank) == rank)
-    scene = Scene(reader, siblings, sources, plan_worker(reader, siblings, sources))
+    scene = PairScene(reader, siblings, sources, plan_worker(reader, siblings, sources))
     requests = tuple(
-        Request(f"{number}", transfer.tokens, mine[number], theirs[number])
+        MovedRequest(f"{number}", transfer.tokens, mine[number], theirs[number])
         for number, transfer in enumerate(kept)
     )
-    return Stream(local.engine_id, rank, remote.engine_id, kept[0].mode, scene, tuple(kept), requests)
+    return RecordedStream(local.engine_id, rank, remote.engine_id, kept[0].mode, scene, tuple(kept), requests)
 
 
 def _scaled(
@@ -182,7 +182,7 @@ def _compacted(lists: Sequence[Blocks]) -> tuple[list[Blocks], int]:
     return [renamed(blocks) for blocks in lists], int(new[-1]) + 1
 
 
-def batches(stream: Stream, most: int, longest: float) -> Iterable[range]:
+def batches(stream: RecordedStream, most: int, longest: float) -> Iterable[range]:
     """Requests that can be on their way together: no block is filled twice or holds two contents.
 
     At most ``most`` of them, and begun within ``longest`` seconds of the record.

@@ -24,7 +24,7 @@ MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Target:
+class ServeTarget:
     """Where `kvctl serve` answers. ``keys`` are those of both sides, None where none are needed."""
 
     host: str
@@ -50,9 +50,9 @@ class Target:
             ) from None
 
 
-def target(text: str, key_file: Path | None) -> Target:
+def target(text: str, key_file: Path | None) -> ServeTarget:
     """What ``--to HOST[:PORT]`` and ``--key-file`` say. Raises `UsageError`."""
-    return Target(*endpoint(text), keys(key_file))
+    return ServeTarget(*endpoint(text), keys(key_file))
 
 
 def endpoint(text: str) -> tuple[str, int]:
@@ -114,7 +114,7 @@ class RemoteProcess:
         self.socket.close(linger=0)
 
 
-def connect(to: Target, backend: str, log: Path) -> RemoteProcess:
+def connect(to: ServeTarget, backend: str, log: Path) -> RemoteProcess:
     """Greet `kvctl serve`. Raises `PeerTimeout` where it does not answer, `WorkerFailed` where it refuses."""
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
     socket.linger = 500

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvctl.bench.measure import Difference, Told, quantiles
 from kvctl.bench.moving import STAGES
-from kvctl.bench.pair import Backend, Pair, pair
-from kvctl.bench.recorded import Stream, batches
-from kvctl.bench.remote import Target
+from kvctl.bench.pair import BackendRun, ProcessPair, pair
+from kvctl.bench.recorded import RecordedStream, batches
+from kvctl.bench.remote import ServeTarget
 from kvctl.views.replay import RecordedFigures, Variant
 from kvd.backends.contract import Operation
 from kvd.trace.model import TransferLine
@@ -25,7 +25,7 @@ RECORDED_STAGES = ("queued", "handshake", "plan", "post", "wire")
 
 
 @dataclass(frozen=True)
-class Pace:
+class ReplayPace:
     """When transfers begin: ``speed`` times as fast as they did, or ``in_flight`` at a time as fast as possible."""
 
     speed: float | None
@@ -36,7 +36,7 @@ class Pace:
 class Way:
     """One way to replay: a backend with its environment, with or without joining neighbouring blocks."""
 
-    backend: Backend
+    backend: BackendRun
     coalesce: bool = True
 
     @property
@@ -56,14 +56,14 @@ class _Found:
 
 
 def replay(
-    streams: Sequence[Stream],
+    streams: Sequence[RecordedStream],
     way: Way,
-    pace: Pace,
+    pace: ReplayPace,
     folder: Path,
     told: Told,
     *,
     verify: bool = True,
-    to: Target | None = None,
+    to: ServeTarget | None = None,
 ) -> Variant:
     """Replay all streams one after the other, with the sources at ``to``.
 
@@ -102,7 +102,7 @@ def dominant(stages: dict[str, float]) -> tuple[str, float]:
     return name, stages[name] / total if total else 0.0
 
 
-def _timed(stream: Stream, pace: Pace) -> Iterator[range]:
+def _timed(stream: RecordedStream, pace: ReplayPace) -> Iterator[range]:
     """The batches, each when it is due; the time for filling and comparing is not the record's and shifts the rest."""
     began = time.monotonic() - (stream.transfers[0].at / pace.speed if pace.speed else 0.0)
     for batch in batches(stream, BATCH, LONGEST * (pace.speed or 1.0)):
@@ -113,13 +113,20 @@ def _timed(stream: Stream, pace: Pace) -> Iterator[range]:
         yield batch
 
 
-def _operation(both: Pair, stream: Stream) -> Operation:
+def _operation(both: ProcessPair, stream: RecordedStream) -> Operation:
     """Pushes are writes; a backend that cannot write reads them, as the connector does with it."""
     return "write" if stream.mode == "push" and both.lands else "read"
 
 
 def _batch(
-    both: Pair, stream: Stream, batch: range, way: Way, pace: Pace, found: _Found, *, verify: bool
+    both: ProcessPair,
+    stream: RecordedStream,
+    batch: range,
+    way: Way,
+    pace: ReplayPace,
+    found: _Found,
+    *,
+    verify: bool,
 ) -> None:
     requests = stream.requests[batch.start : batch.stop]
     at = None

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.bench.measure import Difference
-from kvctl.bench.pair import Backend
+from kvctl.bench.pair import BackendRun
 from kvctl.bench.recorded import Recorded, recorded
-from kvctl.bench.remote import Target
-from kvctl.bench.replay import Pace, Way, recorded_figures, replay
+from kvctl.bench.remote import ServeTarget
+from kvctl.bench.replay import ReplayPace, Way, recorded_figures, replay
 from kvctl.bench.run import (
     REAL,
     check_report,
@@ -37,7 +37,7 @@ from kvd.trace.read import read_trace
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReplayOptions:
     """What `kvctl replay` was asked for; no backends means the recorded ones."""
 
     trace: str
@@ -51,10 +51,10 @@ class Wanted:
     memory: int
     verify: bool
     report: Path | None
-    to: Target | None = None
+    to: ServeTarget | None = None
 
 
-def run(wanted: Wanted, settings: Settings) -> None:
+def run(wanted: ReplayOptions, settings: Settings) -> None:
     """Replay, show, write the report.
 
     Raises `CheckFailed` for a trace that cannot be used, for a wrong byte, and where no way could be run.
@@ -75,7 +75,7 @@ def run(wanted: Wanted, settings: Settings) -> None:
     began, load = time.time(), os.getloadavg()[0]
     variants: list[Variant] = []
     with workplace() as folder, progress(len(ways) * len(found.streams), settings) as told:
-        pace = Pace(wanted.speed, wanted.in_flight)
+        pace = ReplayPace(wanted.speed, wanted.in_flight)
         for number, way in enumerate(ways):
             place = folder / str(number)
             place.mkdir()
@@ -101,7 +101,7 @@ def run(wanted: Wanted, settings: Settings) -> None:
         write_report(wanted.report, replay_page(document))
 
 
-def _ways(wanted: Wanted, found: Recorded) -> tuple[list[Way], list[str]]:
+def _ways(wanted: ReplayOptions, found: Recorded) -> tuple[list[Way], list[str]]:
     """The plain way of each backend, and those that the options add."""
     names: Sequence[str] = wanted.backends
     notes: list[str] = []
@@ -114,12 +114,12 @@ def _ways(wanted: Wanted, found: Recorded) -> tuple[list[Way], list[str]]:
     names, more = usable(names)
     ways = []
     for name in names:
-        ways.append(Way(Backend(name)))
+        ways.append(Way(BackendRun(name)))
         if wanted.no_coalesce:
-            ways.append(Way(Backend(name), coalesce=False))
+            ways.append(Way(BackendRun(name), coalesce=False))
         # UCX is NIXL's; the others would be measured twice.
         ways += [
-            Way(Backend(name, environment={key: value}))
+            Way(BackendRun(name, environment={key: value}))
             for key, value in wanted.environment
             if name == "nixl" or not key.startswith("UCX_")
         ]
@@ -127,7 +127,7 @@ def _ways(wanted: Wanted, found: Recorded) -> tuple[list[Way], list[str]]:
 
 
 def _document(
-    wanted: Wanted,
+    wanted: ReplayOptions,
     trace: RecordedTrace,
     found: Recorded,
     variants: list[Variant],

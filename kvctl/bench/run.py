@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
-from kvctl.bench.pair import Backend
-from kvctl.bench.remote import Target
+from kvctl.bench.pair import BackendRun
+from kvctl.bench.remote import ServeTarget
 from kvctl.bench.sizing import Sized, sized
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
@@ -32,7 +32,7 @@ REAL = ("nixl", "mooncake", "direct")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BenchmarkOptions:
     """What `kvctl benchmark` was asked for; no backends means all there are.
 
     ``seconds`` is for all rounds together, and decides only when they end earlier than ``rounds``.
@@ -51,10 +51,10 @@ class Wanted:
     plot: bool
     report: Path | None
     devices: tuple[int | None, int | None] = (None, None)
-    to: Target | None = None
+    to: ServeTarget | None = None
 
 
-def run(wanted: Wanted, settings: Settings) -> None:
+def run(wanted: BenchmarkOptions, settings: Settings) -> None:
     """Measure, show, write the report.
 
     Raises `CheckFailed` for a wrong byte, for what does not fit, and where no backend could measure anything.
@@ -79,7 +79,7 @@ def run(wanted: Wanted, settings: Settings) -> None:
             for name in backends:
                 try:
                     found = measure(
-                        place.scene, Backend(name, devices=wanted.devices), sweep, folder, told, wanted.to
+                        place.scene, BackendRun(name, devices=wanted.devices), sweep, folder, told, wanted.to
                     )
                 except Difference as error:
                     raise CheckFailed(
@@ -176,7 +176,7 @@ def first_line(error: Exception) -> str:
 
 
 def _document(
-    wanted: Wanted,
+    wanted: BenchmarkOptions,
     place: Sized,
     rows: list[Measurement],
     warnings: list[Warned],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvctl.bench.cases import blocks_needed, whole_tokens
 from kvctl.bench.memory import size_of
-from kvctl.bench.pair import Scene, scene
+from kvctl.bench.pair import PairScene, scene
 from kvctl.cli.numbers import size
 from kvctl.errors import CheckFailed
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -21,7 +21,7 @@ SPARE = 1.5
 class Sized:
     """A scene, the sizes (tokens, requests at a time) that fit in it, and what was left out."""
 
-    scene: Scene
+    scene: PairScene
     sizes: tuple[tuple[int, int], ...]
     notes: tuple[str, ...]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvctl.bench import ceilings, device, pattern
-from kvctl.bench.cases import Request, from_plain
+from kvctl.bench.cases import MovedRequest, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.orders import Deeds, Orders, serve
@@ -40,7 +40,7 @@ class Bench:
     windows: list[Window] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     serving: threading.Thread | None = None
-    stream: ceilings.Stream = field(default_factory=ceilings.Stream)
+    stream: ceilings.TcpStream = field(default_factory=ceilings.TcpStream)
 
     @property
     def reader(self) -> Memory:
@@ -181,9 +181,9 @@ def _stream(bench: Bench, orders: Orders) -> Orders:
     return bench.stream.receive((orders["host"], orders["port"]), orders["bytes"])
 
 
-def _requests(orders: Orders) -> list[Request]:
+def _requests(orders: Orders) -> list[MovedRequest]:
     return [
-        Request(plain["name"], plain["tokens"], from_plain(plain["reader"]), from_plain(plain["source"]))
+        MovedRequest(plain["name"], plain["tokens"], from_plain(plain["reader"]), from_plain(plain["source"]))
         for plain in orders["requests"]
     ]
 

@@ -118,10 +118,10 @@ def benchmark(  # noqa: PLR0913 - one for each option
         return
 
     from kvctl.bench.remote import target
-    from kvctl.bench.run import Wanted, run
+    from kvctl.bench.run import BenchmarkOptions, run
 
     run(
-        Wanted(
+        BenchmarkOptions(
             pair=_pair(engines or [], model, local, remote, settings),
             backends=tuple(backends or ()),
             operations=tuple(operations or OPERATIONS),

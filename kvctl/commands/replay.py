@@ -83,10 +83,10 @@ def replay(  # noqa: PLR0913 - one for each option
             f"--speed {speed:g} keeps the recorded times and --concurrency {concurrency} does not; give one of them"
         )
     from kvctl.bench.remote import target
-    from kvctl.bench.replay_run import Wanted, run
+    from kvctl.bench.replay_run import ReplayOptions, run
 
     run(
-        Wanted(
+        ReplayOptions(
             trace=trace,
             backends=tuple(backends or ()),
             no_coalesce=no_coalesce,

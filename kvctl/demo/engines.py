@@ -16,7 +16,7 @@ from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import prompt
-from kvctl.demo.running import Running, Served
+from kvctl.demo.running import DemoOutcome, Running
 from kvctl.demo.screen import Board
 from kvctl.processes.daemons import two_hosts
 from kvctl.processes.errors import EngineStartFailed
@@ -131,7 +131,7 @@ def _wait_ready(engines: dict[str, EngineProcess], board: Board) -> None:
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _serve(number: int, deployment: Deployment, single: EngineProcess) -> Served:
+def _serve(number: int, deployment: Deployment, single: EngineProcess) -> DemoOutcome:
     """One prompt through both engines, and through the single one at the same time."""
     tokens = prompt(number, PROMPTS[number])
     expected = single.submit_alone(tokens, NEW_TOKENS)
@@ -139,7 +139,7 @@ def _serve(number: int, deployment: Deployment, single: EngineProcess) -> Served
     alone = expected.result(ANSWER_SECONDS)
     decoded = asked.decoded
     equal = not alone.error and decoded.token_ids == alone.token_ids[1:]
-    return Served(
+    return DemoOutcome(
         name=f"request-{number + 1}",
         prompt_tokens=len(tokens),
         external_tokens=decoded.num_cached_tokens or 0,

@@ -23,7 +23,7 @@ LEDGER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class DemoOutcome:
     """What became of one request. ``problem`` is empty where all is well; lengths are in tokens.
 
     ``handed_over`` is what the ledger has as the remote request's id; empty where nothing was handed over.
@@ -52,7 +52,7 @@ class Running:
     mode: Mode
     simulated: bool
     prompts: Sequence[int]
-    serve: Callable[[int], Served]
+    serve: Callable[[int], DemoOutcome]
 
 
 def waves(requests: int) -> list[list[int]]:
@@ -61,14 +61,14 @@ def waves(requests: int) -> list[list[int]]:
     return alone + [list(range(first, min(first + 2, requests))) for first in range(len(alone), requests, 2)]
 
 
-def send_requests(running: Running, board: Board) -> list[Served]:
+def send_requests(running: Running, board: Board) -> list[DemoOutcome]:
     """Send all requests, wave by wave. Never raises for a request that failed: it says so."""
-    served: list[Served] = []
+    served: list[DemoOutcome] = []
     # Not a `with` block: after an interruption its threads end only once the engines are stopped.
     threads = ThreadPoolExecutor(2)
     try:
         for wave in waves(len(running.prompts)):
-            started: list[Future[Served]] = []
+            started: list[Future[DemoOutcome]] = []
             for number in wave:
                 board.begin(f"request-{number}", f"request {number + 1}, {running.prompts[number]} tokens")
                 started.append(threads.submit(_serve, running, number, board))
@@ -79,7 +79,7 @@ def send_requests(running: Running, board: Board) -> list[Served]:
     return served
 
 
-def summarize(running: Running, served: Sequence[Served], began: float) -> Demo:
+def summarize(running: Running, served: Sequence[DemoOutcome], began: float) -> Demo:
     """The document: what was served, joined with what the kvds know. ``began`` is in monotonic seconds.
 
     Raises `kvd.client.errors.ClientError` where a kvd does not answer.
@@ -101,11 +101,11 @@ def summarize(running: Running, served: Sequence[Served], began: float) -> Demo:
     )
 
 
-def _serve(running: Running, number: int, board: Board) -> Served:
+def _serve(running: Running, number: int, board: Board) -> DemoOutcome:
     try:
         one = running.serve(number)
     except (EngineError, WorkerFailed, TimeoutError) as error:
-        one = Served(
+        one = DemoOutcome(
             name=f"request-{number + 1}",
             prompt_tokens=running.prompts[number],
             external_tokens=0,
@@ -120,7 +120,7 @@ def _serve(running: Running, number: int, board: Board) -> Served:
     return one
 
 
-def _document(one: Served, rows: Sequence[LedgerRow]) -> DemoRequest:
+def _document(one: DemoOutcome, rows: Sequence[LedgerRow]) -> DemoRequest:
     records = [row.record for row in rows]
     problem = one.problem
     if not problem:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.running import Running, Served
+from kvctl.demo.running import DemoOutcome, Running
 from kvctl.demo.screen import Board
 from kvctl.demo.simulated_model import BLOCK_TOKENS, MODEL, PERIOD
 from kvctl.processes import tied
@@ -68,7 +68,7 @@ def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
         board.end("workers", "registered")
         filling = stack.enter_context(ThreadPoolExecutor(PREFILL_RANKS))
 
-        def serve(number: int) -> Served:
+        def serve(number: int) -> DemoOutcome:
             return _serve(number, prefill, decode, filling)
 
         yield Running(
@@ -119,7 +119,7 @@ def _start(host: Kvd, place: tuple[int, int], backend: str, folder: Path) -> Wor
 
 def _serve(
     number: int, prefill: SimulatedEngine, decode: SimulatedEngine, filling: ThreadPoolExecutor
-) -> Served:
+) -> DemoOutcome:
     """One request: prefill all of its prompt but the last token, hand over, compare."""
     tokens = PROMPTS[number] - 1
     name = f"request-{number + 1}"
@@ -130,7 +130,7 @@ def _serve(
     offered = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)
     here = decode.allocate(tokens)
     loaded = decode.workers[0].ask(do="load", request=f"{name}-decode", blocks=here, **offered)
-    return Served(
+    return DemoOutcome(
         name=name,
         prompt_tokens=PROMPTS[number],
         external_tokens=tokens,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvctl.bench.measure import Difference, Sweep, measure
-from kvctl.bench.pair import Backend, Scene
+from kvctl.bench.pair import BackendRun, PairScene
 from kvctl.bench.run import REAL, first_line, workplace
 from kvctl.bench.sizing import sized
 from kvctl.cli.numbers import rate, size
@@ -37,7 +37,7 @@ def backend_checks() -> Iterator[Check]:
                 yield from _moved(name, states[name], place.scene, folder)
 
 
-def _moved(name: str, version: str, scene: Scene, folder: Path) -> Iterator[Check]:
+def _moved(name: str, version: str, scene: PairScene, folder: Path) -> Iterator[Check]:
     sweep = Sweep(
         sizes=((TOKENS, 1),),
         fragmentations=("contiguous",),
@@ -48,7 +48,7 @@ def _moved(name: str, version: str, scene: Scene, folder: Path) -> Iterator[Chec
     )
     code = name.upper()
     try:
-        found = measure(scene, Backend(name), sweep, folder, lambda _: None)
+        found = measure(scene, BackendRun(name), sweep, folder, lambda _: None)
     except WorkerFailed as error:
         yield Check(
             code=code, about="backends", state="failed", found=f"{name} {version}: {first_line(error)}",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvctl.bench.measure import Sweep, measure
-from kvctl.bench.pair import Backend
+from kvctl.bench.pair import BackendRun
 from kvctl.bench.sizing import sized
 from kvctl.engines.sources import planned
 from tests.kvctl.views.test_formats import check
@@ -87,7 +87,7 @@ def test_mooncake_reads_and_writes() -> None:
 def test_what_the_time_is_too_short_for_is_left_out_and_named(tmp_path: Path) -> None:
     place = sized(planned("llama-3.1-8b", "tp=8"), planned("llama-3.1-8b", "tp=8"), (64,), (1,), 1 << 30)
     sweep = Sweep(place.sizes, ("contiguous", "random"), ("read",), rounds=5, seconds=1e-9)
-    found = measure(place.scene, Backend("direct"), sweep, tmp_path, lambda _: None)
+    found = measure(place.scene, BackendRun("direct"), sweep, tmp_path, lambda _: None)
     assert [(row.fragmentation, row.rounds, row.verified) for row in found.rows] == [("contiguous", 1, True)]
     assert found.notes == [
         "direct reads after 64 tokens 1 at a time, contiguous: the 0.0 s for them were over (--quick)"
