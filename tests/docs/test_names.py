@@ -39,3 +39,14 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     roots = (ROOT, ROOT / "daemon")
     assert {name for name in names if not has_module(name)} == set()
     assert {path for path in paths if not any((root / path).exists() for root in roots)} == set()
+
+
+def test_pages_that_the_code_names_are_there() -> None:
+    sources = [
+        path
+        for folder in ("kvctl", "daemon", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    named = {page for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text())}
+    assert len(named) > 10
+    assert {page for page in named if not (ROOT / page).is_file()} == set()
