@@ -21,14 +21,18 @@ LOOK_SECONDS = 1.0
 async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes, registry: Registry) -> None:
     """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
     refused: set[tuple[str, str]] = set()
-    while True:
-        try:
-            answer = await links.get(endpoint).ask(ListEngines(), LOOK_SECONDS)
-            if isinstance(answer, EngineList):
-                await _introduce(answer, endpoint, handshakes, registry, refused)
-        except PeerAway as away:
-            log.debug("%s", away.message)
-        await asyncio.sleep(LOOK_SECONDS)
+    handshakes.trusted.add(endpoint)
+    try:
+        while True:
+            try:
+                answer = await links.get(endpoint).ask(ListEngines(), LOOK_SECONDS)
+                if isinstance(answer, EngineList):
+                    await _introduce(answer, endpoint, handshakes, registry, refused)
+            except PeerAway as away:
+                log.debug("%s", away.message)
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        handshakes.trusted.discard(endpoint)
 
 
 async def _introduce(

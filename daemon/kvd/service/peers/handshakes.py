@@ -17,6 +17,7 @@ from kvd.service.engines.registry import LocalEngine, Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache, next_step
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.one_card import displaced
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
@@ -77,6 +78,7 @@ class Handshakes:
         liveness: LivenessSettings,
     ) -> None:
         self.peers: dict[Key, PeerEngine] = {}
+        self.trusted = {HERE}  # besides them, whom clients name
         self.liveness = liveness
         self._peer = peer
         self._myself = myself
@@ -137,9 +139,8 @@ class Handshakes:
         cached &= await self._refuse_incompatible(engine, peer)
         if not cached:
             async with self._handing_out:
-                await asyncio.sleep(
-                    0
-                )  # all who waited wake at once; an answer each turn leaves room for others
+                # All who waited wake at once; an answer each turn leaves room for others.
+                await asyncio.sleep(0)
         if peer.state == "gone":
             raise RequestRefused(
                 "KVD-ENGINE-GONE",
@@ -341,6 +342,13 @@ class Handshakes:
         )
 
     def _keep(self, key: Key, fetched: PeerEngine) -> PeerEngine:
+        live = [
+            (where, peer.card, peer.state == "ready")
+            for (where, engine_id), peer in self.peers.items()
+            if engine_id == key[1] and peer.state != "gone"
+        ]
+        for where, card in list(displaced(key[0], fetched.card, live, self.trusted)):
+            self.peer_engine_gone(where, key[1], card.generation, "another kvd, which is configured, has it")
         known = self.peers.get(key)
         if known is not None:
             if known.state != "gone" and known.card.generation == fetched.card.generation:

@@ -300,7 +300,7 @@ class Claims:
                         f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}", "PEER_REFUSED"
                     )
                     return
-                self._known.learn(answer.peer)
+                self._known.learn(answer.peer, Endpoint(prefill.host, prefill.port))
                 if claim.transfer_id:  # the router cannot know it
                     claim.prefill = msgspec.structs.replace(prefill, generation=answer.peer.generation)
                 claim.handshake_seconds = answer.seconds

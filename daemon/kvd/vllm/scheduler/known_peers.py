@@ -5,47 +5,54 @@ from __future__ import annotations
 from kvd.vllm.prompt.digest import KEY_BYTES
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
-from kvd.wire.identity import EngineCard
+from kvd.wire.identity import Endpoint, EngineCard
 from kvd.worker.remote import RemotePrefill
+
+HERE = Endpoint()
+"""Stands for the kvd of this host, whatever address params give it."""
 
 
 class KnownPeers:
-    """Generations of the peer engines that kvd found to fit.
+    """Generations of the peer engines that kvd found to fit, each with the kvd that said so.
+
+    Params name the kvd that is asked, and whoever answers there may say that it is some engine, with a key of its own.
+    So what one kvd says is used for prefills that name this kvd alone.
 
     Touched by the scheduler's step and the session's thread, each time for one operation on a dictionary.
     """
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, bytes]] = {}
+        self._found: dict[tuple[str, Endpoint], tuple[str, bytes]] = {}
 
-    def learn(self, card: EngineCard) -> None:
-        """This generation was found to fit.
-
-        The first key of a generation stays: params name the kvd that is asked, and whoever answers there may say that
-        it is that engine, with a key of its own.
-        """
-        engine_id = card.engine.engine_id
-        generation, key = self._found.get(engine_id, ("", b""))
+    def learn(self, card: EngineCard, endpoint: Endpoint) -> None:
+        """The kvd at ``endpoint`` has this generation, and it fits. The first key of a generation stays."""
+        of = card.engine.engine_id, endpoint
+        generation, key = self._found.get(of, ("", b""))
         known = key if generation == card.generation else b""
         given = card.digest_key if len(card.digest_key) == KEY_BYTES else b""
-        self._found[engine_id] = card.generation, known or given
+        self._found[of] = card.generation, known or given
 
     def pushed(self, message: Message) -> None:
         """On the session's thread: a peer became known, or its generation ended."""
         if isinstance(message, PeerReady):
-            self.learn(message.peer)
-        elif isinstance(message, PeerGone) and self._generation(message.engine_id) == message.generation:
-            self._found.pop(message.engine_id, None)
+            self.learn(message.peer, message.endpoint)
+        elif isinstance(message, PeerGone):
+            for of, (generation, _) in list(self._found.items()):
+                if (of[0], generation) == (message.engine_id, message.generation):
+                    self._found.pop(of, None)
 
     def fits(self, prefill: RemotePrefill) -> bool:
         """Whether a prefill comes from a generation that is known to fit."""
-        return self._generation(prefill.engine_id) == prefill.generation
+        return self._key(prefill) is not None
 
     def digest_key(self, prefill: RemotePrefill) -> bytes:
         """The key of the generation that a prefill comes from, empty where it is not known."""
-        generation, key = self._found.get(prefill.engine_id, ("", b""))
-        return key if generation == prefill.generation else b""
+        return self._key(prefill) or b""
 
-    def _generation(self, engine_id: str) -> str | None:
-        found = self._found.get(engine_id)
-        return None if found is None else found[0]
+    def _key(self, prefill: RemotePrefill) -> bytes | None:
+        """Of the kvd that the prefill names; None where it is not known to have that generation."""
+        for endpoint in (HERE, Endpoint(prefill.host, prefill.port)):
+            generation, key = self._found.get((prefill.engine_id, endpoint), (None, b""))
+            if generation == prefill.generation:
+                return key
+        return None

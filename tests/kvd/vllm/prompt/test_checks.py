@@ -11,7 +11,8 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon
 from kvd.vllm.params import finished_prefill
-from kvd.wire.handshake import GetPeer
+from kvd.wire.handshake import GetPeer, PeerGone
+from kvd.wire.identity import Endpoint
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
@@ -88,7 +89,7 @@ def test_a_key_that_is_known_is_not_forgotten_for_a_card_without_one() -> None:
     desk.known.pushed(KEYLESS)
     assert desk.known.digest_key(prefill(())) == KEY
     other = msgspec.structs.replace(KEYLESS.peer, generation="gen-2")
-    desk.known.learn(other)
+    desk.known.learn(other, KEYLESS.endpoint)
     assert desk.known.digest_key(prefill((), generation="gen-2")) == b"", "another generation, another key"
 
 
@@ -158,6 +159,23 @@ def test_who_answers_elsewhere_under_an_engines_name_does_not_replace_its_key() 
     desk.peer(msgspec.structs.replace(PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b"x" * 32)))
     desk.advance()
     assert desk.known.digest_key(prefill(())) == KEY
+
+
+def test_a_key_is_used_for_prefills_of_the_kvd_that_gave_it_and_no_others() -> None:
+    """Else whoever answers first under an engine's name, with its generation, chooses the key for all its prompts."""
+    planted, elsewhere = b"x" * 32, Endpoint("liar", 9)
+    desk = Desk(known=False)
+    for asked in desk.script.asked(GetPeer):
+        assert asked.message.endpoint.host == "h"
+    desk.known.learn(msgspec.structs.replace(PEER.peer, digest_key=planted), elsewhere)
+    assert not desk.known.fits(prefill(()))
+    desk.peer(PEER)
+    desk.advance()
+    assert desk.known.digest_key(prefill(())) == KEY
+    assert desk.known.digest_key(msgspec.structs.replace(prefill(()), host="liar", port=9)) == planted
+    desk.known.pushed(PeerGone(engine_id="p", generation=GENERATION, reason="it ended"))
+    assert not desk.known.fits(prefill(()))
+    assert not desk.known.fits(msgspec.structs.replace(prefill(()), host="liar", port=9))
 
 
 # --- the scheduler's half ---
