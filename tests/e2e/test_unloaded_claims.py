@@ -165,7 +165,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def kvd(monkeypatch: pytest.MonkeyPatch) -> Willing:
     script = Willing()
-    monkeypatch.setattr("kvd.vllm.connector.Session", lambda card, push, **_: script.open(card, push))
+    monkeypatch.setattr("kvd.vllm.connector.KvdSession", lambda card, push, **_: script.open(card, push))
     return script
 
 
