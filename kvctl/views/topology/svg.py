@@ -1,11 +1,15 @@
-"""The Topology document as a self-contained SVG: sources on the left, readers on the right, a curve for each read."""
+"""The Topology document as a self-contained SVG: sources on the left, readers on the right, a curve for each read.
+
+Graphviz can draw the same (``kvctl describe-topology -o dot | dot -Tsvg``), but pip does not bring it, and
+a picture must take no more than kvctl itself.
+"""
 
 from __future__ import annotations
 
 import colorsys
 import textwrap
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from html import escape
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.views.topology.document import PairDocument, Topology

@@ -46,7 +46,7 @@ def test_describe_topology_imports_no_engine_and_no_backend() -> None:
 def test_planning_without_a_kvd_imports_no_sockets_and_no_pydantic() -> None:
     loaded = modules("describe-topology", "--model", "qwen3-32b", "--remote", "tp=2", "-o", "json")
     assert "kvd.topology.plan" in loaded
-    assert not loaded & (HEAVY | {"zmq", "pydantic", "rich.console"})
+    assert not loaded & (HEAVY | {"zmq", "pydantic", "rich.console", "ssl"})
 
 
 PLANNING = ("describe-topology", "diff", "export-geometry")
