@@ -157,6 +157,7 @@ def checked(
                 f"{side} descriptor {row}, {int(kept.length[row])} bytes at {int(addresses[row]):#x}, "
                 "is not registered",
                 backend=backend,
+                hint="only registered memory is read or written",
             )
     return Descriptors(kept.local, remote.seen_at(kept.remote), kept.length)
 
