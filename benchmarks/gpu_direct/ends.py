@@ -14,7 +14,7 @@ from benchmarks.gpu_direct.owner import MIB, Owner, fill, owner, regions, tensor
 from benchmarks.gpu_direct.reader import Reader, finished, timed, wait
 from benchmarks.gpu_direct.shapes import pieces
 from kvd.backends.contract import State
-from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.backends.errors import BackendError
 
 
@@ -84,7 +84,7 @@ def from_itself(reader: Reader) -> dict[str, Any]:
     """A backend and a lane in one process."""
     memory = tensors(reader.device)
     fill(memory)
-    backend = DirectBackend("itself", Settings())
+    backend = DirectBackend("itself", DirectOptions())
     backend.register(regions(memory))
     peer = Owner(subprocess.Popen(["true"], text=True), backend.metadata(), [t.data_ptr() for t in memory])
     peer.process.wait()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.geometry.model import Region
 
 MIB = 1 << 20
@@ -51,7 +51,7 @@ def own(device: str) -> None:
     torch.cuda.set_device(device)
     memory = tensors(device)
     fill(memory)
-    backend = DirectBackend("owner", Settings())
+    backend = DirectBackend("owner", DirectOptions())
     backend.register(regions(memory))
     addresses = [t.data_ptr() for t in memory]
     print(json.dumps({"metadata": backend.metadata().hex(), "addresses": addresses}), flush=True)

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu_direct.owner import MIB, Owner, pattern, regions
 from kvd.backends.contract import State, Transfer
-from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
@@ -29,13 +29,13 @@ class Reader:
     memory: list[Any]
     seen: dict[str, Any]
 
-    def backend(self, ctas: int = Settings().ctas) -> DirectBackend:
+    def backend(self, ctas: int = DirectOptions().ctas) -> DirectBackend:
         """A backend over the memory, for copies of ``ctas`` thread blocks."""
-        backend = DirectBackend("reader", Settings(ctas=ctas))
+        backend = DirectBackend("reader", DirectOptions(ctas=ctas))
         backend.register(regions(self.memory))
         return backend
 
-    def lane(self, peer: Owner, ctas: int = Settings().ctas) -> CudaLane:
+    def lane(self, peer: Owner, ctas: int = DirectOptions().ctas) -> CudaLane:
         """A lane to an owner, of a backend of its own."""
         lane = self.backend(ctas).lane("owner")
         assert isinstance(lane, CudaLane)

@@ -18,8 +18,9 @@ from typing import Any
 
 from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
+from kvd.backends.errors import PeerUnreachable, TransferRefused
 from kvd.backends.lanes import EngineLane, EngineWindow, Holdings
+from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -65,9 +66,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MemoryBackend:
     Raises:
         BackendError: an unknown option.
     """
-    unknown = sorted(set(options) - {"faults"})
-    if unknown:
-        raise BackendError(f"unknown option {', '.join(unknown)} for memory; known is faults", backend=NAME)
+    known_options(options, ("faults",), backend=NAME)
     return MemoryBackend(name, options.get("faults") or Faults())
 
 

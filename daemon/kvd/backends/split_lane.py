@@ -43,8 +43,6 @@ deadline."""
 POST_S = 50e-6
 """More than it takes to post a descriptor that a network then moves (docs/backends/nixl.md, "Costs")."""
 
-MOST_THREADS = 16
-
 _log = logging.getLogger(__name__)
 
 _Post = Callable[[SelectingLane], Transfer]
@@ -91,16 +89,6 @@ class _Split:
     def done(self) -> bool:
         """Whether all of it has come."""
         return not self.rest and all(part.state is State.DONE for _, part in self.parts)
-
-
-def check_threads(threads: object, *, backend: str) -> None:
-    """Check the option ``copy_threads`` of a backend; 1 is for lanes that split nothing.
-
-    Raises:
-        BackendError: it is no number, or not within 1 and `MOST_THREADS`.
-    """
-    if not (type(threads) is int and 0 < threads <= MOST_THREADS):
-        raise BackendError(f"option copy_threads is {threads!r}; it is 1 to {MOST_THREADS}", backend=backend)
 
 
 class SplitLane:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from kvd.backends import registry as choose
 from kvd.backends.auto.lane import AutoLane, Backends
@@ -17,52 +19,37 @@ from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.options import EngineName, Nested, check_engine, read_options
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class AutoOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``engine`` is the transfer engine for peers that cannot be read directly, with its own ``engine_options``;
-    ``direct_options`` are those of `kvd.backends.direct.backend.Settings`, which ``direct`` has.
+    ``direct_options`` are those of `DirectOptions`.
     """
 
-    engine: str = "nixl"
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    direct: direct.Settings = field(default_factory=direct.Settings)
+    engine: EngineName = "nixl"
+    engine_options: Nested = {}
+    direct_options: Nested = {}
 
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
-        """Settings from a mapping.
 
-        Raises:
-            BackendError: an option that does not exist, or a value of the wrong type.
-        """
-        known = {"engine": str, "engine_options": dict, "direct_options": dict}
-        if unknown := sorted(set(options) - set(known)):
-            raise BackendError(
-                f"unknown option {', '.join(unknown)} for auto; known are {', '.join(known)}", backend=NAME
-            )
-        for name, value in options.items():
-            if not isinstance(value, known[name]):
-                raise BackendError(
-                    f"option {name} is {value!r}; it is {'a name' if name == 'engine' else 'an object'}",
-                    backend=NAME,
-                )
-        if (engine := options.get("engine", cls().engine)) in (NAME, DIRECT):
-            raise BackendError(f"option engine is {engine!r}, which is no transfer engine", backend=NAME)
-        return cls(
-            engine,
-            options.get("engine_options", {}),
-            direct.Settings.of(options.get("direct_options", {})),
-        )
+def auto_options(given: Mapping[str, Any]) -> tuple[AutoOptions, direct.DirectOptions]:
+    """The options, and those of direct reads in them.
+
+    Raises:
+        BackendError: an option that does not exist, or a value that it cannot have.
+    """
+    found = read_options(AutoOptions, given, backend=NAME)
+    check_engine(found.engine, (NAME, DIRECT), backend=NAME)
+    return found, read_options(direct.DirectOptions, found.direct_options, backend=DIRECT)
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
-    """A backend over the direct one and that of a transfer engine; ``options`` as in `Settings`.
+    """A backend over the direct one and that of a transfer engine; ``options`` as in `AutoOptions`.
 
     Where one of the two cannot be opened the log says why, and the other serves alone.
 
@@ -70,21 +57,21 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
         BackendUnavailable: neither can be opened.
         BackendError: an unknown option, also of the backends behind it.
     """
-    settings = Settings.of(options)
-    backends = Backends(settings.engine)
+    found, of_direct = auto_options(options)
+    backends = Backends(found.engine)
     try:
-        backends.direct = direct.DirectBackend(name, settings.direct)
+        backends.direct = direct.DirectBackend(name, of_direct)
     except BackendUnavailable as error:
         backends.no_direct = error.message
     try:
-        backends.engine = choose.open_backend(settings.engine, name, settings.engine_options)
+        backends.engine = choose.open_backend(found.engine, name, found.engine_options)
     except BackendUnavailable as error:
         backends.no_engine = error.message
     for reason in filter(None, (backends.no_direct, backends.no_engine)):
         _log.warning("%s", reason)
     if backends.direct is None and backends.engine is None:
         raise BackendUnavailable(
-            f"neither direct reads nor {settings.engine} work here: {backends.no_direct}; {backends.no_engine}",
+            f"neither direct reads nor {found.engine} work here: {backends.no_direct}; {backends.no_engine}",
             backend=NAME,
         )
     return AutoBackend(name, backends)

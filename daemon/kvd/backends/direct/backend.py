@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -24,20 +23,17 @@ from kvd.backends.direct.host.source import VERSION, Card
 from kvd.backends.direct.permission import refusal, rules
 from kvd.backends.direct.process import NAME, this_process
 from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendError, BackendUnavailable
+from kvd.backends.errors import BackendUnavailable
 from kvd.backends.lanes import Holdings
+from kvd.backends.options import CopyThreads, Flag, ThreadBlocks, read_options
 from kvd.backends.regions import joined, only_device
-from kvd.backends.split_lane import SplitLane, check_threads, split
+from kvd.backends.split_lane import SplitLane, split
 from kvd.geometry.model import Region
-
-MOST_CTAS = 4096
-"""More than any device runs at once."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class DirectOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``memfd``: let vLLM's KV memory on CPUs be memory that peers can map (kvd.vllm.memory.pool does it). Where it is
@@ -47,42 +43,20 @@ class Settings:
     copy a large read of host memory (`kvd.backends.split_lane`).
     """
 
-    memfd: bool = True
-    allow_readers: bool = True
-    ctas: int = 64
-    copy_threads: int = 2
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
-        """Settings from a mapping.
-
-        Raises:
-            BackendError: an option that does not exist, or a value that it cannot have.
-        """
-        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise BackendError(
-                f"unknown option {', '.join(unknown)} for direct; known are {known}", backend=NAME
-            )
-        settings = cls(**options)
-        if not (type(settings.ctas) is int and 0 < settings.ctas <= MOST_CTAS):
-            raise BackendError(f"option ctas is {settings.ctas!r}; it is 1 to {MOST_CTAS}", backend=NAME)
-        check_threads(settings.copy_threads, backend=NAME)
-        for name in ("memfd", "allow_readers"):
-            if not isinstance(value := getattr(settings, name), bool):
-                raise BackendError(f"option {name} is {value!r}; it is true or false", backend=NAME)
-        return settings
+    memfd: Flag = True
+    allow_readers: Flag = True
+    ctas: ThreadBlocks = 64
+    copy_threads: CopyThreads = 2
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> DirectBackend:
-    """A worker's direct backend; ``options`` as in `Settings`.
+    """A worker's direct backend; ``options`` as in `DirectOptions`.
 
     Raises:
         BackendUnavailable: this system has not what it takes.
         BackendError: an unknown option.
     """
-    return DirectBackend(name, Settings.of(options))
+    return DirectBackend(name, read_options(DirectOptions, options, backend=NAME))
 
 
 HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
@@ -97,10 +71,10 @@ class DirectBackend:
     ``traits`` are of the kind of memory that is registered, of host memory until then.
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, options: DirectOptions) -> None:
         self.name = name
         self.traits = HOST_TRAITS
-        self._settings = settings
+        self._options = options
         self._regions: tuple[Region, ...] = ()
         self._memory: tuple[Backing, ...] = ()
         self._cuda: CudaSide | None = None
@@ -129,7 +103,7 @@ class DirectBackend:
         self._holdings.registering()
         device = only_device(regions, backend=NAME)
         if device != "cpu":
-            self._cuda = open_device(device, regions, self._settings.ctas)
+            self._cuda = open_device(device, regions, self._options.ctas)
             self.traits, self._regions = CUDA_TRAITS, tuple(regions)
             self._holdings.registered()
             return
@@ -137,7 +111,7 @@ class DirectBackend:
         self._memory = _backings(self._regions)
         self._holdings.registered()
         mine = rules()
-        if not self._memory and mine.scope == 1 and self._settings.allow_readers:
+        if not self._memory and mine.scope == 1 and self._options.allow_readers:
             self._allows = allow_tracers()
         why = refusal(self._process, self._process, mine, dumpable=dumpable(), allows=self._allows)
         if why is not None and not self._memory:
@@ -172,7 +146,7 @@ class DirectBackend:
         if self._cuda:
             lane = self._cuda.lane(name, self._process, self._regions, self._holdings.drop)
             return self._holdings.keep(lane)
-        threads = self._settings.copy_threads
+        threads = self._options.copy_threads
         return self._holdings.keep(split(name, threads, self._one_thread, self._holdings.drop))
 
     def _one_thread(self, name: str) -> DirectLane:

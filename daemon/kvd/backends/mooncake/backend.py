@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
@@ -21,7 +23,7 @@ from kvd.backends.mooncake.engine import Engine
 from kvd.backends.mooncake.lane import MooncakeLane
 from kvd.backends.mooncake.library import INSTALL, NAME, Library, load
 from kvd.backends.mooncake.mark import DeviceMarks, host_mark
-from kvd.backends.mooncake.settings import NVLINK, Settings, protocol_for
+from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
 from kvd.backends.mooncake.target import Target, pack_target
 from kvd.backends.regions import check_regions
 from kvd.geometry.model import Region
@@ -30,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> MooncakeBackend:
-    """A worker's Mooncake backend; ``options`` as in `Settings`.
+    """A worker's Mooncake backend; ``options`` as in `MooncakeOptions`.
 
     Raises:
         BackendUnavailable: Mooncake is not installed or does not load here.
         BackendError: an unknown option, or a value that one cannot have.
     """
-    return MooncakeBackend(name, Settings.of(options), load())
+    return MooncakeBackend(name, mooncake_options(options), load())
 
 
 class MooncakeBackend:
@@ -48,9 +50,9 @@ class MooncakeBackend:
 
     traits = Traits(late_writes_stop_at="lane", lands=True)
 
-    def __init__(self, name: str, settings: Settings, library: Library) -> None:
+    def __init__(self, name: str, options: MooncakeOptions, library: Library) -> None:
         self.name = name
-        self._settings = settings
+        self._options = options
         self._library = library
         self._engine: Engine | None = None
         self._marks: DeviceMarks | None = None
@@ -72,21 +74,21 @@ class MooncakeBackend:
                 backend=NAME,
                 hint=INSTALL,
             )
-        if self._settings.protocol == "auto":
-            self._settings = replace(
-                self._settings, protocol=protocol_for(regions, self._library, os.environ)
+        if self._options.protocol == "auto":
+            self._options = structs.replace(
+                self._options, protocol=protocol_for(regions, self._library, os.environ)
             )
         self._regions = tuple(regions)
         if (device := cuda_driver.ordinal(regions)) is not None:
             self._look_at(device)
-        elif self._settings.protocol == NVLINK:
+        elif self._options.protocol == NVLINK:
             raise RegistrationError(f"option protocol is {NVLINK} and memory is on the host", backend=NAME)
         self._engine = self._make()
         self._holdings.registered()
 
     def _look_at(self, device: int) -> None:
         """Settle what is different for memory of a GPU."""
-        protocol = self._settings.protocol
+        protocol = self._options.protocol
         _log.info("Mooncake moves the memory of cuda:%d by %s", device, protocol)
         if protocol == NVLINK and not self._library.nvlink:
             raise RegistrationError(
@@ -122,7 +124,7 @@ class MooncakeBackend:
         return self._holdings.keep(
             MooncakeLane(
                 name,
-                self._settings,
+                self._options,
                 self._regions,
                 version=self._library.version,
                 make=self._make,
@@ -161,10 +163,10 @@ class MooncakeBackend:
 
     def _make(self) -> Engine:
         mark = self._marks.take() if self._marks else host_mark()
-        return Engine(self._library, self._settings, self._regions, mark)
+        return Engine(self._library, self._options, self._regions, mark)
 
     def _describe(self, name: str, engine: Engine) -> bytes:
-        target = Target(engine.session, self._settings.protocol, engine.mark.value, engine.mark.address)
+        target = Target(engine.session, self._options.protocol, engine.mark.value, engine.mark.address)
         return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
 
     def _registered(self) -> Engine:

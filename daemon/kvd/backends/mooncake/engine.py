@@ -17,7 +17,7 @@ from kvd.backends.mooncake.host import is_loopback
 from kvd.backends.mooncake.library import LOG, NAME, Library, engine_environment, told
 from kvd.backends.mooncake.listener import end_wait
 from kvd.backends.mooncake.mark import Mark
-from kvd.backends.mooncake.settings import NVLINK, Settings
+from kvd.backends.mooncake.options import NVLINK, MooncakeOptions
 from kvd.backends.regions import joined
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -45,29 +45,31 @@ class Engine:
     later one on the same port.
     """
 
-    def __init__(self, library: Library, settings: Settings, regions: Sequence[Region], mark: Mark) -> None:
-        """``settings`` name the protocol, not auto."""
+    def __init__(
+        self, library: Library, options: MooncakeOptions, regions: Sequence[Region], mark: Mark
+    ) -> None:
+        """``options`` name the protocol, not auto."""
         self._gone: weakref.ref[Any] | None = None
         self.mark = mark
         self._device = cuda_driver.ordinal(regions)
         self._enter()
         self._engine: Any = library.engine()
-        with engine_environment(settings.protocol, settings.progress_timeout_s):
+        with engine_environment(options.protocol, options.progress_timeout_s):
             failed = self._engine.initialize(
-                settings.host, "P2PHANDSHAKE", told(settings.protocol), settings.device_name
+                options.host, "P2PHANDSHAKE", told(options.protocol), options.device_name
             )
         if failed:
             self._engine = None
             raise BackendUnavailable(
-                f"Mooncake's engine does not start on {settings.host} with {settings.protocol}: it answered {failed}",
+                f"Mooncake's engine does not start on {options.host} with {options.protocol}: it answered {failed}",
                 backend=NAME,
                 hint=LOG,
             )
         self._port = int(self._engine.get_rpc_port())
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        host = f"[{options.host}]" if ":" in options.host else options.host
         self.session = f"{host}:{self._port}"
         try:
-            if settings.protocol == NVLINK:
+            if options.protocol == NVLINK:
                 # A region's handle stands for its whole allocation; and a batch hides which of it was refused.
                 self._register_each(dict.fromkeys(cuda_driver.allocation(r) for r in (*regions, mark.region)))
             else:

@@ -14,8 +14,8 @@ from kvd.backends.lanes import EngineLane
 from kvd.backends.mooncake.connect import connect
 from kvd.backends.mooncake.engine import COMPLETED, WAITING, Engine, knock
 from kvd.backends.mooncake.library import LOG, NAME
+from kvd.backends.mooncake.options import NVLINK, MooncakeOptions
 from kvd.backends.mooncake.pieces import cut
-from kvd.backends.mooncake.settings import NVLINK, Settings
 from kvd.backends.mooncake.target import Target, parse_target
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
@@ -62,7 +62,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
     def __init__(
         self,
         name: str,
-        settings: Settings,
+        options: MooncakeOptions,
         regions: Sequence[Region],
         *,
         version: str,
@@ -70,7 +70,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         closed: Callable[[MooncakeLane], None],
     ) -> None:
         super().__init__(name, NAME, closed)
-        self._settings = settings
+        self._options = options
         self._version = version
         self._memory = RegisteredMemory(regions)
         self._make = make
@@ -80,12 +80,12 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         """Wait up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed."""
         envelope = unpack(metadata, backend=NAME)
         same_minor_release(self._version, envelope.version, backend=NAME, engine="Mooncake")
-        target = parse_target(envelope.blob, self._settings.protocol)
+        target = parse_target(envelope.blob, self._options.protocol)
         if known:
             del self._peers[peer]
             self._end_all(f"peer {peer!r} was added anew", lambda work: work.peer is known)
             self._destroy([known.engine])
-        engine = connect(self._make(), target, peer, self._settings.connect_timeout_s)
+        engine = connect(self._make(), target, peer, self._options.connect_timeout_s)
         self._peers[peer] = MooncakePeer(metadata, target, RegisteredMemory(envelope.regions), engine)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
@@ -100,9 +100,9 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         with self._lock:
             known = self._known(peer)
             rows = checked(descriptors, self._memory, known.memory, backend=NAME)
-            if self._settings.protocol == NVLINK:
+            if self._options.protocol == NVLINK:
                 return self._copy(known, rows, operation, peer)
-            pieces = cut(rows, self._settings.piece_bytes)
+            pieces = cut(rows, self._options.piece_bytes)
             work = _Pieces(
                 known, operation, *(c.tolist() for c in (pieces.local, pieces.remote, pieces.length))
             )
@@ -167,7 +167,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
             work.over += 1
             if state != COMPLETED:
                 self._spoil(work, row, f"Mooncake answered {state} and no reason")
-        while queue and len(flying) < self._settings.in_flight:
+        while queue and len(flying) < self._options.in_flight:
             work, row = queue[0], queue[0].posted
             if work.failed or row == len(work.length):
                 queue.popleft()

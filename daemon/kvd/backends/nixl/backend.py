@@ -11,8 +11,11 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
@@ -23,8 +26,9 @@ from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
 from kvd.backends.nixl.library import NAME, Library, load, software_only
 from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
+from kvd.backends.options import CopyThreads, read_options
 from kvd.backends.regions import check_regions
-from kvd.backends.split_lane import SplitLane, check_threads, split
+from kvd.backends.split_lane import SplitLane, split
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -33,8 +37,7 @@ PARKED_LIMIT = 32
 """How many given-up lanes a backend keeps; each costs an agent's memory and sockets and no processor time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class NixlOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``drain_s``: seconds that a lane being closed waits for its transfers to end. ``abandon``: what becomes of a lane
@@ -45,39 +48,18 @@ class Settings:
     """
 
     drain_s: float = 0.1
-    abandon: Literal["auto", "park", "destroy"] = "auto"
-    copy_threads: int = 2
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
-        """Settings from a mapping.
-
-        Raises:
-            BackendError: an option that does not exist, or a value for ``abandon`` that doesn't.
-        """
-        unknown = sorted(set(options) - set(cls.__dataclass_fields__))
-        if unknown:
-            known = ", ".join(cls.__dataclass_fields__)
-            raise BackendError(
-                f"unknown option {', '.join(unknown)} for nixl; known are {known}", backend=NAME
-            )
-        settings = cls(**options)
-        if settings.abandon not in {"auto", "park", "destroy"}:
-            raise BackendError(
-                f"option abandon is {settings.abandon!r}; it is auto, park or destroy", backend=NAME
-            )
-        check_threads(settings.copy_threads, backend=NAME)
-        return settings
+    abandon: Annotated[Literal["auto", "park", "destroy"], Meta(description="auto, park or destroy")] = "auto"
+    copy_threads: CopyThreads = 2
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> NixlBackend:
-    """A worker's NIXL backend; ``options`` as in `Settings`.
+    """A worker's NIXL backend; ``options`` as in `NixlOptions`.
 
     Raises:
         BackendUnavailable: NIXL is not installed, or UCX does not start here.
         BackendError: an unknown option.
     """
-    return NixlBackend(name, Settings.of(options), load())
+    return NixlBackend(name, read_options(NixlOptions, options, backend=NAME), load())
 
 
 class NixlBackend:
@@ -94,15 +76,15 @@ class NixlBackend:
         max_descriptors=None,
     )
 
-    def __init__(self, name: str, settings: Settings, library: Library) -> None:
+    def __init__(self, name: str, options: NixlOptions, library: Library) -> None:
         self.name = name
-        self._settings = settings
+        self._options = options
         self._library = library
         self._agent = Agent(library, name, progress=True)
         self._regions: tuple[Region, ...] = ()
         self._holdings = Holdings(name, NAME)
         self._parked: deque[Parked] = deque()
-        self._parks = settings.abandon == "park"
+        self._parks = options.abandon == "park"
         self._no_window = ""
 
     def register(self, regions: Sequence[Region]) -> None:
@@ -123,7 +105,7 @@ class NixlBackend:
         self._agent.register(regions)
         self._regions = tuple(regions)
         self._holdings.registered()
-        if self._settings.abandon == "auto":
+        if self._options.abandon == "auto":
             self._parks = software_only(os.environ, self._regions)
         self._no_window = refusal(os.environ, self._regions)
         self.traits = replace(self.traits, lands=not self._no_window)
@@ -146,7 +128,7 @@ class NixlBackend:
             RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
         """
         self._holdings.opened(registered=True)
-        threads = self._settings.copy_threads if software_only(os.environ, self._regions) else 1
+        threads = self._options.copy_threads if software_only(os.environ, self._regions) else 1
         return self._holdings.keep(split(name, threads, self._one_agent, self._holdings.drop))
 
     def _one_agent(self, name: str) -> NixlLane:
@@ -154,7 +136,7 @@ class NixlBackend:
             name,
             self._registered(f"{self.name}.{name}", {}),
             self._regions,
-            drain_s=self._settings.drain_s,
+            drain_s=self._options.drain_s,
             park=self._park if self._parks else None,
             closed=self._holdings.drop,
         )

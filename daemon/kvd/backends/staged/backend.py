@@ -8,76 +8,56 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from kvd.backends import registry as choose
 from kvd.backends.contract import Backend, Traits
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import Holdings
+from kvd.backends.options import EngineName, Nested, ThreadBlocks, check_engine, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
 from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
-MOST_CTAS = 4096
 _NO_ENGINES = (NAME, "auto", "direct")
 _LOOK_S = 50e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class StagedOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``engine`` moves bytes between the mirrors of two workers, with its own ``engine_options``. ``ctas`` is how many
     thread blocks a copy between a GPU and its mirror takes at most; 16 fill PCIe.
     """
 
-    engine: str = "nixl"
-    engine_options: Mapping[str, Any] = field(default_factory=dict)
-    ctas: int = 16
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> Settings:
-        """Settings from a mapping.
-
-        Raises:
-            BackendError: an option that does not exist, or a value that it cannot have.
-        """
-        known = ", ".join(cls.__dataclass_fields__)
-        if unknown := sorted(set(options) - set(cls.__dataclass_fields__)):
-            raise BackendError(
-                f"unknown option {', '.join(unknown)} for staged; known are {known}", backend=NAME
-            )
-        values = {name: options.get(name, getattr(cls(), name)) for name in cls.__dataclass_fields__}
-        engine, given, ctas = values["engine"], values["engine_options"], values["ctas"]
-        if not isinstance(engine, str) or engine in _NO_ENGINES:
-            raise BackendError(f"option engine is {engine!r}, which is no transfer engine", backend=NAME)
-        if not isinstance(given, Mapping):
-            raise BackendError(f"option engine_options is {given!r}; it is an object", backend=NAME)
-        if not (type(ctas) is int and 0 < ctas <= MOST_CTAS):
-            raise BackendError(f"option ctas is {ctas!r}; it is 1 to {MOST_CTAS}", backend=NAME)
-        return cls(engine, given, ctas)
+    engine: EngineName = "nixl"
+    engine_options: Nested = {}
+    ctas: ThreadBlocks = 16
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:
-    """A worker's backend over mirrors of its memory; ``options`` as in `Settings`.
+    """A worker's backend over mirrors of its memory; ``options`` as in `StagedOptions`.
 
     Raises:
         BackendUnavailable: the engine is not installed here.
         BackendError: an unknown option, also of the engine.
     """
-    settings = Settings.of(options)
-    return StagedBackend(name, settings, choose.open_backend(settings.engine, name, settings.engine_options))
+    found = read_options(StagedOptions, options, backend=NAME)
+    check_engine(found.engine, _NO_ENGINES, backend=NAME)
+    return StagedBackend(name, found, choose.open_backend(found.engine, name, found.engine_options))
 
 
 class StagedBackend:
     """A worker's memory, mirrored in host memory; peers read the mirror, and see there what `stage` copied."""
 
-    def __init__(self, name: str, settings: Settings, inner: Backend) -> None:
+    def __init__(self, name: str, options: StagedOptions, inner: Backend) -> None:
         self.name = name
-        self._settings = settings
+        self._options = options
         self._inner = inner
         self._spans: tuple[Region, ...] = ()
         self._memory = RegisteredMemory(())
@@ -103,7 +83,7 @@ class StagedBackend:
         spans = tuple(joined(regions))
         mirrors = Mirrors(spans)
         try:
-            self._out = mirrors.carrier(self._settings.ctas)
+            self._out = mirrors.carrier(self._options.ctas)
             at = zip(mirrors.addresses, spans, strict=True)
             self._inner.register([Region(address, span.length) for address, span in at])
         except Exception as error:
@@ -149,7 +129,7 @@ class StagedBackend:
             RegistrationError: nothing is registered yet.
         """
         mirrors = self._registered()
-        told = Mirrored(self._settings.engine, mirrors.addresses, self._inner.metadata())
+        told = Mirrored(self._options.engine, mirrors.addresses, self._inner.metadata())
         return write_metadata(self.name, self._spans, told)
 
     def lane(self, name: str) -> StagedLane:
@@ -160,8 +140,8 @@ class StagedBackend:
             BackendError: as the engine.
         """
         mirrors = self._registered()
-        engine, inner = self._settings.engine, self._inner.lane(name)
-        carrier = mirrors.carrier(self._settings.ctas)
+        engine, inner = self._options.engine, self._inner.lane(name)
+        carrier = mirrors.carrier(self._options.ctas)
         return self._holdings.keep(
             StagedLane(name, engine, inner, self._memory, carrier, self._holdings.drop)
         )

@@ -15,6 +15,7 @@ from typing import Any, cast
 from kvd.backends.auto import backend as auto
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.host.memory import memfd
+from kvd.backends.options import read_options
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,9 @@ def kv_memory(backend: str, options: Mapping[str, Any], device: str) -> Abstract
     if device != "cpu":
         return None
     if backend == "direct":
-        wanted = direct.Settings.of(options).memfd
+        wanted = read_options(direct.DirectOptions, options, backend=backend).memfd
     elif backend == "auto":
-        wanted = auto.Settings.of(options).direct.memfd
+        wanted = auto.auto_options(options)[1].memfd
     else:
         wanted = False
     return _zeros_in_memfd() if wanted else None

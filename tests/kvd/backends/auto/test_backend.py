@@ -299,7 +299,7 @@ def test_neither_way_is_an_error_with_both_reasons(monkeypatch: pytest.MonkeyPat
 )
 def test_options_are_read_strictly(options: dict[str, Any], says: str) -> None:
     with pytest.raises(BackendError, match=says):
-        auto.Settings.of(options)
+        auto.open_backend("x", options=options)
 
 
 def test_settings_are_read_without_importing_an_engine() -> None:

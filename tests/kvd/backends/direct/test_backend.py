@@ -19,7 +19,7 @@ import pytest
 
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import backend as direct
-from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
@@ -62,7 +62,9 @@ def start() -> Iterator[Start]:
 @dataclass
 class Reader:
     buffer: Any = field(default_factory=lambda: np.zeros(SIZE, np.uint8))
-    backend: DirectBackend = field(default_factory=lambda: DirectBackend("reader", Settings(copy_threads=1)))
+    backend: DirectBackend = field(
+        default_factory=lambda: DirectBackend("reader", DirectOptions(copy_threads=1))
+    )
 
     def lane(self, peer: Worker) -> DirectLane:
         lane = self.backend.lane("one")
@@ -270,7 +272,7 @@ def test_a_card_that_is_none_is_refused(start: Start, reader: Reader) -> None:
 @pytest.mark.parametrize(("options", "says"), [({"memfd": "yes"}, "'yes'"), ({"colour": True}, "colour")])
 def test_options_are_read_strictly(options: dict[str, Any], says: str) -> None:
     with pytest.raises(BackendError, match=says):
-        Settings.of(options)
+        direct.open_backend("x", options=options)
 
 
 @as_root

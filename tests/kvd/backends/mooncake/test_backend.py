@@ -30,8 +30,8 @@ from kvd.backends.mooncake.backend import MooncakeBackend, open_backend
 from kvd.backends.mooncake.engine import knock
 from kvd.backends.mooncake.host import advertised_host, check_host
 from kvd.backends.mooncake.library import Library, engine_environment, load, prepare_environment
+from kvd.backends.mooncake.options import mooncake_options, protocol_for
 from kvd.backends.mooncake.pieces import cut
-from kvd.backends.mooncake.settings import Settings, protocol_for
 from kvd.backends.mooncake.target import Target, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -356,13 +356,13 @@ def test_device_memory_needs_a_build_for_it() -> None:
 )
 def test_options_are_checked(options: dict[str, Any], says: str) -> None:
     with pytest.raises(BackendError, match=says):
-        Settings.of(options)
+        mooncake_options(options)
 
 
 def test_advertised_host() -> None:
     assert advertised_host({"VLLM_HOST_IP": "10.1.2.3"}) == "10.1.2.3"
-    assert Settings.of({"host": "h"}).host == "h"
-    assert Settings.of({}).host
+    assert mooncake_options({"host": "h"}).host == "h"
+    assert mooncake_options({}).host
     assert advertised_host({})
     assert ":" in advertised_host({"MC_USE_IPV6": "1"})
     for host in ("10.1.2.3", "prefill-7.example"):

@@ -14,7 +14,7 @@ from kvd.backends.errors import BackendUnavailable, RegistrationError
 from kvd.backends.mooncake.backend import MooncakeBackend
 from kvd.backends.mooncake.lane import COPIED_AT_ONCE
 from kvd.backends.mooncake.library import Library
-from kvd.backends.mooncake.settings import Settings
+from kvd.backends.mooncake.options import mooncake_options
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -102,7 +102,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 def backend(protocol: str = "nvlink", *, nvlink: bool = True) -> MooncakeBackend:
     library = Library(Engine, "0.3.14", cuda=True, nvlink=nvlink)
-    return MooncakeBackend("worker", Settings.of({"host": "127.0.0.1", "protocol": protocol}), library)
+    return MooncakeBackend("worker", mooncake_options({"host": "127.0.0.1", "protocol": protocol}), library)
 
 
 def rows(count: int) -> Descriptors:

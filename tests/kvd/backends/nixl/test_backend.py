@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvd.backends.errors import RegistrationError
-from kvd.backends.nixl.backend import Settings, open_backend
+from kvd.backends.nixl.backend import open_backend
 from kvd.backends.nixl.lane import NixlLane
 from kvd.backends.nixl.library import prefer_cuda_ipc, prepare_environment, software_only
 from kvd.geometry.model import Region
@@ -184,4 +184,4 @@ def test_software_only(tmp_path: Path) -> None:
 
 def test_settings_refuse_what_they_do_not_know() -> None:
     with pytest.raises(Exception, match="abandon is 'maybe'"):
-        Settings.of({"abandon": "maybe"})
+        open_backend("x", options={"abandon": "maybe"})

@@ -169,7 +169,7 @@ def test_both_sides_need_the_same_engine(here: Worker, peer: Worker) -> None:
     ("options", "says"),
     [
         ({"engine": "direct"}, "engine is 'direct', which is no transfer engine"),
-        ({"engine": 3}, "engine is 3, which is no transfer engine"),
+        ({"engine": 3}, "engine is 3; it is a name"),
         ({"engine_options": []}, r"engine_options is \[\]; it is an object"),
         ({"ctas": 0}, "ctas is 0; it is 1 to 4096"),
         ({"ctas": True}, "ctas is True; it is 1 to 4096"),

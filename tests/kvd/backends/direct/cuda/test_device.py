@@ -13,7 +13,7 @@ import pytest
 
 from kvd.backends.contract import State
 from kvd.backends.cuda.ipc import Span
-from kvd.backends.direct.backend import DirectBackend, Settings
+from kvd.backends.direct.backend import DirectBackend, DirectOptions, open_backend
 from kvd.backends.direct.cuda import lane as direct_cuda_lane
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import (
@@ -293,7 +293,7 @@ def test_a_gpu_without_access_to_the_peers_is_refused_and_one_that_is_not_visibl
 def test_host_memory_and_device_memory_do_not_meet(peer: Peer, reader: Reader) -> None:
     with pytest.raises(PeerUnreachable, match="the peer's memory is on its CPU and this worker's on a GPU"):
         reader.lane(peer.worker.metadata)
-    backend, buffer = DirectBackend("host", Settings()), np.zeros(4096, np.uint8)
+    backend, buffer = DirectBackend("host", DirectOptions()), np.zeros(4096, np.uint8)
     backend.register([Region(buffer.ctypes.data, 4096)])
     try:
         with pytest.raises(
@@ -311,7 +311,7 @@ def test_metadata_of_another_release_is_refused(peer: Peer, reader: Reader) -> N
 
 
 def test_a_home_on_a_system_without_cuda_says_what_is_missing() -> None:
-    backend = DirectBackend("gpu", Settings())
+    backend = DirectBackend("gpu", DirectOptions())
     try:
         with pytest.raises(RegistrationError, match=r"memory of cuda:9 cannot be registered: "):
             backend.register([Region(1 << 40, 4096, "cuda:9")])
@@ -328,7 +328,7 @@ def test_a_home_on_a_system_without_cuda_says_what_is_missing() -> None:
 @pytest.mark.parametrize("value", [0, True, "many", 5000])
 def test_the_number_of_thread_blocks_is_a_number(value: object) -> None:
     with pytest.raises(BackendError, match=r"option ctas is .*; it is 1 to 4096"):
-        Settings.of({"ctas": value})
+        open_backend("x", options={"ctas": value})
 
 
 BASE = 1 << 40
