@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kvd.backends.cuda.ipc import CudaError, Span
+from kvd.backends.cuda.driver import CudaError
+from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, Job, Rows
-from kvd.backends.direct.host.memory import Backing, Window
+from kvd.backends.direct.host.memory import Backing, MemfdView
 
 
 def run_job(rows: Rows, job: Job) -> int:
@@ -50,10 +51,10 @@ class MadeUpDriver:
     uuid: str = "gpu-a"
     visible: dict[str, int] = field(default_factory=lambda: {"gpu-a": 0, "gpu-b": 1})
     unreachable: set[int] = field(default_factory=set)
-    allocations: list[Span] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
     kind: str = "handle"
     ordinal: int = 0
-    open: dict[int, Window] = field(default_factory=dict)
+    open: dict[int, MemfdView] = field(default_factory=dict)
     opened: int = 0
     refuses: str = ""
 
@@ -63,7 +64,7 @@ class MadeUpDriver:
     def reaches(self, ordinal: int) -> bool:
         return ordinal not in self.unreachable
 
-    def allocation(self, address: int) -> Span:
+    def allocation(self, address: int) -> Allocation:
         for span in self.allocations:
             if span.address <= address < span.address + span.length:
                 return span
@@ -86,7 +87,7 @@ class MadeUpDriver:
         if self.refuses:
             raise CudaError("cuIpcOpenMemHandle_v2", 1, self.refuses)
         pid, inode, fd, offset, length = json.loads(handle)
-        window = Window(pid, Backing(fd, offset, inode), length)
+        window = MemfdView(pid, Backing(fd, offset, inode), length)
         self.open[window.address] = window
         self.opened += 1
         return window.address

@@ -92,7 +92,7 @@ class Lane(Protocol):
 
         Idempotent for equal metadata.
 
-        Raises `BackendError` subclasses (`PeerMetadataError`, `PeerUnreachable`).
+        Raises `BackendError` subclasses (`PeerMetadataError`, `WorkerUnreachable`).
         """
         ...
 

@@ -4,7 +4,7 @@ BackendError                 code, message with the original text, hint
 ├── BackendUnavailable       not installed, or does not load here
 ├── RegistrationError        memory could not be registered
 ├── PeerMetadataError        a peer's metadata is not usable (stale, other version, other backend)
-├── PeerUnreachable          the peer is gone or cannot be reached
+├── WorkerUnreachable          the peer is gone or cannot be reached
 └── TransferRefused          the engine would not start the transfer (unregistered memory, bad descriptor, queue full)
 """
 
@@ -41,7 +41,7 @@ class PeerMetadataError(BackendError):
     code = "KVD-BACKEND-METADATA"
 
 
-class PeerUnreachable(BackendError):
+class WorkerUnreachable(BackendError):
     """The peer is gone or cannot be reached."""
 
     code = "KVD-BACKEND-UNREACHABLE"

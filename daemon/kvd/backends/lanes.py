@@ -58,7 +58,7 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
 
         Raises:
             PeerMetadataError: not of this backend, or of another release of it.
-            PeerUnreachable: the worker cannot be reached; with the reason.
+            WorkerUnreachable: the worker cannot be reached; with the reason.
         """
         with self._lock:
             self._opened()

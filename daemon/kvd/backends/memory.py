@@ -18,7 +18,7 @@ from typing import Any
 
 from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.errors import PeerUnreachable, TransferRefused
+from kvd.backends.errors import TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import EngineLane, EngineWindow, Holdings
 from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
@@ -176,7 +176,7 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
 
         Raises:
             TransferRefused: unknown peer, closed lane, memory that is not registered, or a fault asked for it.
-            PeerUnreachable: the peer's backend was closed.
+            WorkerUnreachable: the peer's backend was closed.
         """
         agent = self._known(peer).agent
         faults, number = self._backend.faults, next(self._backend.submits)
@@ -226,7 +226,7 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
     def _reach(agent: str) -> MemoryBackend | MemoryWindow:
         reached = _agents.get(agent)
         if reached is None:
-            raise PeerUnreachable(f"{agent!r} was closed, or is in another process", backend=NAME)
+            raise WorkerUnreachable(f"{agent!r} was closed, or is in another process", backend=NAME)
         return reached
 
 

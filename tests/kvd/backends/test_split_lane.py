@@ -17,7 +17,7 @@ from kvd.backends.contract import Backend, Operation, SelectingLane, State, Tran
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
-from kvd.backends.errors import BackendError, PeerUnreachable, TransferRefused
+from kvd.backends.errors import BackendError, TransferRefused, WorkerUnreachable
 from kvd.backends.nixl import backend as nixl
 from kvd.backends.nixl.lane import NixlLane
 from kvd.backends.registry import open_backend
@@ -313,7 +313,7 @@ def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
     first, second = direct.opened
 
     def unreachable(*_: object) -> None:
-        raise PeerUnreachable("no way there", backend="direct")
+        raise WorkerUnreachable("no way there", backend="direct")
 
     monkeypatch.setattr(
         Watched, "add", lambda self, *a: unreachable() if self is second else self.lane.add(*a)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import Lane, SelectingLane, State, Transfer, Window, WindowBackend
-from kvd.backends.errors import PeerUnreachable, RegistrationError, TransferRefused
+from kvd.backends.errors import RegistrationError, TransferRefused, WorkerUnreachable
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -113,7 +113,7 @@ def test_nothing_lands_through_a_closed_window_and_the_others_stay(sides: Sides)
     assert sides.finish(sides.lane.submit("spared", after, "write"), spared) is State.DONE
     try:
         late = sides.lane.submit("doomed", sides.rows((0, 0, 100)), "write")
-    except (TransferRefused, PeerUnreachable):
+    except (TransferRefused, WorkerUnreachable):
         pass
     else:
         assert sides.finish(late, spared) is State.FAILED

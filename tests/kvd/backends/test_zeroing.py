@@ -142,8 +142,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(cuda_driver, "_library", lambda: made)
-    monkeypatch.setattr(cuda_driver, "_holding", lambda: made)
+    monkeypatch.setattr(cuda_driver, "library", lambda: made)
+    monkeypatch.setattr(cuda_driver, "holding", lambda: made)
     monkeypatch.setattr(cuda_driver, "_contexts", {})
     monkeypatch.setattr(cuda_driver, "_streams", {})
     monkeypatch.setattr(cuda_driver, "_current", threading.local())
@@ -174,6 +174,6 @@ def test_what_the_device_says_is_passed_on_and_what_was_launched_is_waited_for(d
 
 def test_calls_that_keep_the_lock_are_of_the_same_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_driver, "LIBRARY", None)  # this process itself
-    cuda_driver._holding.cache_clear()
-    assert isinstance(cuda_driver._holding(), ctypes.PyDLL)
-    cuda_driver._holding.cache_clear()
+    cuda_driver.holding.cache_clear()
+    assert isinstance(cuda_driver.holding(), ctypes.PyDLL)
+    cuda_driver.holding.cache_clear()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvd.backends.auto.metadata import NAME, Both, read_both
 from kvd.backends.contract import Backend, Lane, Operation, State, Traits, Transfer, takes_selections
 from kvd.backends.direct.process import NAME as DIRECT
-from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
+from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
 
@@ -71,7 +71,7 @@ class AutoLane:
 
         Raises:
             PeerMetadataError: not of this backend, or neither direct nor the engine's part is usable.
-            PeerUnreachable: it can be read neither way; the message has both reasons.
+            WorkerUnreachable: it can be read neither way; the message has both reasons.
         """
         with self._lock:
             self._opened()
@@ -165,7 +165,7 @@ class AutoLane:
     def _add_engine(self, peer: str, both: Both) -> None:
         backends, why = self._backends, self._why_not_direct
         if backends.engine is None:
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 f"{peer} cannot be read directly ({why}), and there is no engine here: {backends.no_engine}",
                 backend=NAME,
             )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from kvd.backends.errors import BackendError, BackendUnavailable
@@ -25,6 +25,15 @@ _streams: dict[int, ctypes.c_void_p] = {}
 _lock = threading.Lock()
 
 
+class CudaError(BackendError, RuntimeError):
+    """The driver refused: ``call`` and its ``number`` and words. A RuntimeError, as those of torch and Triton are."""
+
+    def __init__(self, call: str, number: int, words: str) -> None:
+        super().__init__(f"{call}: {words} ({number})")
+        self.call = call
+        self.number = number
+
+
 def ordinal(regions: Sequence[Region]) -> int | None:
     """The CUDA device that ``regions`` are on, None for host memory.
 
@@ -35,19 +44,6 @@ def ordinal(regions: Sequence[Region]) -> int | None:
     if len(found) > 1:
         raise BackendError(f"memory is on CUDA devices {sorted(found)}; a worker has one")
     return found.pop() if found else None
-
-
-def entering(regions: Sequence[Region]) -> Callable[[], None]:
-    """What each thread calls before it has anything done with ``regions``: makes their device's context current.
-
-    Engines look for the context of the calling thread: UCX gives up CUDA IPC in a thread that has none, and Mooncake
-    then copies on device 0. Does nothing for host memory, and next to nothing in a thread that has called it before.
-
-    Raises:
-        BackendError: they are on several devices.
-    """
-    device = ordinal(regions)
-    return _nothing if device is None else partial(enter, device)
 
 
 def enter(device: int) -> None:
@@ -171,45 +167,47 @@ def _stream(device: int) -> ctypes.c_void_p:
         return _streams[device]
 
 
-def _nothing() -> None:
-    return None
-
-
 def _launch(name: str, *arguments: Any) -> None:
     """As `_call`, for what returns at once: Python's lock is kept, as getting it back would take longer."""
-    _check(name, getattr(_holding(), name)(*arguments))
+    _check(name, getattr(holding(), name)(*arguments))
 
 
 def _call(name: str, *arguments: Any) -> None:
-    _check(name, getattr(_library(), name)(*arguments))
+    _check(name, getattr(library(), name)(*arguments))
 
 
 def _check(name: str, code: int) -> None:
     if code:
-        raise BackendError(f"CUDA: {name}: {_says(code)}")
+        raise failed(library(), name, code)
 
 
-def _says(code: int) -> str:
+def failed(library: Any, call: str, number: int) -> CudaError:
+    """The error for what a call of ``library`` answered, with the driver's words."""
     text = ctypes.c_char_p()
-    known = _library().cuGetErrorString(code, ctypes.byref(text)) == 0
-    return f"{text.value.decode()} ({code})" if known and text.value else f"error {code}"
+    library.cuGetErrorString(number, ctypes.byref(text))
+    return CudaError(call, number, (text.value or b"an unknown error").decode())
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def library() -> Any:
+    """The driver, with calls that let go of Python's lock.
+
+    Raises:
+        BackendUnavailable: there is none on this system.
+    """
     try:
-        library = ctypes.CDLL(LIBRARY)
+        loaded = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise BackendUnavailable(
             f"memory on a CUDA device and no driver: {error}",
             hint="in a container, run it with the NVIDIA runtime",
         ) from error
-    if code := library.cuInit(0):
+    if code := loaded.cuInit(0):
         raise BackendUnavailable(f"CUDA: cuInit: error {code}")
-    return library
+    return loaded
 
 
 @lru_cache(maxsize=1)
-def _holding() -> Any:
+def holding() -> Any:
     """The same library, with calls that keep Python's lock."""
     return ctypes.PyDLL(LIBRARY)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from kvd.backends.cuda.driver import failed, library
+
 HANDLE_BYTES = 64
 """Of a legacy IPC handle."""
 POSIX_FD = 1
@@ -23,15 +25,6 @@ _HANDLE_TYPES = 14  # CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 _u64, _int, _size, _ptr = ctypes.c_uint64, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
-
-
-class CudaError(RuntimeError):
-    """The driver refused: ``call`` and its ``number`` and words."""
-
-    def __init__(self, call: str, number: int, words: str) -> None:
-        super().__init__(f"{call}: {words} ({number})")
-        self.call = call
-        self.number = number
 
 
 class _Handle(ctypes.Structure):
@@ -51,7 +44,7 @@ class _Access(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Allocation:
     """One allocation of device memory."""
 
     address: int
@@ -65,12 +58,11 @@ class Driver:
         """The device as CUDA_VISIBLE_DEVICES numbers it.
 
         Raises:
-            OSError: no driver on this system.
+            BackendUnavailable: no driver on this system.
             CudaError: no such device.
         """
-        self._cuda = _library()
+        self._cuda = library()
         self.ordinal = ordinal
-        self._call("cuInit", 0)
         self._device = self._of_ordinal(ordinal)
         self._context = _ptr()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
@@ -97,12 +89,12 @@ class Driver:
         self._call("cuDeviceCanAccessPeer", ctypes.byref(able), self._device, self._of_ordinal(ordinal))
         return bool(able.value)
 
-    def allocation(self, address: int) -> Span:
+    def allocation(self, address: int) -> Allocation:
         """The allocation that an address lies in."""
         base, length = _u64(), _size()
         with self._current():
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), _u64(address))
-        return Span(base.value, length.value)
+        return Allocation(base.value, length.value)
 
     def shares_by_handle(self, address: int) -> bool:
         """Whether plain IPC can share the allocation at ``address``."""
@@ -147,7 +139,7 @@ class Driver:
                 self._call("cuMemRelease", memory)
         return fd.value
 
-    def map_descriptors(self, parts: list[tuple[int, int]]) -> Span:
+    def map_descriptors(self, parts: list[tuple[int, int]]) -> Allocation:
         """Map exported memory, (file descriptor, bytes) each, one after the other; the descriptors stay open."""
         total, at = sum(length for _, length in parts), _u64()
         with self._current():
@@ -169,16 +161,16 @@ class Driver:
                 access = _Access(_Location(1, self._device), 3)  # this device, to read and to write
                 self._call("cuMemSetAccess", at, _size(total), ctypes.byref(access), _size(1))
             except BaseException:
-                self._unmap(Span(at.value, total), done)
+                self._unmap(Allocation(at.value, total), done)
                 raise
-        return Span(at.value, total)
+        return Allocation(at.value, total)
 
-    def unmap(self, span: Span) -> None:
+    def unmap(self, span: Allocation) -> None:
         """Undo `map_descriptors`. No kernel may read there any more."""
         with self._current():
             self._unmap(span, span.length)
 
-    def _unmap(self, span: Span, mapped: int) -> None:
+    def _unmap(self, span: Allocation, mapped: int) -> None:
         if mapped:
             self._call("cuMemUnmap", _u64(span.address), _size(mapped))
         self._call("cuMemAddressFree", _u64(span.address), _size(span.length))
@@ -209,17 +201,10 @@ class Driver:
     def _call(self, name: str, *arguments: Any) -> None:
         number = int(getattr(self._cuda, name)(*arguments))
         if number:
-            words = ctypes.c_char_p()
-            self._cuda.cuGetErrorString(number, ctypes.byref(words))
-            raise CudaError(name, number, (words.value or b"an unknown error").decode())
+            raise failed(self._cuda, name, number)
 
 
 @functools.cache
 def driver(ordinal: int) -> Driver:
     """The device ``ordinal`` of this process. Raises as `Driver`."""
     return Driver(ordinal)
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")

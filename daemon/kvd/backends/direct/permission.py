@@ -21,7 +21,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class ReadRefusal:
     """Why a worker may not be read, and what to do about it."""
 
     why: str
@@ -40,7 +40,9 @@ def rules(yama: Path = _YAMA, status: Path = _STATUS) -> Rules:
     return Rules(scope, bool(int(effective, 16) >> _CAP_SYS_PTRACE & 1))
 
 
-def refusal(here: Process, there: Process, mine: Rules, *, dumpable: bool, allows: bool) -> Refusal | None:
+def refusal(
+    here: Process, there: Process, mine: Rules, *, dumpable: bool, allows: bool
+) -> ReadRefusal | None:
     """The first rule that may keep ``here`` from reading the memory of ``there``, or None where none of these does.
 
     For after the kernel refused: a reader in an ancestor of the peer's user namespace, say, is admitted. ``dumpable``
@@ -49,43 +51,43 @@ def refusal(here: Process, there: Process, mine: Rules, *, dumpable: bool, allow
     """
     other = "or set backend auto or a transfer engine on both sides"
     if mine.scope >= 3:
-        return Refusal(
+        return ReadRefusal(
             f"kernel.yama.ptrace_scope is {mine.scope}: no process may read another's memory",
             f"set it to 2 or less, which needs a new boot, or let the peer back its KV with memfd, {other}",
         )
     if here.user_namespace != there.user_namespace:
-        return Refusal(
+        return ReadRefusal(
             f"the peer is in user namespace {there.user_namespace} and this worker in {here.user_namespace}",
             f"start both in one user namespace, {other}",
         )
     if mine.capable:
         return None
     if mine.scope == 2:
-        return Refusal(
+        return ReadRefusal(
             "kernel.yama.ptrace_scope is 2 and this worker has no CAP_SYS_PTRACE",
             f"grant it, lower the scope with sysctl, or let the peer back its KV with memfd, {other}",
         )
     if here.uid != there.uid:
-        return Refusal(
+        return ReadRefusal(
             f"the peer runs as uid {there.uid} and this worker as uid {here.uid} without CAP_SYS_PTRACE",
             f"run both as one user, {other}",
         )
     if not dumpable:
-        return Refusal(
+        return ReadRefusal(
             "the peer is not dumpable (PR_SET_DUMPABLE is 0, or its program is not readable by its user)",
             f"start it without set-uid, file capabilities or PR_SET_DUMPABLE 0, {other}",
         )
     if mine.scope == 1 and not allows:
-        return Refusal(
+        return ReadRefusal(
             "kernel.yama.ptrace_scope is 1 and the peer does not admit readers",
             f"set the peer's backend option allow_readers to true, or kernel.yama.ptrace_scope to 0, {other}",
         )
     return None
 
 
-def unknown() -> Refusal:
+def unknown() -> ReadRefusal:
     """What to say where the kernel refuses although the rules above admit."""
-    return Refusal(
+    return ReadRefusal(
         "the kernel refuses (EPERM): the peer has capabilities that this worker has not, or a security module or"
         " seccomp filter forbids it",
         "compare CapEff in /proc/PID/status of both, look for a denial in the kernel's log, or set backend auto",

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvd.backends.direct.host.calls import readable
-from kvd.backends.errors import PeerUnreachable
+from kvd.backends.errors import WorkerUnreachable
 
 NAME = "direct"
 READS_ONLY = "as what it wrote could land after the peer gave the memory up"
@@ -61,16 +61,16 @@ def on_this_host(here: Process, there: Process) -> None:
     """Refuse a peer whose process number means nothing here.
 
     Raises:
-        PeerUnreachable: another host or another pid namespace, naming both.
+        WorkerUnreachable: another host or another pid namespace, naming both.
     """
     if there.boot != here.boot:
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"the peer is on another host: boot id {there.boot} there and {here.boot} here",
             backend=NAME,
             hint="set backend auto or a transfer engine on both sides",
         )
     if there.pid_namespace != here.pid_namespace:
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"the peer is in pid namespace {there.pid_namespace} and this worker in {here.pid_namespace}",
             backend=NAME,
             hint="start both with the host's pid namespace (docker --pid=host, Kubernetes hostPID or"
@@ -82,14 +82,14 @@ def hold(peer: Process) -> int:
     """A pidfd of the peer, which the caller closes; `ended` asks it.
 
     Raises:
-        PeerUnreachable: the process is gone, or its number is another's by now.
+        WorkerUnreachable: the process is gone, or its number is another's by now.
     """
     try:
         pidfd = os.pidfd_open(peer.pid)
     except ProcessLookupError:
-        raise PeerUnreachable(f"process {peer.pid} of the peer is gone", backend=NAME) from None
+        raise WorkerUnreachable(f"process {peer.pid} of the peer is gone", backend=NAME) from None
     except OSError as error:
-        raise PeerUnreachable(f"process {peer.pid} cannot be watched: {error}", backend=NAME) from None
+        raise WorkerUnreachable(f"process {peer.pid} cannot be watched: {error}", backend=NAME) from None
     try:
         # With the pidfd open first, a number that is used again between the two lines shows as ended.
         since = started(peer.pid)
@@ -100,8 +100,8 @@ def hold(peer: Process) -> int:
         return pidfd
     os.close(pidfd)
     if gone:
-        raise PeerUnreachable(f"process {peer.pid} of the peer is gone", backend=NAME)
-    raise PeerUnreachable(
+        raise WorkerUnreachable(f"process {peer.pid} of the peer is gone", backend=NAME)
+    raise WorkerUnreachable(
         f"process {peer.pid} is not the peer any more: it started at tick {since}, the peer at {peer.started}",
         backend=NAME,
         hint="the peer ended and its number was used again; its new card comes with the next handshake",

@@ -19,12 +19,12 @@ from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendUnavailable, RegistrationError
 from kvd.backends.lanes import EngineWindow, Holdings
-from kvd.backends.mooncake.engine import Engine
+from kvd.backends.mooncake.engine import MooncakeEngine
 from kvd.backends.mooncake.lane import MooncakeLane
-from kvd.backends.mooncake.library import INSTALL, NAME, Library, load
+from kvd.backends.mooncake.library import INSTALL, NAME, MooncakeLibrary, load
 from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
-from kvd.backends.mooncake.target import Target, pack_target
+from kvd.backends.mooncake.target import EngineTarget, pack_target
 from kvd.backends.regions import check_regions
 from kvd.geometry.model import Region
 
@@ -50,11 +50,11 @@ class MooncakeBackend:
 
     traits = Traits(late_writes_stop_at="lane", lands=True)
 
-    def __init__(self, name: str, options: MooncakeOptions, library: Library) -> None:
+    def __init__(self, name: str, options: MooncakeOptions, library: MooncakeLibrary) -> None:
         self.name = name
         self._options = options
         self._library = library
-        self._engine: Engine | None = None
+        self._engine: MooncakeEngine | None = None
         self._marks: DeviceMarks | None = None
         self._regions: tuple[Region, ...] = ()
         self._holdings = Holdings(name, NAME)
@@ -161,15 +161,15 @@ class MooncakeBackend:
         if self._marks:
             self._marks.close()
 
-    def _make(self) -> Engine:
+    def _make(self) -> MooncakeEngine:
         mark = self._marks.take() if self._marks else host_mark()
-        return Engine(self._library, self._options, self._regions, mark)
+        return MooncakeEngine(self._library, self._options, self._regions, mark)
 
-    def _describe(self, name: str, engine: Engine) -> bytes:
-        target = Target(engine.session, self._options.protocol, engine.mark.value, engine.mark.address)
+    def _describe(self, name: str, engine: MooncakeEngine) -> bytes:
+        target = EngineTarget(engine.session, self._options.protocol, engine.mark.value, engine.mark.address)
         return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
 
-    def _registered(self) -> Engine:
+    def _registered(self) -> MooncakeEngine:
         self._holdings.opened()
         if self._engine is None:
             raise RegistrationError("register memory first", backend=NAME)
@@ -180,7 +180,7 @@ class MooncakeWindow(EngineWindow):
     """What one peer engine writes into. A thread of Mooncake's own lands the bytes."""
 
     def __init__(
-        self, name: str, metadata: bytes, engine: Engine, closed: Callable[[MooncakeWindow], None]
+        self, name: str, metadata: bytes, engine: MooncakeEngine, closed: Callable[[MooncakeWindow], None]
     ) -> None:
         super().__init__(name, metadata, NAME, closed)
         self._engine = engine

@@ -13,27 +13,27 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable
-from kvd.backends.mooncake.engine import COMPLETED, WAITING, Engine, knock
+from kvd.backends.errors import BackendError, PeerMetadataError, WorkerUnreachable
+from kvd.backends.mooncake.engine import COMPLETED, WAITING, MooncakeEngine, knock
 from kvd.backends.mooncake.library import LOG, NAME
 from kvd.backends.mooncake.mark import MARK_BYTES
-from kvd.backends.mooncake.target import Target
+from kvd.backends.mooncake.target import EngineTarget
 
 _PAUSE_S = 2e-4
 
 
-def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engine:
+def connect(engine: MooncakeEngine, target: EngineTarget, peer: str, timeout_s: float) -> MooncakeEngine:
     """The engine, once it has read the target's mark; destroyed where it has not.
 
     Raises:
-        PeerUnreachable: no answer within ``timeout_s`` seconds, or Mooncake could not read.
+        WorkerUnreachable: no answer within ``timeout_s`` seconds, or Mooncake could not read.
         PeerMetadataError: another process answers.
     """
     opening = _Opening(engine, target, time.monotonic() + timeout_s)
     thread = threading.Thread(target=opening.run, name=f"open-{target.session}", daemon=True)
     thread.start()
     if not opening.wait(timeout_s):
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"peer {peer} did not answer within {timeout_s} s; "
             f"{knock(target.session, 'it is stopped, very busy, or held up by a connection that says nothing')}",
             backend=NAME,
@@ -51,8 +51,8 @@ def connect(engine: Engine, target: Target, peer: str, timeout_s: float) -> Engi
 class _Opening:
     """The first read, of the mark, made on a thread; whoever comes second finds out what the first did."""
 
-    engine: Engine
-    target: Target
+    engine: MooncakeEngine
+    target: EngineTarget
     until: float
     state: int = WAITING
     _posted: threading.Event = field(default_factory=threading.Event)
@@ -87,7 +87,7 @@ class _Opening:
             return not self._left
 
 
-def _failure(engine: Engine, state: int, target: Target, peer: str) -> BackendError | None:
+def _failure(engine: MooncakeEngine, state: int, target: EngineTarget, peer: str) -> BackendError | None:
     """What is wrong with the mark that was read, if anything."""
     if state == WAITING:
         what = "answers on its first port and not on the one for data"
@@ -102,7 +102,7 @@ def _failure(engine: Engine, state: int, target: Target, peer: str) -> BackendEr
         )
     else:
         return None
-    return PeerUnreachable(
+    return WorkerUnreachable(
         f"peer {peer} {what}; {knock(target.session, 'Mooncake gives no reason')}",
         backend=NAME,
         hint=LOG,

@@ -14,9 +14,9 @@ from kvd.backends.contract import Operation
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
 from kvd.backends.mooncake.host import is_loopback
-from kvd.backends.mooncake.library import LOG, NAME, Library, engine_environment, told
+from kvd.backends.mooncake.library import LOG, NAME, MooncakeLibrary, engine_environment, told
 from kvd.backends.mooncake.listener import end_wait
-from kvd.backends.mooncake.mark import Mark
+from kvd.backends.mooncake.mark import EngineMark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions
 from kvd.backends.regions import joined
 from kvd.geometry.model import Region
@@ -38,7 +38,7 @@ _COPIES: Mapping[Operation, str] = {
 _NO_NUMBERS = frozenset({0, 2**64 - 1})
 
 
-class Engine:
+class MooncakeEngine:
     """Owns Mooncake's engine and is the only one to refer to it.
 
     ``session`` is what peers call it. ``mark`` is what a peer reads to know that it talks to this engine and not to a
@@ -46,7 +46,7 @@ class Engine:
     """
 
     def __init__(
-        self, library: Library, options: MooncakeOptions, regions: Sequence[Region], mark: Mark
+        self, library: MooncakeLibrary, options: MooncakeOptions, regions: Sequence[Region], mark: EngineMark
     ) -> None:
         """``options`` name the protocol, not auto."""
         self._gone: weakref.ref[Any] | None = None

@@ -12,11 +12,11 @@ from kvd.backends.envelope import same_minor_release, unpack
 from kvd.backends.errors import TransferRefused
 from kvd.backends.lanes import EngineLane
 from kvd.backends.mooncake.connect import connect
-from kvd.backends.mooncake.engine import COMPLETED, WAITING, Engine, knock
+from kvd.backends.mooncake.engine import COMPLETED, WAITING, MooncakeEngine, knock
 from kvd.backends.mooncake.library import LOG, NAME
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions
 from kvd.backends.mooncake.pieces import cut
-from kvd.backends.mooncake.target import Target, parse_target
+from kvd.backends.mooncake.target import EngineTarget, parse_target
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -45,9 +45,9 @@ class MooncakePeer:
     """One worker of the peer engine, its engine here, the works not yet all posted and the pieces under way."""
 
     metadata: bytes
-    target: Target
+    target: EngineTarget
     memory: RegisteredMemory
-    engine: Engine
+    engine: MooncakeEngine
     queue: deque[_Pieces] = field(default_factory=deque)
     flying: deque[tuple[int, _Pieces, int]] = field(default_factory=deque)
 
@@ -66,7 +66,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         regions: Sequence[Region],
         *,
         version: str,
-        make: Callable[[], Engine],
+        make: Callable[[], MooncakeEngine],
         closed: Callable[[MooncakeLane], None],
     ) -> None:
         super().__init__(name, NAME, closed)
@@ -74,7 +74,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         self._version = version
         self._memory = RegisteredMemory(regions)
         self._make = make
-        self._ending: list[Engine] = []
+        self._ending: list[MooncakeEngine] = []
 
     def _connect(self, peer: str, metadata: bytes, known: MooncakePeer | None) -> None:
         """Wait up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed."""
@@ -148,7 +148,7 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         self._note(work, transfer)
         return transfer
 
-    def _destroy(self, engines: list[Engine]) -> None:
+    def _destroy(self, engines: list[MooncakeEngine]) -> None:
         """Destroy these, and those that were not when they should have been."""
         self._ending += engines
         while self._ending:

@@ -42,7 +42,7 @@ _OTHER_PROTOCOLS = {"tcp": (), "rdma": (FORCE_TCP, INTRANODE_NVLINK), "nvlink": 
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class MooncakeLibrary:
     """Mooncake once loaded: its engine class, the installed release, whether it was built with CUDA.
 
     ``nvlink``: it can copy between processes of one host by CUDA IPC.
@@ -55,7 +55,7 @@ class Library:
 
 
 @lru_cache(maxsize=1)
-def load() -> Library:
+def load() -> MooncakeLibrary:
     """Import Mooncake once, with its environment prepared.
 
     Raises:
@@ -66,7 +66,7 @@ def load() -> Library:
         module = importlib.import_module("mooncake.engine")
     except (ImportError, OSError) as error:
         raise BackendUnavailable(f"Mooncake does not load: {error}", backend=NAME, hint=INSTALL) from error
-    return Library(
+    return MooncakeLibrary(
         module.TransferEngine,
         _version(),
         bool(getattr(module, "SUPPORT_CUDA", False)),

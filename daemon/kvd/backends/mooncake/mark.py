@@ -22,7 +22,7 @@ BLOCK_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EngineMark:
     """``value`` stands at ``address``, inside ``region``, which is to be registered as long as the mark is needed.
 
     ``scratch_address`` is where a peer's mark is read to, and ``scratch`` gives what stands there.
@@ -39,13 +39,15 @@ class Mark:
         return self.address + MARK_BYTES
 
 
-def host_mark() -> Mark:
+def host_mark() -> EngineMark:
     """A mark of its own memory on the host."""
     value = secrets.token_bytes(MARK_BYTES)
     memory = np.frombuffer(bytearray(value + bytes(MARK_BYTES)), np.uint8)
     address = int(memory.ctypes.data)
     # What gives the scratch keeps the memory.
-    return Mark(Region(address, memory.nbytes), address, value, lambda: bytes(memory[MARK_BYTES:].tobytes()))
+    return EngineMark(
+        Region(address, memory.nbytes), address, value, lambda: bytes(memory[MARK_BYTES:].tobytes())
+    )
 
 
 class DeviceMarks:
@@ -57,14 +59,14 @@ class DeviceMarks:
         self._numbers = itertools.count()
         self._open = True
 
-    def take(self) -> Mark:
+    def take(self) -> EngineMark:
         """The next mark, of which only the last 65,536 are good."""
         value = secrets.token_bytes(MARK_BYTES)
         offset = next(self._numbers) * 2 * MARK_BYTES % self._block.length
         address = self._block.address + offset
         cuda_driver.write(self._device, address, value + bytes(MARK_BYTES))
         read = partial(cuda_driver.read, self._device, address + MARK_BYTES, MARK_BYTES)
-        return Mark(self._block, address, value, read)
+        return EngineMark(self._block, address, value, read)
 
     def close(self) -> None:
         """Give the block back, once all engines that registered it are gone. Idempotent."""

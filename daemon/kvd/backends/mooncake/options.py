@@ -11,7 +11,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from kvd.backends.mooncake.host import advertised_host, check_host
-from kvd.backends.mooncake.library import FORCE_TCP, INFINIBAND, INTRANODE_NVLINK, NAME, Library
+from kvd.backends.mooncake.library import FORCE_TCP, INFINIBAND, INTRANODE_NVLINK, NAME, MooncakeLibrary
 from kvd.backends.options import read_options
 from kvd.geometry.model import Region
 
@@ -56,7 +56,10 @@ def mooncake_options(given: Mapping[str, Any]) -> MooncakeOptions:
 
 
 def protocol_for(
-    regions: Sequence[Region], library: Library, environ: Mapping[str, str], infiniband: Path = INFINIBAND
+    regions: Sequence[Region],
+    library: MooncakeLibrary,
+    environ: Mapping[str, str],
+    infiniband: Path = INFINIBAND,
 ) -> Protocol:
     """What ``auto`` means over ``regions``, which are registered with an engine of that protocol.
 

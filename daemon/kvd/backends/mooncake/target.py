@@ -10,7 +10,7 @@ from kvd.backends.mooncake.library import NAME
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class EngineTarget:
     """An engine as peers see it: its session ("host:port"), its protocol, and its mark with the address of that."""
 
     session: str
@@ -19,7 +19,7 @@ class Target:
     mark_address: int
 
 
-def pack_target(target: Target) -> bytes:
+def pack_target(target: EngineTarget) -> bytes:
     """The blob of an envelope."""
     return json.dumps(
         {
@@ -31,7 +31,7 @@ def pack_target(target: Target) -> bytes:
     ).encode()
 
 
-def parse_target(blob: bytes, protocol: str) -> Target:
+def parse_target(blob: bytes, protocol: str) -> EngineTarget:
     """Read what `pack_target` wrote.
 
     Raises:
@@ -39,7 +39,7 @@ def parse_target(blob: bytes, protocol: str) -> Target:
     """
     try:
         found = json.loads(blob)
-        target = Target(
+        target = EngineTarget(
             str(found["session"]),
             str(found["protocol"]),
             bytes.fromhex(found["mark"]),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.nixl.library import NAME, Library, translate
+from kvd.backends.nixl.library import NAME, NixlLibrary, translate
 from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
 
@@ -39,7 +39,7 @@ class Agent:
 
     def __init__(
         self,
-        library: Library,
+        library: NixlLibrary,
         name: str,
         *,
         progress: bool,

@@ -24,7 +24,7 @@ from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationEr
 from kvd.backends.lanes import Holdings
 from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
-from kvd.backends.nixl.library import NAME, Library, load, software_only
+from kvd.backends.nixl.library import NAME, NixlLibrary, load, software_only
 from kvd.backends.nixl.window import SHIELD, NixlWindow, refusal
 from kvd.backends.options import CopyThreads, read_options
 from kvd.backends.regions import check_regions
@@ -76,7 +76,7 @@ class NixlBackend:
         max_descriptors=None,
     )
 
-    def __init__(self, name: str, options: NixlOptions, library: Library) -> None:
+    def __init__(self, name: str, options: NixlOptions, library: NixlLibrary) -> None:
         self.name = name
         self._options = options
         self._library = library

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvd.backends.contract import Operation, State, Transfer
 from kvd.backends.envelope import Envelope, same_minor_release, unpack
-from kvd.backends.errors import BackendError, PeerMetadataError, PeerUnreachable, TransferRefused
+from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import EngineLane
 from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.descriptors import parts
@@ -109,7 +109,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
         try:
             loaded = agent.call(f"add {peer}", "add_remote_agent", envelope.blob)
         except TransferRefused as refused:
-            raise PeerUnreachable(refused.message, backend=NAME, hint=refused.hint) from None
+            raise WorkerUnreachable(refused.message, backend=NAME, hint=refused.hint) from None
         loaded = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
         if loaded != envelope.agent:
             agent.call(f"forget {loaded}", "remove_remote_agent", loaded)

@@ -18,8 +18,8 @@ from kvd.backends.errors import (
     BackendError,
     BackendUnavailable,
     PeerMetadataError,
-    PeerUnreachable,
     TransferRefused,
+    WorkerUnreachable,
 )
 from kvd.geometry.model import Region
 
@@ -42,7 +42,7 @@ _SOFTWARE = frozenset({"tcp", "self", "sm", "shm", "mm", "posix", "sysv", "cma",
 
 # NIXL's exceptions carry one word each; these are the ones that mean something better than "no".
 _MEANINGS: Mapping[str, tuple[type[BackendError], str]] = {
-    "nixlRemoteDisconnectError": (PeerUnreachable, "the peer's process has ended or its network is gone"),
+    "nixlRemoteDisconnectError": (WorkerUnreachable, "the peer's process has ended or its network is gone"),
     "nixlNotFoundError": (
         TransferRefused,
         "an address lies outside the memory registered here or at the peer, or the peer is not known to this lane",
@@ -53,7 +53,7 @@ _MEANINGS: Mapping[str, tuple[type[BackendError], str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class NixlLibrary:
     """NIXL once loaded. ``errors`` is what its calls may raise; ``version`` the installed release."""
 
     agent: Any
@@ -63,7 +63,7 @@ class Library:
 
 
 @lru_cache(maxsize=1)
-def load() -> Library:
+def load() -> NixlLibrary:
     """Import NIXL once, with its environment prepared and its log off stdout.
 
     Raises:
@@ -91,7 +91,7 @@ def load() -> Library:
     )
     # RuntimeError and ValueError are what pybind makes of C++ exceptions that NIXL did not expect itself.
     agent = partial(_patient, api.nixl_agent)
-    return Library(agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
+    return NixlLibrary(agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
 
 
 def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = INFINIBAND) -> None:

@@ -19,13 +19,13 @@ from kvd.backends.auto.metadata import read_both, write_both
 from kvd.backends.contract import Lane, State, Transfer, traits_of
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.cuda.lane import CudaLane
-from kvd.backends.direct.cuda.memory import CudaCard, Mappings, Shared, ipc_namespace
+from kvd.backends.direct.cuda.memory import CudaCard, Mappings, SharedStretch, ipc_namespace
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.process import Process
 from kvd.backends.envelope import pack, unpack
-from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
+from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable
 from kvd.backends.memory import Faults, MemoryBackend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -139,7 +139,7 @@ class MadeUpDevice:
 
     @classmethod
     def open(cls, _name: str, regions: Sequence[Region], _ctas: int) -> MadeUpDevice:
-        shared = tuple(Shared(region.address, region.length) for region in regions)
+        shared = tuple(SharedStretch(region.address, region.length) for region in regions)
         return cls(CudaCard("gpu-a", ipc_namespace(), shared), MadeUpCopier(), MadeUpDriver())
 
     def lane(self, name: str, here: Process, regions: Sequence[Region], closed: Any) -> CudaLane:
@@ -254,7 +254,7 @@ def test_without_its_engine_it_is_direct_only(worker: Make, caplog: pytest.LogCa
     lane.add("tp0", peer.metadata)
     assert read(lane, me, peer) == "direct"
     with pytest.raises(
-        PeerUnreachable, match=r"boot id another.*no engine here: no backend 'no-such-engine'"
+        WorkerUnreachable, match=r"boot id another.*no engine here: no backend 'no-such-engine'"
     ):
         me.backend.lane("engine").add("tp0", peer.elsewhere())
 

@@ -26,7 +26,7 @@ from kvd.backends.direct.host.lane import DirectLane
 from kvd.backends.direct.host.memory import Backing, backing, memfd
 from kvd.backends.direct.host.source import Card
 from kvd.backends.envelope import pack, unpack
-from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, PeerUnreachable
+from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_peer import pattern
@@ -159,9 +159,9 @@ def test_nothing_new_is_read_from_a_dead_source(start: Start, reader: Reader, me
     peer = start(memfd=memfd)
     lane = reader.lane(peer)
     peer.kill()
-    with pytest.raises(PeerUnreachable, match="gone"):
+    with pytest.raises(WorkerUnreachable, match="gone"):
         lane.submit("p", reader.rows(peer, (0, 0, 10)))
-    with pytest.raises(PeerUnreachable, match=f"process {peer.process.pid} of the peer is gone"):
+    with pytest.raises(WorkerUnreachable, match=f"process {peer.process.pid} of the peer is gone"):
         reader.lane(peer)
     assert not reader.buffer.any()
 
@@ -175,7 +175,7 @@ def test_a_home_that_is_closed_turns_readers_away(start: Start, reader: Reader, 
     peer.order("close")
     assert finish(lane, transfer) is State.FAILED
     assert f"backend in process {peer.process.pid}" in transfer.reason
-    with pytest.raises(PeerUnreachable, match="the backend in process"):
+    with pytest.raises(WorkerUnreachable, match="the backend in process"):
         reader.lane(peer)
 
 
@@ -254,7 +254,7 @@ def test_another_process_under_the_same_number_is_not_read(start: Start, reader:
         (card_of(peer, boot="of-another-host"), "boot id of-another-host there and"),
         (card_of(peer, pid_namespace=7), "pid namespace 7 and this worker in"),
     ):
-        with pytest.raises(PeerUnreachable, match=says):
+        with pytest.raises(WorkerUnreachable, match=says):
             reader.backend.lane("x").add("p", metadata)
     assert not reader.buffer.any()
 

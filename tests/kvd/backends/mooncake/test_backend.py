@@ -22,17 +22,17 @@ from kvd.backends.errors import (
     BackendError,
     BackendUnavailable,
     PeerMetadataError,
-    PeerUnreachable,
     RegistrationError,
     TransferRefused,
+    WorkerUnreachable,
 )
 from kvd.backends.mooncake.backend import MooncakeBackend, open_backend
 from kvd.backends.mooncake.engine import knock
 from kvd.backends.mooncake.host import advertised_host, check_host
-from kvd.backends.mooncake.library import Library, engine_environment, load, prepare_environment
+from kvd.backends.mooncake.library import MooncakeLibrary, engine_environment, load, prepare_environment
 from kvd.backends.mooncake.options import mooncake_options, protocol_for
 from kvd.backends.mooncake.pieces import cut
-from kvd.backends.mooncake.target import Target, pack_target, parse_target
+from kvd.backends.mooncake.target import EngineTarget, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_give_up import wait
@@ -174,7 +174,7 @@ def test_a_stopped_peer_is_not_waited_for(backends: Callable[..., MooncakeBacken
     with peer_process(4096) as (pid, metadata, _):
         halt(pid)
         before = time.monotonic()
-        with pytest.raises(PeerUnreachable, match=r"did not answer within 0\.3 s"):
+        with pytest.raises(WorkerUnreachable, match=r"did not answer within 0\.3 s"):
             lane.add("p", metadata)
         lane.close()
         assert time.monotonic() - before < 30  # Mooncake itself waits 61 s
@@ -252,19 +252,19 @@ def test_metadata_of_a_process_that_is_no_more_is_refused(backends: Callable[...
     backend, peer = backends(np.zeros(4096, np.uint8)), backends(np.zeros(4096, np.uint8))
     now = unpack(peer.metadata(), backend="mooncake")
     target = parse_target(now.blob, "tcp")
-    older = Target(target.session, "tcp", bytes(16), target.mark_address)
+    older = EngineTarget(target.session, "tcp", bytes(16), target.mark_address)
     metadata = pack(Envelope(now.backend, now.version, now.agent, now.regions, pack_target(older)))
     lane = backend.lane("p")
     with pytest.raises(PeerMetadataError, match=f"{target.mark.hex()}, not {bytes(16).hex()}"):
         lane.add("p", metadata)
     peer.close()
-    with pytest.raises(PeerUnreachable, match="nothing listens"):
+    with pytest.raises(WorkerUnreachable, match="nothing listens"):
         lane.add("p", pack(Envelope(now.backend, now.version, now.agent, now.regions, now.blob)))
 
 
 def test_another_protocol_is_refused_with_both(backends: Callable[..., MooncakeBackend]) -> None:
     backend = backends(np.zeros(4096, np.uint8))
-    blob = pack_target(Target("127.0.0.1:1", "rdma", bytes(16), 4096))
+    blob = pack_target(EngineTarget("127.0.0.1:1", "rdma", bytes(16), 4096))
     with pytest.raises(PeerMetadataError, match="protocol is rdma at the peer and tcp here"):
         backend.lane("p").add("p", pack(Envelope("mooncake", load().version, "a", (), blob)))
 
@@ -458,7 +458,7 @@ def test_what_suits_the_memory(tmp_path: Path) -> None:
     (tmp_path / "mlx5_0").touch()
     missing = tmp_path / "missing"
     host, gpu = [Region(4096, 1)], [Region(4096, 1, "cuda:1")]
-    built, plain = Library(None, "", cuda=True, nvlink=True), Library(None, "", cuda=True)
+    built, plain = MooncakeLibrary(None, "", cuda=True, nvlink=True), MooncakeLibrary(None, "", cuda=True)
     for regions, library, environ, devices, protocol in (
         (host, built, {"MC_INTRANODE_NVLINK": "1"}, tmp_path, "tcp"),
         (gpu, built, {}, tmp_path, "rdma"),

@@ -13,7 +13,7 @@ from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendUnavailable, RegistrationError
 from kvd.backends.mooncake.backend import MooncakeBackend
 from kvd.backends.mooncake.lane import COPIED_AT_ONCE
-from kvd.backends.mooncake.library import Library
+from kvd.backends.mooncake.library import MooncakeLibrary
 from kvd.backends.mooncake.options import mooncake_options
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -101,7 +101,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 
 
 def backend(protocol: str = "nvlink", *, nvlink: bool = True) -> MooncakeBackend:
-    library = Library(Engine, "0.3.14", cuda=True, nvlink=nvlink)
+    library = MooncakeLibrary(Engine, "0.3.14", cuda=True, nvlink=nvlink)
     return MooncakeBackend("worker", mooncake_options({"host": "127.0.0.1", "protocol": protocol}), library)
 
 

@@ -69,7 +69,7 @@ class _Slot:
     host: NDArray[np.uint8]
 
 
-class Engine:
+class CopyEngine:
     """What all copiers of one device share: kernels, and slots that were made before a request waits for them.
 
     ``kernels`` is empty where this Triton's kernels can only be launched by itself.
@@ -139,14 +139,14 @@ class Engine:
 
 
 @functools.cache
-def engine(ordinal: int) -> Engine:
-    """The one of a device. Raises as `Engine`."""
-    return Engine(ordinal)
+def engine(ordinal: int) -> CopyEngine:
+    """The one of a device. Raises as `CopyEngine`."""
+    return CopyEngine(ordinal)
 
 
 @dataclass(slots=True, eq=False)
 class _Launched:
-    engine: Engine
+    engine: CopyEngine
     slot: _Slot | None
     taken: float = 0.0
 
@@ -174,7 +174,7 @@ class CudaCopier:
     others down is ``programs``, the number of its thread blocks.
     """
 
-    def __init__(self, shared: Engine, programs: int) -> None:
+    def __init__(self, shared: CopyEngine, programs: int) -> None:
         import torch
 
         self._torch = torch

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvd.backends.cuda.ipc import CudaError, Driver, driver
+from kvd.backends.cuda.driver import CudaError
+from kvd.backends.cuda.ipc import Driver, driver
 from kvd.backends.direct.cuda.copies import CudaCopier, engine
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import CudaCard, ipc_namespace, mappings, share, unshare

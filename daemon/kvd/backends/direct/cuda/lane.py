@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvd.backends.contract import Operation, Transfer
-from kvd.backends.cuda.ipc import CudaError, Driver
+from kvd.backends.cuda.driver import CudaError
+from kvd.backends.cuda.ipc import Driver
 from kvd.backends.direct.cuda.copies import Copier, Flight, over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
 from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
 from kvd.backends.direct.host.source import read_card
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
-from kvd.backends.errors import BackendError, PeerUnreachable
+from kvd.backends.errors import BackendError, WorkerUnreachable
 from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
@@ -79,7 +80,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
 
         Raises:
             TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            PeerUnreachable: the peer's backend is gone.
+            WorkerUnreachable: the peer's backend is gone.
             BackendError: the device would not take it.
         """
         with self._lock:
@@ -94,7 +95,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
 
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
-            PeerUnreachable, BackendError: as `submit`.
+            WorkerUnreachable, BackendError: as `submit`.
         """
         with self._lock:
             known = self._readable(peer, operation)
@@ -124,9 +125,9 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         known = self._known(peer)
         self._only_read(peer, operation, READS_ONLY)
         if doubt := known.source.doubt():
-            raise PeerUnreachable(doubt, backend=NAME)
+            raise WorkerUnreachable(doubt, backend=NAME)
         if known.source.gone:
-            raise PeerUnreachable("the peer's process is gone", backend=NAME)
+            raise WorkerUnreachable("the peer's process is gone", backend=NAME)
         return known
 
     def _begin(

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvd.backends.cuda.ipc import CudaError, driver
+from kvd.backends.cuda.driver import LIBRARY, failed
+from kvd.backends.cuda.ipc import driver
 
 _NOT_READY = 600
 _INVALID_VALUE = 1
@@ -77,7 +78,7 @@ class Launcher:
 
         Raises:
             AttributeError: the driver lacks a call.
-            OSError, CudaError: as `kvd.backends.cuda.ipc.driver`.
+            BackendError: as `kvd.backends.cuda.ipc.driver`.
         """
         self._context = driver(ordinal).context if library is None else _ptr(0)
         self._cuda = library or _library()
@@ -105,7 +106,7 @@ class Launcher:
         """Whether it has."""
         number = int(self._cuda.cuEventQuery(event))
         if number not in (0, _NOT_READY):
-            self._raise("cuEventQuery", number)
+            raise failed(self._cuda, "cuEventQuery", number)
         return number == 0
 
     def seconds(self, first: int, last: int) -> float:
@@ -154,7 +155,7 @@ class Launcher:
             if number == _INVALID_VALUE:
                 break
             if number:
-                self._raise("cuFuncGetParamInfo", number)
+                raise failed(self._cuda, "cuFuncGetParamInfo", number)
             sizes.append(size.value)
         scratch = sizes[len(_SIZES) :]
         if tuple(sizes[: len(_SIZES)]) != _SIZES or len(scratch) > 2 or set(scratch) - {8}:
@@ -164,17 +165,12 @@ class Launcher:
     def _call(self, name: str, *arguments: Any) -> None:
         number = int(getattr(self._cuda, name)(*arguments))
         if number:
-            self._raise(name, number)
-
-    def _raise(self, name: str, number: int) -> None:
-        words = ctypes.c_char_p()
-        self._cuda.cuGetErrorString(number, ctypes.byref(words))
-        raise CudaError(name, number, (words.value or b"an unknown error").decode())
+            raise failed(self._cuda, name, number)
 
 
 @functools.cache
 def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL("libcuda.so.1")
+    library = ctypes.PyDLL(LIBRARY)
     for name, takes in _SIGNATURES.items():
         getattr(library, name).argtypes = takes
     return library

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from kvd.backends.cuda.ipc import CudaError, Driver, Span, driver
+from kvd.backends.cuda.driver import CudaError
+from kvd.backends.cuda.ipc import Allocation, Driver, driver
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import RegistrationError
 from kvd.backends.regions import joined
@@ -28,7 +29,7 @@ _SYS_PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Shared(msgspec.Struct, frozen=True):
+class SharedStretch(msgspec.Struct, frozen=True):
     """A stretch of an owner's device memory: by ``handle``, or by ``parts``, (file descriptor, bytes) side by side."""
 
     address: int
@@ -42,7 +43,7 @@ class CudaCard(msgspec.Struct, frozen=True):
 
     device: str
     ipc_namespace: int
-    memory: tuple[Shared, ...]
+    memory: tuple[SharedStretch, ...]
 
 
 def ipc_namespace() -> int:
@@ -50,13 +51,13 @@ def ipc_namespace() -> int:
     return os.stat("/proc/self/ns/ipc").st_ino  # noqa: PTH116 - Path.stat would do the same
 
 
-def share(device: Driver, regions: Sequence[Region]) -> tuple[Shared, ...]:
+def share(device: Driver, regions: Sequence[Region]) -> tuple[SharedStretch, ...]:
     """Export the allocations that the regions lie in; the descriptors in ``parts`` are the caller's to close.
 
     Raises:
         RegistrationError: one cannot be shared, and why.
     """
-    made: list[Shared] = []
+    made: list[SharedStretch] = []
     try:
         for region in joined(regions):
             reached, end = region.address, region.address + region.length
@@ -71,7 +72,7 @@ def share(device: Driver, regions: Sequence[Region]) -> tuple[Shared, ...]:
     return tuple(made)
 
 
-def unshare(made: Sequence[Shared]) -> None:
+def unshare(made: Sequence[SharedStretch]) -> None:
     """Close what `share` opened. What readers have mapped stays theirs."""
     for one in made:
         for fd, _ in one.parts:
@@ -79,7 +80,7 @@ def unshare(made: Sequence[Shared]) -> None:
 
 
 def stretches(
-    regions: Sequence[Region], memory: Sequence[Shared], mapped: Sequence[int]
+    regions: Sequence[Region], memory: Sequence[SharedStretch], mapped: Sequence[int]
 ) -> tuple[list[Region], list[int]]:
     """The regions cut where allocations end, and where each piece stands for a reader who has ``memory`` ``mapped``.
 
@@ -106,13 +107,13 @@ class Mappings:
     def __init__(self, device: Driver) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, Shared], tuple[int, Span | None, int]] = {}
+        self._held: dict[tuple[str, SharedStretch], tuple[int, Allocation | None, int]] = {}
 
     def __len__(self) -> int:
         """How many stretches are mapped."""
         return len(self._held)
 
-    def take(self, owner: str, shared: Shared, fetch: Callable[[int], int]) -> int:
+    def take(self, owner: str, shared: SharedStretch, fetch: Callable[[int], int]) -> int:
         """Map a stretch of the backend ``owner``; ``fetch`` gives a descriptor of the owner as one of this process.
 
         Raises:
@@ -126,7 +127,7 @@ class Mappings:
             self._held[owner, shared] = (at, span, holders + 1)
             return at
 
-    def give_back(self, owner: str, shared: Shared) -> None:
+    def give_back(self, owner: str, shared: SharedStretch) -> None:
         """Let go of what `take` gave; the last one unmaps, so no kernel may read there any more.
 
         Raises:
@@ -141,7 +142,7 @@ class Mappings:
             else:
                 self._device.close_handle(at)
 
-    def _map(self, shared: Shared, fetch: Callable[[int], int]) -> tuple[int, Span | None]:
+    def _map(self, shared: SharedStretch, fetch: Callable[[int], int]) -> tuple[int, Allocation | None]:
         if shared.handle:
             return self._device.open_handle(shared.handle), None
         fetched: list[tuple[int, int]] = []
@@ -173,12 +174,12 @@ def fetch_descriptor(pidfd: int, fd: int) -> int:
     return found
 
 
-def _shared(device: Driver, region: Region, reached: int, end: int) -> Shared:
+def _shared(device: Driver, region: Region, reached: int, end: int) -> SharedStretch:
     """The stretch that begins at or before ``reached``: an allocation, or the parts of one up to ``end``."""
     try:
         allocation = device.allocation(reached)
         if device.shares_by_handle(reached):
-            return Shared(allocation.address, allocation.length, device.handle(allocation.address))
+            return SharedStretch(allocation.address, allocation.length, device.handle(allocation.address))
         if not device.shares_by_descriptor(reached):
             raise RegistrationError(
                 f"{region} cannot be shared: its memory was made without a handle that other processes can open"
@@ -192,7 +193,7 @@ def _shared(device: Driver, region: Region, reached: int, end: int) -> Shared:
         raise RegistrationError(f"{region} cannot be shared: {error}", backend=NAME) from None
 
 
-def _parts(device: Driver, region: Region, first: Span, end: int) -> Shared:
+def _parts(device: Driver, region: Region, first: Allocation, end: int) -> SharedStretch:
     parts: list[tuple[int, int]] = []
     reached, part = first.address, first
     try:
@@ -212,4 +213,4 @@ def _parts(device: Driver, region: Region, first: Span, end: int) -> Shared:
         for fd, _ in parts:
             os.close(fd)
         raise
-    return Shared(first.address, reached - first.address, parts=tuple(parts))
+    return SharedStretch(first.address, reached - first.address, parts=tuple(parts))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from kvd.backends.cuda.ipc import CudaError, Driver
+from kvd.backends.cuda.driver import CudaError
+from kvd.backends.cuda.ipc import Driver
 from kvd.backends.direct.cuda.memory import (
     CudaCard,
     Mappings,
-    Shared,
+    SharedStretch,
     fetch_descriptor,
     ipc_namespace,
     stretches,
 )
 from kvd.backends.direct.host.calls import read_bytes
-from kvd.backends.direct.host.memory import Window
+from kvd.backends.direct.host.memory import MemfdView
 from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.permission import Rules, refusal, rules, unknown
 from kvd.backends.direct.process import NAME, Process, ended, hold, on_this_host
-from kvd.backends.errors import PeerUnreachable
+from kvd.backends.errors import WorkerUnreachable
 from kvd.backends.regions import RegisteredMemory
 from kvd.geometry.model import Region
 
@@ -38,18 +39,18 @@ class CudaSource:
         """Find the peer and map its memory.
 
         Raises:
-            PeerUnreachable: elsewhere, gone, another process or backend by now, or memory that our device cannot reach;
-                with reason and cure.
+            WorkerUnreachable: elsewhere, gone, another process or backend by now, or memory that our device cannot
+                reach; with reason and cure.
         """
         on_this_host(here, card.process)
         theirs = card.cuda
         if theirs is None:
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 "the peer's memory is on its CPU and this worker's on a GPU", backend=NAME, hint=_AUTO
             )
         self._card, self._here, self._mappings = card, here, mappings
-        self._taken: list[Shared] = []
-        self._cookie: Window | None = None
+        self._taken: list[SharedStretch] = []
+        self._cookie: MemfdView | None = None
         self._pidfd = hold(card.process)
         try:
             self._cookie = self._prove()
@@ -95,26 +96,26 @@ class CudaSource:
         process = self._card.process
         return f"{process.pid}.{process.started}"
 
-    def _prove(self) -> Window:
+    def _prove(self) -> MemfdView:
         card, there = self._card, self._card.process
         try:
-            window = Window(there.pid, card.cookie_memory, len(card.secret))
+            window = MemfdView(there.pid, card.cookie_memory, len(card.secret))
         except PermissionError:
             # What Yama restricts does not concern a mapping.
             mine = Rules(0, rules().capable)
             why = refusal(self._here, there, mine, dumpable=card.dumpable, allows=card.allows) or unknown()
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 f"process {there.pid} of the peer is closed to this one: {why.why}",
                 backend=NAME,
                 hint=why.cure,
             ) from None
         except OSError as error:
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 f"the backend in process {there.pid} of the peer is gone: {error}", backend=NAME
             ) from None
         if read_bytes(self._here.pid, window.address, len(card.secret)) != card.secret:
             window.close()
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 f"the backend in process {there.pid} of the peer was closed, or another stands in its place",
                 backend=NAME,
             )
@@ -128,14 +129,14 @@ class CudaSource:
             try:
                 places.append(self._mappings.take(self._owner, shared, self._fetch))
             except PermissionError as error:
-                raise PeerUnreachable(
+                raise WorkerUnreachable(
                     f"memory of process {self._card.process.pid} is shared by file descriptors, which may not be taken"
                     f" from it: {error}",
                     backend=NAME,
                     hint="set kernel.yama.ptrace_scope to 0, leave out expandable_segments:True, or set backend auto",
                 ) from None
             except (CudaError, OSError) as error:
-                raise PeerUnreachable(
+                raise WorkerUnreachable(
                     f"memory of process {self._card.process.pid} on GPU {theirs.device} cannot be mapped: {error}",
                     backend=NAME,
                     hint=_AUTO,
@@ -151,11 +152,11 @@ def _reachable(here: Process, there: Process, theirs: CudaCard, device: Driver) 
     """Refuse what is known not to work; the driver's own refusal of a handle says little.
 
     Raises:
-        PeerUnreachable: another IPC namespace, or a device that ours has no access to.
+        WorkerUnreachable: another IPC namespace, or a device that ours has no access to.
     """
     mine = ipc_namespace()
     if theirs.ipc_namespace != mine:
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"the peer is in IPC namespace {theirs.ipc_namespace} and this worker in {mine}",
             backend=NAME,
             hint="start both with the host's IPC namespace (docker --ipc=host, Kubernetes hostIPC), or share one",
@@ -163,7 +164,7 @@ def _reachable(here: Process, there: Process, theirs: CudaCard, device: Driver) 
     if theirs.device == device.uuid:
         return
     if there == here:
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"the peer is this process, on GPU {theirs.device} and not {device.uuid}",
             backend=NAME,
             hint=_AUTO,
@@ -171,7 +172,7 @@ def _reachable(here: Process, there: Process, theirs: CudaCard, device: Driver) 
     ordinal = device.others().get(theirs.device)
     # One that is not visible here may be reachable all the same; mapping it will tell.
     if ordinal is not None and not device.reaches(ordinal):
-        raise PeerUnreachable(
+        raise WorkerUnreachable(
             f"GPU {device.uuid} of this worker has no access to the memory of GPU {theirs.device} of the peer",
             backend=NAME,
             hint=f"see `nvidia-smi topo -p2p r`; {_AUTO}",

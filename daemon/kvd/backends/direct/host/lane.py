@@ -10,7 +10,7 @@ from kvd.backends.contract import Operation, Transfer
 from kvd.backends.direct.host.copy import Copy, unpicked
 from kvd.backends.direct.host.source import Source, read_card
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
-from kvd.backends.errors import PeerUnreachable
+from kvd.backends.errors import WorkerUnreachable
 from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
@@ -61,7 +61,7 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
 
         Raises:
             TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            PeerUnreachable: the peer's process or backend is gone.
+            WorkerUnreachable: the peer's process or backend is gone.
         """
         with self._lock:
             known = self._known(peer)
@@ -69,7 +69,7 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
             rows = checked(descriptors, self._memory, known.source.memory, backend=NAME)
             doubt = known.source.doubt()
             if doubt or known.source.gone:
-                raise PeerUnreachable(doubt or "the peer's process is gone", backend=NAME)
+                raise WorkerUnreachable(doubt or "the peer's process is gone", backend=NAME)
             work = _Reading(known.source, Copy(rows))
             transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic(), backend=NAME)
             self._live[work] = transfer
@@ -81,7 +81,7 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
 
         Raises:
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
-            PeerUnreachable: as `submit`.
+            WorkerUnreachable: as `submit`.
         """
         return self.submit(peer, unpicked(selection), operation)
 

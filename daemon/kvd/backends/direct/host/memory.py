@@ -62,7 +62,7 @@ def backing(region: Region) -> Backing | None:
     return None
 
 
-class Window:
+class MemfdView:
     """A reader's view of a peer's memfd; ``address`` is where the peer's ``offset`` stands here."""
 
     def __init__(self, pid: int, memory: Backing, length: int) -> None:

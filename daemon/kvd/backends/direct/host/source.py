@@ -10,11 +10,11 @@ import msgspec
 
 from kvd.backends.direct.cuda.memory import CudaCard
 from kvd.backends.direct.host.calls import read_bytes
-from kvd.backends.direct.host.memory import Backing, Window
+from kvd.backends.direct.host.memory import Backing, MemfdView
 from kvd.backends.direct.permission import refusal, rules, unknown
 from kvd.backends.direct.process import NAME, Process, ended, hold, on_this_host
 from kvd.backends.envelope import Envelope, unpack
-from kvd.backends.errors import PeerMetadataError, PeerUnreachable
+from kvd.backends.errors import PeerMetadataError, WorkerUnreachable
 from kvd.backends.regions import RegisteredMemory, joined
 from kvd.geometry.model import Region
 
@@ -72,18 +72,18 @@ class Source:
         """Find the peer and look whether it may be read.
 
         Raises:
-            PeerUnreachable: elsewhere, gone, another process or backend by now, or closed to us; with reason and cure.
+            WorkerUnreachable: elsewhere, gone, another process or backend by now, or closed to us; with the cure.
         """
         on_this_host(here, card.process)
         if card.cuda is not None:
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 "the peer's memory is on a GPU and this worker's on its CPU",
                 backend=NAME,
                 hint="set backend auto or a transfer engine on both sides",
             )
         self._card = card
-        self._windows: list[Window] = []
-        self._cookie_window: Window | None = None
+        self._windows: list[MemfdView] = []
+        self._cookie_window: MemfdView | None = None
         self._pidfd = hold(card.process)
         try:
             self.mapped = bool(card.memory) and self._map(joined(regions))
@@ -135,8 +135,8 @@ class Source:
         pid = self._card.process.pid
         try:
             for region, memory in zip(regions, self._card.memory, strict=True):
-                self._windows.append(Window(pid, memory, region.length))
-            self._cookie_window = Window(pid, self._card.cookie_memory, len(self._card.secret))
+                self._windows.append(MemfdView(pid, memory, region.length))
+            self._cookie_window = MemfdView(pid, self._card.cookie_memory, len(self._card.secret))
         except OSError as error:
             _log.info("memory of process %d is not mapped but read in place: %s", pid, error)
             while self._windows:
@@ -154,11 +154,11 @@ class Source:
             self._cookie()
         except PermissionError:
             why = refusal(here, there, rules(), dumpable=card.dumpable, allows=card.allows) or unknown()
-            raise PeerUnreachable(
+            raise WorkerUnreachable(
                 f"memory of process {there.pid} may not be read: {why.why}", backend=NAME, hint=why.cure
             ) from None
         except OSError:
             pass  # what follows says it better
         doubt = self.doubt()
         if doubt:
-            raise PeerUnreachable(doubt, backend=NAME)
+            raise WorkerUnreachable(doubt, backend=NAME)

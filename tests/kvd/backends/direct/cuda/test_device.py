@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import State
-from kvd.backends.cuda.ipc import Span
+from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.backend import DirectBackend, DirectOptions, open_backend
 from kvd.backends.direct.cuda import lane as direct_cuda_lane
 from kvd.backends.direct.cuda.lane import CudaLane
@@ -20,7 +20,7 @@ from kvd.backends.direct.cuda.memory import (
     MOST_PARTS,
     CudaCard,
     Mappings,
-    Shared,
+    SharedStretch,
     ipc_namespace,
     share,
     stretches,
@@ -32,9 +32,9 @@ from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import (
     BackendError,
     PeerMetadataError,
-    PeerUnreachable,
     RegistrationError,
     TransferRefused,
+    WorkerUnreachable,
 )
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
@@ -55,7 +55,7 @@ class Peer:
         envelope = unpack(self.worker.metadata, backend="direct")
         card = msgspec.json.decode(envelope.blob, type=Card)
         handle = handle_of(card.process.pid, card.memory[0], SIZE)
-        shared = Shared(self.worker.address, SIZE, handle)
+        shared = SharedStretch(self.worker.address, SIZE, handle)
         cuda = CudaCard(
             **{"device": "gpu-b", "ipc_namespace": ipc_namespace(), "memory": (shared,), **changes}
         )
@@ -206,9 +206,9 @@ def test_a_copy_ends_well_though_its_source_is_killed_and_no_new_one_begins(
     reader.copier.let_go()
     assert lane.poll(transfer) is State.DONE
     assert (reader.buffer == pattern(SIZE)).all()
-    with pytest.raises(PeerUnreachable, match="process is gone"):
+    with pytest.raises(WorkerUnreachable, match="process is gone"):
         lane.submit("p", reader.all(peer))
-    with pytest.raises(PeerUnreachable, match=f"process {peer.worker.process.pid} of the peer is gone"):
+    with pytest.raises(WorkerUnreachable, match=f"process {peer.worker.process.pid} of the peer is gone"):
         reader.lane(peer.metadata())
 
 
@@ -220,7 +220,7 @@ def test_a_home_that_is_closed_fails_what_is_read_from_it(peer: Peer, reader: Re
     reader.copier.let_go()
     assert lane.poll(transfer) is State.FAILED
     assert f"the backend in process {peer.worker.process.pid} of the peer was closed" in transfer.reason
-    with pytest.raises(PeerUnreachable, match="was closed"):
+    with pytest.raises(WorkerUnreachable, match="was closed"):
         lane.submit_selection("p", reader.selection(peer))
 
 
@@ -266,7 +266,7 @@ def test_it_only_reads_what_is_registered_from_whom_it_knows(peer: Peer, reader:
 def test_a_peer_that_cannot_be_read_is_refused_with_the_reason(
     peer: Peer, reader: Reader, change: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(PeerUnreachable, match=why) as refused:
+    with pytest.raises(WorkerUnreachable, match=why) as refused:
         reader.lane(peer.metadata(**change))
     assert refused.value.hint
     assert not reader.driver.opened
@@ -277,7 +277,7 @@ def test_a_gpu_without_access_to_the_peers_is_refused_and_one_that_is_not_visibl
 ) -> None:
     reader.driver.unreachable = {1}
     with pytest.raises(
-        PeerUnreachable, match="GPU gpu-a of this worker has no access to the memory of GPU gpu-b"
+        WorkerUnreachable, match="GPU gpu-a of this worker has no access to the memory of GPU gpu-b"
     ):
         reader.lane(peer.metadata())
     assert reader.driver.opened == 0
@@ -285,19 +285,19 @@ def test_a_gpu_without_access_to_the_peers_is_refused_and_one_that_is_not_visibl
     assert reader.driver.opened == 1
     reader.driver.refuses, reader.driver.unreachable = "invalid device ordinal", set()
     with pytest.raises(
-        PeerUnreachable, match=r"on GPU gpu-b cannot be mapped: cuIpcOpenMemHandle_v2: invalid device"
+        WorkerUnreachable, match=r"on GPU gpu-b cannot be mapped: cuIpcOpenMemHandle_v2: invalid device"
     ):
         reader.lane(peer.metadata())
 
 
 def test_host_memory_and_device_memory_do_not_meet(peer: Peer, reader: Reader) -> None:
-    with pytest.raises(PeerUnreachable, match="the peer's memory is on its CPU and this worker's on a GPU"):
+    with pytest.raises(WorkerUnreachable, match="the peer's memory is on its CPU and this worker's on a GPU"):
         reader.lane(peer.worker.metadata)
     backend, buffer = DirectBackend("host", DirectOptions()), np.zeros(4096, np.uint8)
     backend.register([Region(buffer.ctypes.data, 4096)])
     try:
         with pytest.raises(
-            PeerUnreachable, match="the peer's memory is on a GPU and this worker's on its CPU"
+            WorkerUnreachable, match="the peer's memory is on a GPU and this worker's on its CPU"
         ):
             backend.lane("one").add("p", peer.metadata())
     finally:
@@ -335,7 +335,7 @@ BASE = 1 << 40
 
 
 def test_allocations_are_shared_once_by_their_handles() -> None:
-    device: Any = MadeUpDriver(allocations=[Span(BASE, 1000), Span(BASE + 1000, 5000)])
+    device: Any = MadeUpDriver(allocations=[Allocation(BASE, 1000), Allocation(BASE + 1000, 5000)])
     regions = [
         Region(BASE + 100, 200, "cuda:0"),
         Region(BASE + 500, 700, "cuda:0"),
@@ -350,7 +350,7 @@ def test_allocations_are_shared_once_by_their_handles() -> None:
 
 
 def test_memory_without_handles_goes_by_descriptors_where_its_maker_allowed_it() -> None:
-    parts = [Span(BASE + at, 100) for at in range(0, 1000, 100)]
+    parts = [Allocation(BASE + at, 100) for at in range(0, 1000, 100)]
     device: Any = MadeUpDriver(allocations=parts, kind="descriptor")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     (shared,) = share(device, [Region(BASE + 250, 400, "cuda:0")])
@@ -360,12 +360,12 @@ def test_memory_without_handles_goes_by_descriptors_where_its_maker_allowed_it()
 
 
 def test_memory_that_cannot_be_shared_is_refused_with_the_cure() -> None:
-    device: Any = MadeUpDriver(allocations=[Span(BASE, 1000)], kind="none")
+    device: Any = MadeUpDriver(allocations=[Allocation(BASE, 1000)], kind="none")
     with pytest.raises(RegistrationError, match="made without a handle") as refused:
         share(device, [Region(BASE, 10, "cuda:0")])
     assert "expandable_segments" in refused.value.hint
     many: Any = MadeUpDriver(
-        allocations=[Span(BASE + at, 1) for at in range(MOST_PARTS + 10)], kind="descriptor"
+        allocations=[Allocation(BASE + at, 1) for at in range(MOST_PARTS + 10)], kind="descriptor"
     )
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with pytest.raises(RegistrationError, match=f"more than {MOST_PARTS} parts"):

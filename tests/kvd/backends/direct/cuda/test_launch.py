@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvd.backends.cuda.ipc import CudaError
+from kvd.backends.cuda.driver import CudaError
 from kvd.backends.direct.cuda.copies import CudaCopier
 from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
 from kvd.backends.direct.cuda.tables import SHAPES, job_of_descriptors
