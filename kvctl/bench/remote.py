@@ -14,6 +14,7 @@ import zmq
 from kvctl.errors import PeerTimeout, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.worker_process import good
+from kvd.addresses import split_address
 from kvd.wire.keys import KeyFileError, KeyPair, read_pair
 
 PORT = 5690
@@ -57,12 +58,13 @@ def target(text: str, key_file: Path | None) -> ServeTarget:
 
 def endpoint(text: str) -> tuple[str, int]:
     """Host and port of ``HOST[:PORT]``. Raises `UsageError`."""
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host, port = text, str(PORT)
-    if not host or ":" in host or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+    try:
+        host, port = split_address(text if ":" in text else f"{text}:{PORT}")
+    except ValueError:
+        host, port = "", 0
+    if not host or ":" in host:
         raise UsageError(f"{text!r} is no HOST[:PORT]; write 10.0.0.2 or 10.0.0.2:{PORT}")
-    return host, int(port)
+    return host, port
 
 
 def keys(path: Path | None) -> KeyPair | None:

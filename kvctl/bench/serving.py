@@ -26,8 +26,9 @@ from kvctl.errors import RefusedError, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held
 from kvctl.processes.worker_process import WorkerProcess
+from kvd.addresses import is_loopback
 from kvd.geometry.codec import worker_from_plain
-from kvd.wire.keys import KeyPair, is_loopback
+from kvd.wire.keys import KeyPair
 
 IDLE_SECONDS = 120.0
 """Without an order for so long, the other side is taken to be gone."""

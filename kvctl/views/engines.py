@@ -11,6 +11,7 @@ from kvctl.cli.numbers import age
 from kvctl.cli.units import Count, RankName, Scalar, Time, filled
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Part, TextTable, sizes, state
+from kvd.addresses import join_address
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.outcomes import OutcomeCount
 from kvd.wire.query import EngineRow
@@ -55,10 +56,7 @@ class Engines(Struct, frozen=True, kw_only=True):
 
 def endpoint_name(endpoint: Endpoint) -> str | None:
     """``host:port``, brackets around IPv6; ``None`` for "the kvd you are talking to"."""
-    if not endpoint.host:
-        return None
-    host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
-    return f"{host}:{endpoint.port}"
+    return join_address(endpoint.host, endpoint.port) if endpoint.host else None
 
 
 def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> EngineDocument:

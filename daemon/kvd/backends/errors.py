@@ -10,17 +10,17 @@ BackendError                 code, message with the original text, hint
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class BackendError(Exception):
+
+class BackendError(KvdError):
     """A transfer engine said no. ``backend`` names it; the message keeps the engine's own words."""
 
     code = "KVD-BACKEND"
 
     def __init__(self, message: str, *, backend: str = "", hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+        super().__init__(message, hint)
         self.backend = backend
-        self.hint = hint
 
 
 class BackendUnavailable(BackendError):

@@ -11,18 +11,14 @@ ClientError             message, hint
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 from kvd.wire.reply import RefusalFactor, Refused
 
 
-class ClientError(Exception):
+class ClientError(KvdError):
     """A request to kvd that got no good answer. ``hint`` is the next step for a person, or empty."""
 
     code = "KVD-CLIENT"
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class Unreachable(ClientError):

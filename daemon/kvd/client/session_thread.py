@@ -24,7 +24,7 @@ from kvd.wire.registration import (
     RegisterWorker,
     Unregister,
 )
-from kvd.wire.reply import Answer, Refused
+from kvd.wire.reply import Refused, Reply
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class SessionThread:
             self._now_registered(message, correlation)
         elif isinstance(message, NotRegistered):
             self._unknown_to_kvd(message.kvd_generation)
-        elif correlation == 0 or not isinstance(message, Answer):
+        elif correlation == 0 or not isinstance(message, Reply):
             self._pushed(message, correlation)
         elif isinstance(message, Refused) and correlation == self.card_id:
             self.mailbox.counters["registrations.refused"] += 1

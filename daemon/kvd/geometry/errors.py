@@ -9,8 +9,10 @@ GeometryError            code, message with both values
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class GeometryError(ValueError):
+
+class GeometryError(KvdError, ValueError):
     """A KV cache that cannot be described. ``code`` is stable; the message names the values that disagree."""
 
     code = "KVD-GEOMETRY"

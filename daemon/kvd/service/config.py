@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_origin, get_type_hints
 import msgspec
 import yaml
 
+from kvd.addresses import split_address
 from kvd.service.errors import ConfigError
 from kvd.wire.names import RUNTIME_DIR_VARIABLE, runtime_dir
 
@@ -155,12 +156,12 @@ def load(
 
 def endpoint(text: str, key: str) -> tuple[str, int]:
     """``host:port`` (``[v6]:port``) as a pair. Raises `ConfigError` naming ``key`` and the value."""
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^:\s\[\]]+):(\d{1,5})", text)
-    if not match or int(match[2]) > 65535:
+    try:
+        return split_address(text)
+    except ValueError as error:
         raise ConfigError(
-            f"{key}: {text!r} is not host:port", hint="write for example 127.0.0.1:9401; port 0 takes any"
-        )
-    return match[1].strip("[]"), int(match[2])
+            f"{key}: {error}", hint="write for example 127.0.0.1:9401; port 0 takes any"
+        ) from None
 
 
 def _parse(text: str, origin: str) -> dict[str, Any]:

@@ -10,16 +10,12 @@ ServiceError     message, hint
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 from kvd.wire.reply import RefusalFactor, Refused
 
 
-class ServiceError(Exception):
+class ServiceError(KvdError):
     """Something that the daemon cannot do. ``hint`` is the next step for a person, or empty."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class ConfigError(ServiceError):

@@ -12,8 +12,10 @@ TopologyError            code; message with both values
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class TopologyError(ValueError):
+
+class TopologyError(KvdError, ValueError):
     """Two sides that cannot be mapped onto each other, or a request that does not fit the mapping."""
 
     code = "KVD-TOPOLOGY"

@@ -10,16 +10,13 @@ TraceError             code, message with file and line, hint
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class TraceError(ValueError):
+
+class TraceError(KvdError, ValueError):
     """A trace that cannot be read or written. ``code`` is stable, ``hint`` the next step."""
 
     code = "KVD-TRACE"
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 class NotATrace(TraceError):

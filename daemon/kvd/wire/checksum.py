@@ -6,7 +6,7 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
@@ -38,7 +38,7 @@ class GetSums(msgspec.Struct, tag="get_sums", frozen=True, kw_only=True):
     wanted: tuple[SumsOf, ...]
 
 
-class Sums(Answer, tag="sums", frozen=True, kw_only=True):
+class Sums(Reply, tag="sums", frozen=True, kw_only=True):
     """The sums that were asked for, in that order, of a prompt of ``tokens`` tokens.
 
     Of each group the cells of all fields of all its layers on that worker, 8 bytes each, little-endian, in the order

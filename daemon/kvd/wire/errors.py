@@ -10,15 +10,16 @@ Each carries a stable ``code`` and a ``message`` that can be sent back as `kvd.w
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class WireError(Exception):
+
+class WireError(KvdError):
     """A frame that cannot be taken. ``correlation`` is the sender's id where it could be read, else 0."""
 
     code = "KVD-WIRE"
 
     def __init__(self, message: str, correlation: int = 0) -> None:
         super().__init__(message)
-        self.message = message
         self.correlation = correlation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 
 class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
@@ -23,7 +23,7 @@ class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
     keyed: bool = False
 
 
-class PeerReady(Answer, tag="peer_ready", frozen=True, kw_only=True):
+class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
     Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
@@ -39,7 +39,7 @@ class PeerReady(Answer, tag="peer_ready", frozen=True, kw_only=True):
     cached: bool = False
 
 
-class PeerGone(Answer, tag="peer_gone", frozen=True, kw_only=True):
+class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):
     """Pushed: this generation of the peer engine must not be used any more.
 
     Transfers from it end as misses.
@@ -63,7 +63,7 @@ class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only
     keyed: bool = False
 
 
-class EngineDescribed(Answer, tag="engine_described", frozen=True, kw_only=True):
+class EngineDescribed(Reply, tag="engine_described", frozen=True, kw_only=True):
     """kvd to kvd: the card of a complete engine.
 
     ``shape`` is a digest of all that the engine's compatibility can depend on: equal ones are compared once. Empty from
@@ -75,7 +75,7 @@ class EngineDescribed(Answer, tag="engine_described", frozen=True, kw_only=True)
     shape: str = ""
 
 
-class EngineEnded(Answer, tag="engine_gone", frozen=True, kw_only=True):
+class EngineEnded(Reply, tag="engine_gone", frozen=True, kw_only=True):
     """kvd to kvd, pushed to whoever asked for the engine: that generation ended."""
 
     engine_id: str
@@ -91,7 +91,7 @@ class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
     using: tuple[tuple[str, str], ...] = ()
 
 
-class Pong(Answer, tag="pong", frozen=True, kw_only=True):
+class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here."""
 
     kvd_id: str

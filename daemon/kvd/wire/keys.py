@@ -1,14 +1,15 @@
-"""A pair of CURVE keys in a file, as `kvd --new-keys FILE` writes it; and which addresses need none."""
+"""A pair of CURVE keys in a file, as `kvd --new-keys FILE` writes it."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 import zmq.utils.z85
+
+from kvd.errors import KvdError
 
 KEY_BYTES = 40
 """Length of a key in Z85, the text form of CURVE keys."""
@@ -22,13 +23,8 @@ class KeyPair:
     secret: bytes = field(repr=False)
 
 
-class KeyFileError(Exception):
+class KeyFileError(KvdError):
     """A file of keys that cannot be used; ``message`` names it, ``hint`` says what to do."""
-
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
 
 
 def read_pair(path: Path) -> KeyPair:
@@ -68,11 +64,3 @@ def checked_key(text: str, path: Path, what: str) -> bytes:
     except (KeyError, ValueError):
         pass
     raise KeyFileError(f"{path}: {what}: found {len(key)} characters, a CURVE key has {KEY_BYTES} of Z85")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is one that only this host reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

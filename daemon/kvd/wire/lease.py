@@ -13,7 +13,7 @@ import msgspec
 
 from kvd.wire.identity import LeaseKey, ReaderId
 from kvd.wire.registration import OpenLease
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 LeaseEnd = Literal["released", "expired", "aborted"]
 
@@ -36,7 +36,7 @@ class LeaseClaim(msgspec.Struct, tag="lease_claim", frozen=True, kw_only=True):
     extend_seconds: float = 0.0
 
 
-class LeaseClaimed(Answer, tag="lease_claimed", frozen=True, kw_only=True):
+class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     """``seconds`` for which the blocks are certain to be kept, counted from when the claim was *sent*; 0: no lease.
 
     ``ended``: there was one for certain, and its blocks may be free. Else it may not have been opened here yet.
@@ -69,7 +69,7 @@ class LeaseExtend(msgspec.Struct, tag="lease_extend", frozen=True, kw_only=True)
     seconds: float
 
 
-class LeaseEnded(Answer, tag="lease_ended", frozen=True, kw_only=True):
+class LeaseEnded(Reply, tag="lease_ended", frozen=True, kw_only=True):
     """kvd to the owning scheduler: free the blocks."""
 
     request_id: str

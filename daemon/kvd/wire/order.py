@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kvd.geometry.rank import Rank
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 When = Literal["now", "before", "flight", "layers"]
 """When a load is made to miss: as soon as can be, before anything of it is read, when it is under way, when a part of
@@ -98,7 +98,7 @@ class PlannedMiss(msgspec.Struct, frozen=True, kw_only=True):
     recomputes: int
 
 
-class ForcePlan(Answer, tag="force_plan", frozen=True, kw_only=True):
+class ForcePlan(Reply, tag="force_plan", frozen=True, kw_only=True):
     """What an order does, or would do.
 
     ``channel`` is how vLLM is told: by ``blocks``, where it keeps what was computed before the load and those of its
@@ -125,7 +125,7 @@ class ClearForced(msgspec.Struct, tag="clear_forced", frozen=True, kw_only=True)
     asker: Asker = Asker()
 
 
-class ForcedCleared(Answer, tag="forced_cleared", frozen=True):
+class ForcedCleared(Reply, tag="forced_cleared", frozen=True):
     """The orders that were open and are no more."""
 
     order_ids: tuple[str, ...]
@@ -183,7 +183,7 @@ class GetForced(msgspec.Struct, tag="get_forced", frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class ForcedMisses(Answer, tag="forced", frozen=True, kw_only=True):
+class ForcedMisses(Reply, tag="forced", frozen=True, kw_only=True):
     """An order with its misses. ``gone`` says why nobody carries it out any more."""
 
     order: OrderState

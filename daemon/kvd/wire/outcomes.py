@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from kvd.wire.identity import Endpoint, Role
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 Outcome = Literal[
     "offered",
@@ -105,7 +105,7 @@ class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
 
 
-class Outcomes(Answer, tag="served", frozen=True, kw_only=True):
+class Outcomes(Reply, tag="served", frozen=True, kw_only=True):
     """The engines, those of the asked kvd first."""
 
     rows: tuple[OutcomeRow, ...]

@@ -6,7 +6,7 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 
 class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     card: EngineCard | None = None
 
 
-class EngineList(Answer, tag="engines", frozen=True, kw_only=True):
+class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
     """The engines, local ones first."""
 
     rows: tuple[EngineRow, ...]
@@ -68,7 +68,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class WorkerList(Answer, tag="workers", frozen=True, kw_only=True):
+class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):
     """The local clients, engine by engine."""
 
     rows: tuple[WorkerRow, ...]
@@ -88,7 +88,7 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
-class KvdStatus(Answer, tag="status", frozen=True, kw_only=True):
+class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now."""
 
     kvd_id: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, Secretive, WorkerCard
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 
 class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
@@ -52,7 +52,7 @@ class RegisterScheduler(Secretive, tag="register_scheduler", frozen=True, kw_onl
     digest_key: bytes = b""
 
 
-class Registered(Answer, tag="registered", frozen=True, kw_only=True):
+class Registered(Reply, tag="registered", frozen=True, kw_only=True):
     """kvd knows the sender now.
 
     ``engine_generation`` is empty while workers are missing. ``endpoint`` is where peers reach this kvd (port
@@ -75,7 +75,7 @@ class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
     incarnation: str
 
 
-class NotRegistered(Answer, tag="not_registered", frozen=True, kw_only=True):
+class NotRegistered(Reply, tag="not_registered", frozen=True, kw_only=True):
     """kvd does not know this incarnation: send the card again."""
 
     kvd_generation: str

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """What answers a request, or is told unasked. It is never answered itself: two sides could do so for ever."""
 
 
-class Ok(Answer, tag="ok", frozen=True):
+class Ok(Reply, tag="ok", frozen=True):
     """Done, nothing to say."""
 
 
@@ -23,7 +23,7 @@ class RefusalFactor(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class Refused(Answer, tag="refused", frozen=True, kw_only=True):
+class Refused(Reply, tag="refused", frozen=True, kw_only=True):
     """Not done.
 
     ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step. ``final``:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from kvd.wire.identity import EngineFacts
-from kvd.wire.reply import Answer
+from kvd.wire.reply import Reply
 
 TransferState = Literal["done", "miss"]
 Order = Literal["newest", "slowest", "largest"]
@@ -180,7 +180,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     recorded: float = 0.0
 
 
-class TransferList(Answer, tag="transfers", frozen=True, kw_only=True):
+class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
     """Rows of the ledger in the order asked for; ``total`` counts all it holds.
 
     ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.
@@ -198,7 +198,7 @@ class GetKeptEngine(msgspec.Struct, tag="get_kept_engine", frozen=True, kw_only=
     generation: str
 
 
-class KeptEngine(Answer, tag="kept_engine", frozen=True, kw_only=True):
+class KeptEngine(Reply, tag="kept_engine", frozen=True, kw_only=True):
     """One generation of an engine as its workers described it: for each what `codec.encode_worker` made."""
 
     engine: EngineFacts

@@ -6,8 +6,10 @@ ConnectorError
 
 from __future__ import annotations
 
+from kvd.errors import KvdError
 
-class ConnectorError(Exception):
+
+class ConnectorError(KvdError):
     """The connector cannot do what it was asked to do."""
 
     code = "KVD-CONNECTOR"

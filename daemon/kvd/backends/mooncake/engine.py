@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from kvd.addresses import is_loopback
 from kvd.backends.contract import Operation
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.mooncake.host import is_loopback
 from kvd.backends.mooncake.library import LOG, NAME, MooncakeLibrary, engine_environment, told
 from kvd.backends.mooncake.listener import end_wait
 from kvd.backends.mooncake.mark import EngineMark
@@ -166,7 +166,7 @@ def knock(session: str, otherwise: str) -> str:
     except ConnectionRefusedError:
         why = "the peer's process ended or closed its memory"
         elsewhere = ", or it is on another host and needs VLLM_HOST_IP or the option host"
-        return f"nothing listens at {session} any more: {why}{elsewhere if is_loopback(session) else ''}"
+        return f"nothing listens at {session} any more: {why}{elsewhere if is_loopback(host.strip('[]')) else ''}"
     except (OSError, ValueError) as error:
         return f"{session} cannot be reached: {error}"
     return f"{session} still takes connections: {otherwise}"

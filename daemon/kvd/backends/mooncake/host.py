@@ -38,14 +38,6 @@ def advertised_host(environ: Mapping[str, str] | None = None) -> str:
         return next(_ipv6() if six else _ipv4(), "::1" if six else "127.0.0.1")
 
 
-def is_loopback(session: str) -> bool:
-    """Whether "host:port" is one that only its own host reaches; a name is taken for one that others reach."""
-    try:
-        return ipaddress.ip_address(session.rpartition(":")[0].strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def check_host(host: str, environ: Mapping[str, str] | None = None) -> None:
     """Refuse an address on which Mooncake would not listen: it does so with one version of IP.
 

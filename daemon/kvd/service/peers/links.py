@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, cast
 import zmq
 import zmq.asyncio
 
+from kvd.addresses import join_address
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.sockets.curve import Keys
@@ -278,9 +279,8 @@ class PeerLinks:
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
             socket.curve_serverkey = self._keys.of(endpoint.host, endpoint.port)
-        host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
         try:
-            socket.connect(f"tcp://{host}:{endpoint.port}")
+            socket.connect(f"tcp://{join_address(endpoint.host, endpoint.port)}")
         except zmq.ZMQError as error:
             socket.close(linger=0)
             raise PeerAway(

@@ -10,6 +10,7 @@ from typing import IO
 import zmq
 import zmq.asyncio
 
+from kvd.addresses import join_address
 from kvd.service.config import Config, endpoint
 from kvd.service.errors import StartError
 from kvd.service.sockets import curve
@@ -102,8 +103,7 @@ def bind_peer(
         socket.zap_domain = ZAP_DOMAIN.encode()
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    shown = f"[{host}]" if ":" in host else host
-    _bind(socket, f"tcp://{shown}:{port or '*'}")
+    _bind(socket, f"tcp://{join_address(host, port or '*')}")
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return socket, (host, int(bound.rpartition(":")[2]))
 

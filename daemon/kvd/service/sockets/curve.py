@@ -8,9 +8,10 @@ from pathlib import Path
 
 import zmq
 
+from kvd.addresses import is_loopback
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
-from kvd.wire.keys import KeyFileError, checked_key, is_loopback, read_lines, read_pair
+from kvd.wire.keys import KeyFileError, checked_key, read_lines, read_pair
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import zmq
 from kvd.service.errors import LedgerError, RequestRefused
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
-from kvd.wire.reply import Answer, Refused
+from kvd.wire.reply import Refused, Reply
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ class Caller:
     uid: int = -1
 
 
-Reply = Message | None
-Handler = Callable[[Caller, Any], Reply | Awaitable[Reply]]
+Handled = Message | None
+Handler = Callable[[Caller, Any], Handled | Awaitable[Handled]]
 
 
 class Router:
@@ -165,7 +165,7 @@ class Router:
             self._reply(caller, refused, error.correlation)
             return
         self._counters[f"received.{kind_of(message)}"] += 1
-        if isinstance(message, Answer):
+        if isinstance(message, Reply):
             asked = self._asked.get((caller.route, correlation))
             if asked is not None and not asked.done():
                 asked.set_result(message)
@@ -206,7 +206,9 @@ class Router:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _wait(self, caller: Caller, message: Message, work: Awaitable[Reply], correlation: int) -> None:
+    async def _wait(
+        self, caller: Caller, message: Message, work: Awaitable[Handled], correlation: int
+    ) -> None:
         asked = (caller.route, correlation)
         try:
             answer = await work
@@ -233,7 +235,7 @@ class Router:
             hint="see the log of kvd (journalctl -u kvd)",
         )
 
-    def _reply(self, caller: Caller, answer: Reply, correlation: int) -> None:
+    def _reply(self, caller: Caller, answer: Handled, correlation: int) -> None:
         if answer is None:
             return
         try:
