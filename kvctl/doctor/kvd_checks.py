@@ -11,6 +11,7 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import KvctlError
 from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
+from kvd.topology.findings import unknown_weights
 from kvd.wire import query
 
 LONG_TURN = 0.25
@@ -103,11 +104,9 @@ def _engines(rows: Sequence[query.EngineRow]) -> Iterator[Check]:
     for row in rows:
         name = row.engine.engine_id
         if row.state == "ready":
-            source = str(row.engine.facts.get("weights_source", ""))
-            if source.startswith("unknown"):
+            for finding in unknown_weights(name, row.engine.facts):
                 yield Check(
-                    code="WEIGHTS_UNKNOWN", about="engines", state="warning",
-                    found=f"which weights {name} runs is {source}; another model under its name would pass for it",
+                    code=finding.code, about="engines", state="warning", found=finding.message,
                     hint='set "weights" in kv_connector_extra_config to one id on all engines of this model',
                 )  # fmt: skip
             if row.policy == "fail":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -102,8 +102,8 @@ def find(
         *_together(_partial_windows(local, remote)),
         *_idle_ranks(remote, plans),
         *_policy(local),
-        *_unknown_weights(local),
-        *_unknown_weights(remote),
+        *unknown_weights(local.engine_id, local.facts),
+        *unknown_weights(remote.engine_id, remote.facts),
         *_versions(factors),
     ]
     order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
@@ -339,13 +339,14 @@ def _policy(local: EngineGeometry) -> Iterator[Finding]:
         )
 
 
-def _unknown_weights(engine: EngineGeometry) -> Iterator[Finding]:
-    source = str(engine.facts.get("weights_source", ""))
-    if source.startswith("unknown"):
+def unknown_weights(engine_id: str, facts: Mapping[str, object]) -> Iterator[Finding]:
+    """What is to be said of an engine that looked for its weights and found no fingerprint of them."""
+    source = facts.get("weights_source", "off")
+    if source != "off" and not facts.get("weights"):
         yield Finding(
             "WEIGHTS_UNKNOWN",
             "warning",
-            f"which weights {engine.engine_id} runs is {source}; another model under its name would pass for it",
+            f"which weights {engine_id} runs is {source}; another model under its name would pass for it",
             ONE_ID,
         )
 

@@ -14,7 +14,7 @@ from kvd.weights.safetensors import digest_tensors
 from kvd.weights.sampling import read_json
 
 UNKNOWN = "unknown"
-"""How the source of a fingerprint begins that could not be made; a colon and the reason follow."""
+"""How the source of a fingerprint begins that could not be made; a colon and the reason follow, for people."""
 WEIGHTS_VERSION = "w1-"
 """How fingerprints of weights begin. Those of two versions cannot be compared; each way to make them has its own."""
 OF_FILE, AS_READ = "c1-", "v1-"

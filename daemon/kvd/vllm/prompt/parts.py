@@ -8,7 +8,7 @@ from typing import Any
 
 from kvd.vllm.prompt.contents import content_name, tensor_bytes
 from kvd.vllm.prompt.digest import Embeds, Feature, PromptParts, prompt_digest
-from kvd.vllm.scheduler.vllm_types import Request
+from kvd.vllm.scheduler.vllm_types import VllmRequest
 from kvd.weights.adapter import loaded_adapter
 
 
@@ -16,7 +16,7 @@ from kvd.weights.adapter import loaded_adapter
 class Prompt:
     """A request's prompt, of which digests can be made; ``tokens`` is its length."""
 
-    request: Request
+    request: VllmRequest
     tokens: int
 
     def digest(self, key: bytes, tokens: int) -> str:
@@ -24,12 +24,12 @@ class Prompt:
         return prompt_digest(key, prompt_parts(self.request, tokens), tokens)
 
 
-def prompt_of(request: Request) -> Prompt:
+def prompt_of(request: VllmRequest) -> Prompt:
     """The prompt of a request as it is now."""
     return Prompt(request, request.num_prompt_tokens)
 
 
-def prompt_parts(request: Request, tokens: int) -> PromptParts:
+def prompt_parts(request: VllmRequest, tokens: int) -> PromptParts:
     """What decides the KV of the first ``tokens`` tokens of a request's prompt."""
     return PromptParts(
         token_ids=_token_ids(request),
@@ -40,7 +40,7 @@ def prompt_parts(request: Request, tokens: int) -> PromptParts:
     )
 
 
-def _token_ids(request: Request) -> Sequence[int]:
+def _token_ids(request: VllmRequest) -> Sequence[int]:
     """The tokens that the model sees: 0 where an embedding takes a token's place."""
     if request.prompt_token_ids is None:
         return ()
@@ -64,7 +64,7 @@ def _feature(found: Any) -> Feature:
     return Feature(found.modality, content, position.offset, position.length)
 
 
-def _embeds(request: Request, tokens: int) -> Embeds | None:
+def _embeds(request: VllmRequest, tokens: int) -> Embeds | None:
     tensor = getattr(request, "prompt_embeds", None)
     if tensor is None:
         return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, offered_by_group
-from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table, table_in
+from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep, table_in
 from kvd.worker.orders import Blocks, plain
 
 
@@ -28,7 +28,7 @@ class CompletedPrefill(NamedTuple):
 class _Prefill:
     """A request that is prefilled here; ``blocks`` are its own by group, once a step that completes it was ordered."""
 
-    request: Request
+    request: VllmRequest
     blocks: dict[int, BlockList] = field(default_factory=dict)
 
 
@@ -41,7 +41,7 @@ class CompletedPrefills:
         self._table = table
         self._active: dict[str, _Prefill] = {}
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: VllmRequest) -> None:
         """A request arrived that is to be prefilled here."""
         self._active[request.request_id] = _Prefill(request)
 
@@ -49,7 +49,7 @@ class CompletedPrefills:
         """Whether a request is one of them."""
         return request_id in self._active
 
-    def take(self, output: Scheduled | None) -> list[CompletedPrefill]:
+    def take(self, output: VllmStep | None) -> list[CompletedPrefill]:
         """The prompts that are complete when the coming step has run."""
         found: list[CompletedPrefill] = []
         if output is None:

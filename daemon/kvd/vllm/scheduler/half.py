@@ -26,13 +26,13 @@ from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Leases
-from kvd.vllm.scheduler.miss_plan import Engine
+from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import record_unloaded, report
-from kvd.vllm.scheduler.vllm_types import Request, Scheduled, drop_last_token, wants_prompt_logprobs
+from kvd.vllm.scheduler.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.outcomes import NotOffered, Outcome
@@ -76,7 +76,7 @@ class SchedulerHalf:
         self._known = KnownPeers()
         self._generation = ""
         keeps = keeps_prefix(self.groups)
-        facts = Engine(
+        facts = DecodingEngine(
             engine.engine_id, self.incarnation, policy, settings.mode, len(self.groups), keeps, engine.role
         )
         self._forced = Forced(facts)
@@ -91,7 +91,7 @@ class SchedulerHalf:
 
     # --- both sides ---
 
-    def new_request(self, request: Request) -> None:
+    def new_request(self, request: VllmRequest) -> None:
         """A request arrived: begin what will need time."""
         if self._prefills(request):
             if wants_prompt_logprobs(request):
@@ -112,7 +112,7 @@ class SchedulerHalf:
                 state=has_state(self.groups),
             )
 
-    def step_orders(self, output: Scheduled | None = None) -> StepOrders:
+    def step_orders(self, output: VllmStep | None = None) -> StepOrders:
         """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
         scheduled = output.num_scheduled_tokens if output is not None else ()
         for claim in self._claims.renew(time.monotonic(), scheduled):
@@ -141,7 +141,7 @@ class SchedulerHalf:
 
     # --- decoding side ---
 
-    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+    def matched_tokens(self, request: VllmRequest, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
 
         (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
@@ -177,7 +177,9 @@ class SchedulerHalf:
         claim.computed = computed
         return count, True
 
-    def allocated(self, request: Request, block_ids: Sequence[Sequence[int]], external_tokens: int) -> None:
+    def allocated(
+        self, request: VllmRequest, block_ids: Sequence[Sequence[int]], external_tokens: int
+    ) -> None:
         """The blocks for a claim are allocated: order the load."""
         claim = self._claims.get(request.request_id)
         if claim is None or not claim.waiting:
@@ -262,7 +264,7 @@ class SchedulerHalf:
 
     # --- prefilling side ---
 
-    def _prefills(self, request: Request) -> bool:
+    def _prefills(self, request: VllmRequest) -> bool:
         """Whether a request is prefilled here for a decoder. A decoder does that for nobody, whoever asks it."""
         return self.engine.role != "decode" and wants_prefill_here(request.kv_transfer_params)
 
@@ -282,7 +284,7 @@ class SchedulerHalf:
         self._pushes.sent(request_ids)
 
     def finished(
-        self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool
+        self, request: VllmRequest, block_ids: Sequence[Sequence[int]], *, completed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
@@ -306,13 +308,11 @@ class SchedulerHalf:
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
             return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
         if unread:
-            return self._not_offered(
-                request, "NOT_COPIED", "its blocks are not those that were copied for it"
-            )
+            return self._not_offered(request, "NOT_COPIED", "its blocks are not those copied for it")
         return self._offer(request, block_ids, summed=summed)
 
     def _offer(
-        self, request: Request, block_ids: Sequence[Sequence[int]], *, summed: bool
+        self, request: VllmRequest, block_ids: Sequence[Sequence[int]], *, summed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep a prefill for whoever claims it; ``summed``: its blocks are added up."""
         state = self._session.state
@@ -352,7 +352,9 @@ class SchedulerHalf:
         prefill = sealed(self._digest_key, prefill)
         return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
 
-    def _pushed_whole(self, request: Request, block_ids: Sequence[Sequence[int]], *, completed: bool) -> bool:
+    def _pushed_whole(
+        self, request: VllmRequest, block_ids: Sequence[Sequence[int]], *, completed: bool
+    ) -> bool:
         sends = self._pushes.finished(request.request_id, block_ids, completed=completed)
         if completed:
             self._served.count(
@@ -360,12 +362,12 @@ class SchedulerHalf:
             )
         return sends
 
-    def _not_offered(self, request: Request, code: NotOffered, why: str) -> tuple[bool, None]:
+    def _not_offered(self, request: VllmRequest, code: NotOffered, why: str) -> tuple[bool, None]:
         log.warning("request %s is not offered to a decoder: %s", request.request_id, why)
         self._served.count("not_offered", request.num_prompt_tokens, code)
         return False, None
 
-    def _digest(self, request: Request, tokens: int) -> str:
+    def _digest(self, request: VllmRequest, tokens: int) -> str:
         return prompt_of(request).digest(self._digest_key, tokens)
 
     def _table(self, request_id: str) -> Sequence[Sequence[int]] | None:

@@ -16,7 +16,7 @@ _ADDED = re.compile(r"-[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class DecodingEngine:
     """What an order is judged by. ``keeps_prefix``: as `kvd.vllm.memory.groups.keeps_prefix`.
 
     Nothing is asked of the build of vLLM: on one that cannot recover the connector does not start
@@ -34,7 +34,7 @@ class Engine:
 
 def make_plan(
     message: ForceMiss,
-    engine: Engine,
+    engine: DecodingEngine,
     claims: Sequence[Claim],
     requests: Sequence[str],
     finished: Sequence[str],
@@ -82,7 +82,7 @@ def make_plan(
     )
 
 
-def planned(claim: Claim, engine: Engine) -> PlannedMiss:
+def planned(claim: Claim, engine: DecodingEngine) -> PlannedMiss:
     """What a miss means for a claim at most: pieces of a large load that come before it are kept too."""
     keeps = min(claim.computed, claim.tokens) if engine.keeps_prefix else 0
     return PlannedMiss(
@@ -97,7 +97,7 @@ def planned(claim: Claim, engine: Engine) -> PlannedMiss:
 
 def _not_one(
     target: OneRequest,
-    engine: Engine,
+    engine: DecodingEngine,
     found: Sequence[Claim],
     requests: Sequence[str],
     finished: Sequence[str],

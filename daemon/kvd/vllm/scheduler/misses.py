@@ -13,12 +13,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from kvd.vllm.scheduler.claim import Claim, ClaimState
-from kvd.vllm.scheduler.miss_plan import Engine, make_plan, planned
+from kvd.vllm.scheduler.miss_plan import DecodingEngine, make_plan, planned
+from kvd.vllm.scheduler.vllm_types import VllmRequest, VllmStep
 from kvd.wire.frame import Message
 from kvd.wire.order import (
     MISS_ENDS,
@@ -47,37 +48,6 @@ REPORT_SECONDS = 60.0
 """How long a report is kept for a kvd that is away."""
 
 
-class Request(Protocol):
-    """What is used of vLLM's request."""
-
-    @property
-    def request_id(self) -> str:
-        """Its id within the engine."""
-        ...
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
-        ...
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens that hold KV."""
-        ...
-
-    @property
-    def _all_token_ids(self) -> Sequence[int]: ...
-
-
-class Scheduled(Protocol):
-    """What is used of vLLM's SchedulerOutput."""
-
-    @property
-    def num_scheduled_tokens(self) -> Any:
-        """Tokens that the step computes, by request."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class _Order:
     """An order that is carried out; ``began`` is time.monotonic()."""
@@ -104,12 +74,12 @@ class _Followed:
 class Forced:
     """All orders of one engine, and the misses that they made."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: DecodingEngine) -> None:
         self._engine = engine
         self._claims: Callable[[], Sequence[Claim]] = tuple
         self._deliver: Callable[[str, Message, float], object] = _nowhere
         self._lock = threading.Lock()
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, VllmRequest] = {}
         self._finished: deque[str] = deque(maxlen=FINISHED_KEPT)
         self._standing: list[_Order] = []
         self._wanted: dict[str, _Followed] = {}  # of those followed, what no load was ordered for yet
@@ -172,7 +142,7 @@ class Forced:
 
     # --- within a step ---
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: VllmRequest) -> None:
         """A request came whose KV is elsewhere."""
         self._requests[request.request_id] = request
 
@@ -190,7 +160,7 @@ class Forced:
             self._advance(followed, "forced", "forced")
             return _fault(followed.order, began=False)
 
-    def take(self, output: Scheduled | None) -> list[tuple[str, Fault]]:
+    def take(self, output: VllmStep | None) -> list[tuple[str, Fault]]:
         """Loads under way that are to be given up, by request; and have a look at what the step computes."""
         if not self._followed and not self._standing:
             return []
@@ -240,7 +210,7 @@ class Forced:
             if followed := self._wanted.pop(request_id, None):
                 self._end(followed, "late", why)
 
-    def over(self, request: Request) -> None:
+    def over(self, request: VllmRequest) -> None:
         """The request has finished, or was aborted."""
         request_id = request.request_id
         if self._requests.pop(request_id, None) is None:
@@ -286,7 +256,7 @@ class Forced:
             order.open = False
             order.changed = True
 
-    def _look(self, output: Scheduled | None) -> None:
+    def _look(self, output: VllmStep | None) -> None:
         for request_id, followed in list(self._followed.items()):
             request = self._requests.get(request_id)
             if request is None:
@@ -357,5 +327,5 @@ def _fault(order: _Order, *, began: bool) -> Fault:
     return replace(fault, when=message.when)
 
 
-def _has_output(request: Request) -> bool:
+def _has_output(request: VllmRequest) -> bool:
     return len(request._all_token_ids) > request.num_prompt_tokens  # noqa: SLF001 - vLLM's only count of both

@@ -11,7 +11,7 @@ from typing import Any
 from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
-from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table, table_in
+from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep, table_in
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
 from kvd.worker.remote import LONGEST_NAME
@@ -25,7 +25,7 @@ class _Push:
     """A request that is being computed; ``reached`` and ``firsts`` are as the workers were told last."""
 
     transfer_id: str
-    request: Request
+    request: VllmRequest
     total: int
     reached: int = 0
     firsts: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class Pushes:
         settings: ConnectorSettings,
         groups: Sequence[GroupFacts],
         table: Callable[[str], Table | None] = lambda _request_id: None,
-        digest: Callable[[Request, int], str] = lambda _request, _tokens: "",
+        digest: Callable[[VllmRequest, int], str] = lambda _request, _tokens: "",
     ) -> None:
         """``table`` gives a request's block ids where a step's output does not, ``digest`` that of its first tokens."""
         self._digest = digest
@@ -58,7 +58,7 @@ class Pushes:
         """Whether blocks of a finished request are still held, so that the engine has to keep stepping."""
         return bool(self._held)
 
-    def begin(self, request: Request) -> None:
+    def begin(self, request: VllmRequest) -> None:
         """A request arrived that is to be prefilled here and pushed."""
         name = (request.kv_transfer_params or {}).get("kvd_transfer_id")
         cause = ""
@@ -85,7 +85,7 @@ class Pushes:
         push = self._active.get(request_id)
         return push.transfer_id if push is not None else ""
 
-    def take(self, output: Scheduled | None) -> tuple[list[PushStep], list[PushEnd]]:
+    def take(self, output: VllmStep | None) -> tuple[list[PushStep], list[PushEnd]]:
         """What the coming step computes of pushed requests, and which of them ended since the last one."""
         steps, self._steps = self._steps, []
         ends, self._ends = self._ends, []
@@ -119,7 +119,7 @@ class Pushes:
 
     # --- private ---
 
-    def _step(self, request_id: str, push: _Push, output: Scheduled) -> PushStep | None:
+    def _step(self, request_id: str, push: _Push, output: VllmStep) -> PushStep | None:
         count = output.num_scheduled_tokens.get(request_id, 0)
         table = table_in(output, request_id, self._table) if count else None
         again = push.again

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
-from kvd.vllm.scheduler.vllm_types import Request, Scheduled, Table
+from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep
 from kvd.worker.orders import SumOrder, SumOrders
 from kvd.worker.settings import ConnectorSettings
 
@@ -23,7 +23,7 @@ class Sampling:
         self._names: dict[str, str] = {}
         self._dropped: list[str] = []
 
-    def begin(self, request: Request, name: str = "") -> None:
+    def begin(self, request: VllmRequest, name: str = "") -> None:
         """A request arrived that is to be prefilled here; ``name`` is its transfer id where it is pushed."""
         if self._settings.samples(name or request.request_id):
             self._names[request.request_id] = name or request.request_id
@@ -33,7 +33,7 @@ class Sampling:
         """Whether a request is one of them."""
         return request_id in self._names
 
-    def take(self, output: Scheduled | None) -> SumOrders:
+    def take(self, output: VllmStep | None) -> SumOrders:
         """Prompts that the coming step computes to their end, and names of those that nobody will ask for."""
         orders = [SumOrder(self._names[found.request_id], *found) for found in self._prefills.take(output)]
         dropped, self._dropped = self._dropped, []

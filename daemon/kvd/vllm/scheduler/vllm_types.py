@@ -10,7 +10,7 @@ Table = Sequence[Sequence[int]]
 """A request's block ids by group."""
 
 
-class Request(Protocol):
+class VllmRequest(Protocol):
     """What is used of vLLM's request."""
 
     request_id: str
@@ -30,7 +30,7 @@ class BlockState(Protocol):
         ...
 
 
-class Scheduled(Protocol):
+class VllmStep(Protocol):
     """What is used of vLLM's SchedulerOutput."""
 
     @property
@@ -49,19 +49,19 @@ class Scheduled(Protocol):
         ...
 
 
-def table_in(output: Scheduled, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
+def table_in(output: VllmStep, request_id: str, table: Callable[[str], Table | None]) -> Table | None:
     """The block table of a request that a step computes; from ``table`` where the step's output has none."""
     state = getattr(output, "kv_connector_block_state", None)  # builds before 0.29 have none
     return (state.get_block_ids(request_id) if state is not None else None) or table(request_id)
 
 
-def wants_prompt_logprobs(request: Request) -> bool:
+def wants_prompt_logprobs(request: VllmRequest) -> bool:
     """Whether log probabilities of the prompt are asked for: who answers computes it, whatever was loaded."""
     sampling = getattr(request, "sampling_params", None)
     return sampling is not None and sampling.prompt_logprobs is not None
 
 
-def drop_last_token(request: Request) -> None:
+def drop_last_token(request: VllmRequest) -> None:
     """The prefiller of a model with state stops one token short of the prompt's end.
 
     A state fits one position. The decoder has to compute the prompt's last token itself to get its first
