@@ -5,29 +5,35 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kvd.backends.contract import Backend
 from kvd.backends.errors import BackendUnavailable
 
-_ADAPTERS: Mapping[str, str] = {
-    "nixl": "kvd.backends.nixl.backend",
-    "mooncake": "kvd.backends.mooncake.backend",
-    "direct": "kvd.backends.direct.backend",
-    "auto": "kvd.backends.auto.backend",
-    "staged": "kvd.backends.staged.backend",
-    "memory": "kvd.backends.memory",
-}
 
-# Distributions that provide an engine; any one of a row will do.
-_DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "nixl": ("nixl",),
-    "mooncake": (
-        "mooncake-transfer-engine-non-cuda",
-        "mooncake-transfer-engine-cuda13",
-        "mooncake-transfer-engine",
+class Adapter(NamedTuple):
+    """Where a backend is opened, and the distributions of which any one provides its engine; none where it is ours."""
+
+    module: str
+    distributions: tuple[str, ...] = ()
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "nixl": Adapter("kvd.backends.nixl.backend", ("nixl",)),
+    "mooncake": Adapter(
+        "kvd.backends.mooncake.backend",
+        (
+            "mooncake-transfer-engine-non-cuda",
+            "mooncake-transfer-engine-cuda13",
+            "mooncake-transfer-engine",
+        ),
     ),
+    "direct": Adapter("kvd.backends.direct.backend"),
+    "auto": Adapter("kvd.backends.auto.backend"),
+    "staged": Adapter("kvd.backends.staged.backend"),
+    "memory": Adapter("kvd.backends.memory"),
 }
+"""One line for each backend. Its module has an ``open_backend(name, options=...)``."""
 
 
 def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
@@ -37,25 +43,25 @@ def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
         BackendUnavailable: no such backend, or its engine is not installed here; the hint says what to install.
         BackendError: an option the adapter does not know.
     """
-    if kind not in _ADAPTERS:
+    if kind not in ADAPTERS:
         raise BackendUnavailable(
-            f"no backend {kind!r}: there are {', '.join(_ADAPTERS)}",
+            f"no backend {kind!r}: there are {', '.join(ADAPTERS)}",
             backend=kind,
-            hint=f"set the backend to one of {', '.join(_ADAPTERS)}",
+            hint=f"set the backend to one of {', '.join(ADAPTERS)}",
         )
-    adapter = importlib.import_module(_ADAPTERS[kind])
+    adapter = importlib.import_module(ADAPTERS[kind].module)
     make = cast("Callable[..., Backend]", adapter.open_backend)
     return make(name, options=options)
 
 
 def available() -> dict[str, str]:
     """For each backend its engine's version, or why it cannot be used; from package metadata, without importing it."""
-    return {kind: _state(kind) for kind in _ADAPTERS}
+    return {kind: _state(kind) for kind in ADAPTERS}
 
 
 def _state(kind: str) -> str:
-    names = _DISTRIBUTIONS.get(kind)
-    if names is None:
+    names = ADAPTERS[kind].distributions
+    if not names:
         return "built in"
     for name in names:
         try:

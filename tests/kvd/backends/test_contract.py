@@ -9,7 +9,7 @@ import pytest
 from kvd.backends.contract import Backend, Lane, Operation, SelectingLane, StagingBackend, State, Transfer
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, PeerMetadataError, RegistrationError, TransferRefused
-from kvd.backends.registry import open_backend
+from kvd.backends.registry import ADAPTERS, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
@@ -53,7 +53,7 @@ def finish(lane: Lane, transfer: Transfer) -> State:
     return transfer.state
 
 
-@pytest.fixture(params=["memory", "nixl", "mooncake", "direct", "auto", "staged"])
+@pytest.fixture(params=list(ADAPTERS))
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     if request.param in {"nixl", "mooncake"}:
         pytest.importorskip(request.param, exc_type=ImportError)
@@ -272,7 +272,7 @@ def test_a_closed_lane_takes_nothing_and_harms_no_other(pair: Pair) -> None:
     assert finish(remade, remade.submit("p", pair.rows((0, 0, 10)))) is State.DONE
 
 
-def test_home_wants_memory_first_and_once(pair: Pair) -> None:
+def test_a_backend_wants_memory_first_and_once(pair: Pair) -> None:
     bare = open_backend(pair.kind, "bare", {})
     with pytest.raises(RegistrationError):
         bare.metadata()
