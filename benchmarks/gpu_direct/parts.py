@@ -71,7 +71,7 @@ def sweep(reader: Reader, peer: Owner) -> dict[str, Any]:
 def plain_copy(reader: Reader, peer: Owner) -> dict[str, Any]:
     """The driver's copy of half a GiB out of the mapped memory, as it is the ceiling."""
     lane = reader.lane(peer)
-    source = lane._peers["p"].source.spans.where(np.array(peer.addresses[:1], np.int64))  # noqa: SLF001
+    source = lane._peers["p"].source.memory.seen_at(np.array(peer.addresses[:1], np.int64))  # noqa: SLF001
     size, cuda = 512 * MIB, ctypes.CDLL("libcuda.so.1")
     times = []
     for _ in range(6):
