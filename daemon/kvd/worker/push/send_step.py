@@ -115,7 +115,7 @@ def _offer(target: PushTarget, computed: Computed, outgoing: Outgoing, stager: S
 
 
 def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: WriteLanes) -> None:
-    while target.phase is TargetPhase.SENDING and _may_post(target, computed):
+    while target.phase is TargetPhase.SENDING and _may_post(target, computed, outgoing):
         if target.looked is computed:
             break
         ends = due(target, computed)
@@ -141,10 +141,12 @@ def _post(target: PushTarget, computed: Computed, outgoing: Outgoing, lanes: Wri
     poll(target, outgoing, lanes)
 
 
-def _may_post(target: PushTarget, computed: Computed) -> bool:
-    """Not beside what reads blocks that are the request's no longer: which of the two lands last is not certain."""
+def _may_post(target: PushTarget, computed: Computed, outgoing: Outgoing) -> bool:
+    """Not from blocks that the request has lost, nor beside what reads those: which lands last is not certain."""
     flying = target.flying
-    return len(flying) < MOST_FLYING and all(piece.epoch == computed.epoch for piece in flying)
+    if len(flying) >= MOST_FLYING or any(piece.epoch != computed.epoch for piece in flying):
+        return False
+    return outgoing.epoch(target.key.transfer_id) == computed.epoch
 
 
 def _refused(target: PushTarget, reason: str, lanes: WriteLanes) -> None:

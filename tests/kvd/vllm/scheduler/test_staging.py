@@ -208,7 +208,7 @@ def test_what_was_not_put_out_is_not_offered(
     p = Scheduler(groups)
     p.step(10, *put)
     assert not p.finish(*now)
-    assert "not those that were copied" in caplog.text
+    assert "not those copied for it" in caplog.text
 
 
 def test_a_request_that_was_never_computed_is_not_offered() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,8 @@ from kvd.worker.orders import PushEnd
 from kvd.worker.push import computed as outgoing
 from kvd.worker.push import send_step as transmit
 from kvd.worker.push import target
+from kvd.worker.push.target import Post
+from kvd.worker.push.write_lanes import WriteLanes
 from tests.kvd.topology.test_oracle import cases
 from tests.support import oracle, samples
 from tests.support.rigs.bench import eventually
@@ -256,6 +259,28 @@ def test_what_was_under_way_when_its_request_was_preempted_is_sent_again(rig: Se
     rig.end()
     eventually(lambda: rig.all_sent("r"))
     assert rig.as_pulled(oracle.Request(REQUEST.local, other, 40))
+
+
+def test_blocks_that_the_request_loses_while_they_are_posted_are_posted_once(
+    rig: SendRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce(rig)
+    post, posts = WriteLanes.post, []
+
+    def preempted(lanes: WriteLanes, *what: Any) -> Post:
+        posts.append(post(lanes, *what))
+        if len(posts) == 1:
+            rig.begin(step({}, 0, 40, again=True))
+        return posts[-1]
+
+    monkeypatch.setattr(WriteLanes, "post", preempted)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: posts)
+    rig.run(step(REQUEST.remote, 40, 40))
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+    assert len(posts) <= 3
+    assert rig.as_pulled(REQUEST)
 
 
 def test_what_was_written_before_a_preemption_stays(rig: SendRig) -> None:
