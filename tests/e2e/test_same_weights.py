@@ -80,6 +80,7 @@ def test_the_refusal_names_both_values_and_the_next_step(tuned: Deployment) -> N
     assert [f["name"] for f in compared["factors"] if not f["ok"]] == ["weights"]
 
 
+@pytest.mark.matrix
 def test_one_model_under_two_names_is_loaded(renamed: Deployment) -> None:
     for prompt in PROMPTS:
         alone = renamed.decode.submit(prompt, ANSWER).result(120)
@@ -98,8 +99,8 @@ def test_one_model_under_two_names_is_loaded(renamed: Deployment) -> None:
     assert [f for f in compared["factors"] if not f["ok"]] == []
 
 
-def test_an_engine_says_at_start_what_it_found_and_how_long_that_took(renamed: Deployment) -> None:
-    said = renamed.decode.spec.log_path.read_text(errors="replace")
+def test_an_engine_says_at_start_what_it_found_and_how_long_that_took(tuned: Deployment) -> None:
+    said = tuned.decode.spec.log_path.read_text(errors="replace")
     found = re.findall(r"weights w1-\w{16} \(safetensors\).* found in ([\d.]+) s", said)
     assert found
     assert max(float(seconds) for seconds in found) < 5

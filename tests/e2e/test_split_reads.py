@@ -22,7 +22,7 @@ WIDE = "llama-wide"
 SHAPE = {"num_hidden_layers": 8, "num_key_value_heads": 8, "head_dim": 64}
 
 
-@pytest.fixture(scope="module", params=["direct", "nixl"])
+@pytest.fixture(scope="module", params=[pytest.param("direct", marks=pytest.mark.matrix), "nixl"])
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     tiny = MODELS["llama"]
     with pytest.MonkeyPatch.context() as patch:

@@ -24,7 +24,7 @@ ANSWER = 12
 LOAD_SECONDS = 5.0
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3.5-gdn"])
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.matrix), "qwen3.5-gdn"])
 def over_tcp(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Deployment]:
