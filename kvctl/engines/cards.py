@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvctl.errors import CheckFailed, PeerTimeout
+from kvd.client import cards
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
@@ -27,17 +28,7 @@ def engine_geometry(row: EngineRow) -> EngineGeometry:
                 f"the geometry of {card.engine.engine_id}/{worker.rank} cannot be read: {error}",
                 "kvctl, kvd and the engines' connector should be of one version",
             ) from error
-    facts = card.engine
-    return EngineGeometry(
-        engine_id=facts.engine_id,
-        generation=card.generation,
-        model=facts.model,
-        tp=facts.tp,
-        pp=facts.pp,
-        dcp=facts.dcp,
-        workers=tuple(workers),
-        facts=dict(facts.facts),
-    )
+    return cards.engine_geometry(card, tuple(workers))
 
 
 def engine_facts(engine: EngineGeometry, role: Role) -> EngineFacts:

@@ -129,7 +129,7 @@ class KvdSession:
                 if self._pid == os.getpid()
                 else f"belongs to process {self._pid}, this is {os.getpid()}"
             )
-            pending.future.set_exception(ClientError(f"the session {why}", hint="make a new Session"))
+            pending.future.set_exception(ClientError(f"the session {why}", hint="make a new KvdSession"))
         elif len(self._mailbox.inbox) >= QUEUE:
             self._mailbox.counters["dropped"] += 1
             pending.future.set_exception(

@@ -11,7 +11,7 @@ from kvd.wire.frame import Message
 
 
 class SessionProtocol(Protocol):
-    """A session: `kvd.client.session.Session` is the real one."""
+    """A session: `kvd.client.session.KvdSession` is the real one."""
 
     @property
     def state(self) -> SessionState:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from kvd.wire.query import EngineList, ListEngines
 from tests.kvctl.conftest import ENGINES, engine_row
 from tests.kvctl.views.test_formats import check
@@ -65,3 +67,16 @@ def test_other_weights_are_told_with_the_setting_that_lets_them_pass(run: Run, d
     assert outcome.code == 1
     hint = next(line for line in outcome.out.splitlines() if line.startswith("  weights: "))
     assert 'set "weights" in kv_connector_extra_config' in hint
+
+
+def test_running_engines_with_unlike_backends_do_not_fit_as_kvd_says(run: Run, daemon: FakeDaemon) -> None:
+    row = engine_row("prefill-1", "prefill", 4)
+    assert row.card is not None
+    workers = tuple(msgspec.structs.replace(worker, backend="direct") for worker in row.card.workers)
+    other = msgspec.structs.replace(row, card=msgspec.structs.replace(row.card, workers=workers))
+    daemon.answers[ListEngines] = lambda _: EngineList(rows=(ENGINES[0], other))
+    outcome = run("diff", "decode-0", "prefill-1", "-o", "json", "--socket", daemon.directory)
+    document = json.loads(outcome.out)
+    assert (outcome.code, document["compatible"]) == (1, False)
+    (backend,) = [factor for factor in document["factors"] if factor["name"] == "backend"]
+    assert (backend["local"], backend["remote"], backend["ok"]) == ("nixl", "direct", False)

@@ -22,7 +22,7 @@ MOST_PEERS = 64
 
 
 def report_outcomes(daemon: Daemon, caller: Caller, message: ReportOutcomes) -> Ok:
-    """A scheduler's totals. Raises `Refusal` for anyone else."""
+    """A scheduler's totals. Raises `RequestRefused` for anyone else."""
     owner = scheduler_of(daemon, caller, message.engine_id)
     daemon.outcomes.report(owner.incarnation, message, time.monotonic())
     return Ok()

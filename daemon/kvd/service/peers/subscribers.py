@@ -13,7 +13,7 @@ from kvd.wire.handshake import EngineEnded, Ping
 GIVEN_SECONDS = 5.0
 """For this long a card that was given out counts as in use, though a ping that crossed it does not say so."""
 FORGET_SECONDS = 30.0
-"""An subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
+"""A subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ Key = tuple[Outcome, str]
 
 
 class Deliver(Protocol):
-    """`kvd.client.session.Session.deliver`."""
+    """`kvd.client.session.KvdSession.deliver`."""
 
     def __call__(
         self, key: str, message: Callable[[], Message], keep_seconds: float, *, after: float
