@@ -45,11 +45,9 @@ class Mover(Protocol):
 
     def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
         """Without ``coalesce`` every block and run of bytes is a descriptor of its own; ``seconds`` is the limit."""
-        ...
 
     def over(self, seconds: float) -> list[Moved]:
         """Those that ended since it was last asked; waits at most so long for one. Raises `RuntimeError`."""
-        ...
 
 
 def move(

@@ -94,21 +94,18 @@ class Lane(Protocol):
 
         Raises `BackendError` subclasses (`PeerMetadataError`, `WorkerUnreachable`).
         """
-        ...
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
         """Start copying.
 
         Raises `BackendError` subclasses where it could not be started; nothing moves then.
         """
-        ...
 
     def poll(self, transfer: Transfer) -> State:
         """Look once, without blocking, and update ``transfer``.
 
         Never raises for a failed transfer: FAILED and a reason.
         """
-        ...
 
     def close(self) -> None:
         """End the lane.
@@ -116,7 +113,6 @@ class Lane(Protocol):
         When this returns, no byte of any of its transfers can land here any more. Idempotent. What it was still
         writing may land at the peer for as long as the peer keeps its window.
         """
-        ...
 
 
 @runtime_checkable
@@ -131,7 +127,6 @@ class SelectingLane(Lane, Protocol):
 
         Raises `BackendError` subclasses where it could not be started; nothing moves then.
         """
-        ...
 
 
 def takes_selections(lane: Lane) -> TypeGuard[SelectingLane]:
@@ -153,26 +148,21 @@ class Backend(Protocol):
     @property
     def traits(self) -> Traits:
         """What it is good at."""
-        ...
 
     def register(self, regions: Sequence[Region]) -> None:
         """Register memory.
 
         Once, before `metadata` and `lane`. Raises `RegistrationError` naming the region and the cause.
         """
-        ...
 
     def metadata(self) -> bytes:
         """What a peer's `Lane.add` needs."""
-        ...
 
     def lane(self, name: str) -> Lane:
         """A fresh lane, with the same memory registered."""
-        ...
 
     def close(self) -> None:
         """Deregister and destroy, all lanes first. Idempotent."""
-        ...
 
 
 class Window(Protocol):
@@ -183,14 +173,12 @@ class Window(Protocol):
 
     def metadata(self) -> bytes:
         """What the writing peer's `Lane.add` needs; good until `close`."""
-        ...
 
     def progress(self) -> None:
         """Let bytes land, for transports that need their target's help. Quick; called every few 100 us by its owner.
 
         An adapter whose engine lands bytes by itself does nothing here.
         """
-        ...
 
     def close(self) -> None:
         """End the window.
@@ -198,7 +186,6 @@ class Window(Protocol):
         When this returns, no byte that a peer writes through it can land any more, whatever the peer does or did: it
         may be stopped, and go on later. The peer's process survives this. Idempotent.
         """
-        ...
 
 
 @runtime_checkable
@@ -210,7 +197,6 @@ class WindowBackend(Backend, Protocol):
 
         Raises `RegistrationError` where nothing is registered yet, `BackendUnavailable` where none can be made.
         """
-        ...
 
 
 @runtime_checkable
@@ -222,4 +208,3 @@ class StagingBackend(Backend, Protocol):
 
         Returns when it is there. May be called on any thread. Raises `BackendError` where it cannot be copied.
         """
-        ...

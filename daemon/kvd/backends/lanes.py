@@ -21,7 +21,6 @@ class KnownPeer(Protocol):
     @property
     def metadata(self) -> bytes:
         """What it was added with."""
-        ...
 
 
 class Closing(Protocol):
@@ -29,7 +28,6 @@ class Closing(Protocol):
 
     def close(self) -> None:
         """As in the contract."""
-        ...
 
 
 PeerT = TypeVar("PeerT", bound=KnownPeer)

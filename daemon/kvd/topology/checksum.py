@@ -229,7 +229,6 @@ class Summer(Protocol):
     @property
     def chunk(self) -> int:
         """Bytes that it is best given at a time."""
-        ...
 
     def sums(self, layer: Layer, how: Recipe, ids: Int64, tokens: Words, counted: Flags) -> Words:
         """Sums of a field of a layer's pages ``ids``, shape (blocks, classes, cells).
@@ -237,7 +236,6 @@ class Summer(Protocol):
         ``tokens`` are the weights of the tokens, shape (blocks, tokens); ``counted`` says which are of which class,
         shape (classes, blocks, tokens).
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

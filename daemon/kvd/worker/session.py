@@ -16,11 +16,9 @@ class SessionProtocol(Protocol):
     @property
     def state(self) -> SessionState:
         """The newest state, read without a lock."""
-        ...
 
     def call(self, message: Message, timeout: float) -> Future[Message]:
         """Ask; the future gets the answer."""
-        ...
 
     def deliver(
         self,
@@ -31,8 +29,6 @@ class SessionProtocol(Protocol):
         after: float = ...,
     ) -> Future[Message]:
         """Send until it is answered, not before ``after`` seconds."""
-        ...
 
     def close(self, timeout: float = ...) -> None:
         """Say goodbye."""
-        ...

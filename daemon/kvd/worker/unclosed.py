@@ -26,7 +26,6 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """When this returns, nothing of it can land any more."""
-        ...
 
 
 @dataclass(slots=True)

@@ -33,7 +33,6 @@ class Carrier(Protocol):
 
     def begin(self, rows: Descriptors) -> Flight:
         """Start copying ``rows`` from their remote addresses to their local ones, wherever the two are."""
-        ...
 
 
 class HostCarrier:

@@ -37,7 +37,6 @@ class Deliver(Protocol):
         self, key: str, message: Callable[[], Message], keep_seconds: float, *, after: float
     ) -> Future[Message]:
         """Send until it is answered."""
-        ...
 
 
 class Served:

@@ -27,7 +27,6 @@ class BlockState(Protocol):
 
     def get_block_ids(self, req_id: str) -> Table | None:
         """The block table of a request that is scheduled in this step."""
-        ...
 
 
 class VllmStep(Protocol):
@@ -36,17 +35,14 @@ class VllmStep(Protocol):
     @property
     def num_scheduled_tokens(self) -> Mapping[str, int]:
         """Tokens that the step computes, by request."""
-        ...
 
     @property
     def preempted_req_ids(self) -> AbstractSet[str] | None:
         """Requests that lost their blocks since the last step."""
-        ...
 
     @property
     def kv_connector_block_state(self) -> BlockState | None:
         """The block tables."""
-        ...
 
 
 def table_in(output: VllmStep, request_id: str, table: Callable[[str], Table | None]) -> Table | None:

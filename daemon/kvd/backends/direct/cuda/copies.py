@@ -31,12 +31,10 @@ class Flight(Protocol):
 
     def done(self) -> bool:
         """Whether it has ended, without waiting. Raises RuntimeError where the device failed."""
-        ...
 
     @property
     def seconds(self) -> float:
         """How long it took on the device."""
-        ...
 
 
 def over(flight: Flight) -> bool:
@@ -52,11 +50,9 @@ class Copier(Protocol):
 
     def keep(self, rows: Rows) -> Any:
         """The rows on the device, for any number of `begin`."""
-        ...
 
     def begin(self, rows: Rows, kept: Any | None, job: Job) -> Flight:
         """Start a job; ``kept`` is what `keep` gave for its rows, None to send them along."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
