@@ -38,6 +38,7 @@ from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
+from tests.support.engine_pids import engine_pids
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0
@@ -69,7 +70,7 @@ class Taken:
 
 def on_processor(engine: EngineProcess) -> float:
     """Seconds on a processor of the process that schedules and computes, of all its threads, also of ended ones."""
-    return time.clock_gettime(~engine.pids().core << 3 | 2)  # how Linux numbers the clock of a process
+    return time.clock_gettime(~engine_pids(engine).core << 3 | 2)  # how Linux numbers the clock of a process
 
 
 def counted(measured: Measured) -> tuple[float, int]:

@@ -44,7 +44,8 @@ from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
-from kvctl.processes.halting import halt, halted
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halt, halted
 
 START_SECONDS, ANSWER_SECONDS = 400.0, 120.0
 PROMPT, ANSWER = 400, 8
@@ -81,7 +82,7 @@ class Pair:
     @property
     def prefilling(self) -> tuple[int, ...]:
         """The prefiller's scheduler and worker."""
-        return tuple(self.prefill.pids().executing)
+        return tuple(engine_pids(self.prefill).executing)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from benchmarks.gpu.correctness import about, first_difference, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.demo.deployment import PREFILL_PARAMS
 from kvctl.demo.engine import Answer
-from kvctl.processes.halting import halted
 from kvd.wire.order import ForcedMisses, ForceMiss, GetForced, NextLoads, When
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
 
 MISS_SECONDS = 10.0
 PAUSE_SECONDS = 5.0
@@ -49,7 +50,7 @@ def stopped(fleet: Fleet, pair: Pair, tokens: int) -> bool:
     asks = question(pair, tokens, fleet.sizes.answer)
     prefilled = pair.prefill.submit(asks.prompt, 1, PREFILL_PARAMS).result(30.0)
     others = [fresh(tokens) for _ in range(2)]
-    with halted(pair.prefill.pids().executing):
+    with halted(engine_pids(pair.prefill).executing):
         began = time.monotonic()
         decoded = pair.decode.submit(asks.prompt, fleet.sizes.answer, _here(prefilled)).result(30.0)
         took = time.monotonic() - began
@@ -71,7 +72,7 @@ def killed(fleet: Fleet, pair: Pair, tokens: int, after: float) -> bool:
     prefilled = pair.prefill.submit(asks.prompt, 1, PREFILL_PARAMS).result(30.0)
     decoding = pair.decode.submit(asks.prompt, fleet.sizes.answer, _here(prefilled))
     time.sleep(after)
-    pids = pair.prefill.pids().all[1:]
+    pids = engine_pids(pair.prefill).all[1:]
     for pid in reversed(pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -19,8 +19,9 @@ from benchmarks.gpu.report import Report
 from kvctl.demo.deployment import Start, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.processes.daemons import Kvd, start_kvd
+from kvctl.processes.daemons import Kvd
 from kvd.vllm.builds.probe import SCHEDULER
+from tests.support.started_kvd import start_kvd
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

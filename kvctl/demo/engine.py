@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvctl.demo.engine_spec import EngineSpec, engine_arguments, environment
 from kvctl.processes.errors import EngineGone, EngineStartFailed, EngineTimeout
-from kvctl.processes.tree import EnginePids, engine_pids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -223,9 +222,10 @@ class EngineProcess:
         answers: list[Any] = found["answers"]
         return answers
 
-    def pids(self) -> EnginePids:
-        """The processes of this engine that run now."""
-        return engine_pids(self._process.pid)
+    @property
+    def guardian(self) -> int:
+        """The process above all others of this engine; it ends them when this one ends."""
+        return self._process.pid
 
     def alive(self) -> bool:
         """Whether the process tree still runs."""

@@ -79,20 +79,6 @@ class Kvd:
         self.process.wait()
 
 
-def start_kvd(name: str, directory: Path, *, listen: str = "127.0.0.1:0", timeout: float = 30.0) -> Kvd:
-    """Start a kvd whose files all lie in ``directory`` and wait until it answers.
-
-    It ends with the thread that started it. Raises `DaemonStartFailed`.
-    """
-    kvd = _launch(name, directory, listen, {})
-    try:
-        kvd.wait_ready(timeout)
-    except BaseException:
-        kvd.stop()
-        raise
-    return kvd
-
-
 @contextlib.contextmanager
 def two_hosts(work_dir: Path, settings: Mapping[str, str] | None = None) -> Iterator[tuple[Kvd, Kvd]]:
     """The prefilling and the decoding host's kvds, both ready; ended on the way out.
@@ -104,7 +90,7 @@ def two_hosts(work_dir: Path, settings: Mapping[str, str] | None = None) -> Iter
         hosts = []
         for name in ("prefill", "decode"):
             with held():
-                hosts.append(_launch(name, runtime / name, "127.0.0.1:0", settings or {}))
+                hosts.append(launch(name, runtime / name, "127.0.0.1:0", settings or {}))
                 stack.callback(hosts[-1].stop)
         for host in hosts:
             host.wait_ready()
@@ -129,7 +115,8 @@ def _runtime_folder(work_dir: Path, stack: contextlib.ExitStack) -> Path:
     return folder
 
 
-def _launch(name: str, directory: Path, listen: str, settings: Mapping[str, str]) -> Kvd:
+def launch(name: str, directory: Path, listen: str, settings: Mapping[str, str]) -> Kvd:
+    """Start a kvd whose files all lie in ``directory``; it ends with the thread that started it."""
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     path = directory / "kvd.log"
     places = ("--runtime-dir", str(directory), "--state-dir", str(directory / "state"))

@@ -9,6 +9,7 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.engine_pids import engine_pids
 
 pytestmark = pytest.mark.e2e
 
@@ -50,7 +51,7 @@ def test_llama_decodes_what_it_read_from_its_neighbour(llama: Deployment, tokens
 
 def test_the_decoder_has_mapped_the_prefillers_memory(gdn: Deployment) -> None:
     gdn.ask(prompt_of(50), 1)
-    source, target = (memfds(engine.pids().all) for engine in (gdn.prefill, gdn.decode))
+    source, target = (memfds(engine_pids(engine).all) for engine in (gdn.prefill, gdn.decode))
     assert len(source) == 1
     assert source < target
 

@@ -16,6 +16,7 @@ from kvctl.demo.models import prompt, write_model
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.tree import shared_memory
 from tests.support.deployments import found_out
+from tests.support.engine_pids import engine_pids
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
 
@@ -23,12 +24,13 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from kvctl.demo.engine import EngineProcess
+from tests.support.engine_pids import engine_pids
 
 from kvctl.demo.engine_spec import EngineSpec
 model, work, cache = map(Path, sys.argv[1:])
 engine = EngineProcess.start(EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache))
 engine.wait_ready()
-print(*engine.pids().all, flush=True)
+print(*engine_pids(engine).all, flush=True)
 time.sleep(600)
 """
 
@@ -59,7 +61,7 @@ def engine(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -
     spec = EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache)
     with EngineProcess.start(spec) as running:
         running.wait_ready()
-        pids = running.pids().all
+        pids = engine_pids(running).all
         yield running
     assert gone(pids, within=0.0)
 

@@ -19,10 +19,11 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines, transfer_config
 from kvctl.demo.engine import Answer
 from kvctl.processes.daemons import Kvd
-from kvctl.processes.halting import halted
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -165,7 +166,7 @@ def test_a_load_that_hangs_is_given_up_and_its_late_bytes_do_no_harm(pair: Deplo
     prompt = prompt_of(300, seed=15)
     expected = computed(pair, prompt)
     prefilled = pair.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
-    with halted(pair.prefill.pids().executing):
+    with halted(engine_pids(pair.prefill).executing):
         name = f"hangs-{uuid.uuid4().hex[:6]}"
         decoding: Future[Answer] = pair.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params, name)
         plan = wait_for(lambda: loading(pair), 60.0)

@@ -12,9 +12,10 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
-from kvctl.processes.halting import halted
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -71,7 +72,7 @@ def given_up(pair: Pair, seed: int) -> tuple[list[int], tuple[int, ...]]:
     both.ask(prompt_of(100, seed=seed + 2), ANSWER)
     prefilled = both.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
     leased(both)
-    with halted(both.prefill.pids().executing):
+    with halted(engine_pids(both.prefill).executing):
         decoded = both.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params).result(120)
         assert decoded.error == ""
         missed = transfers_of(both, prefilled)[0]

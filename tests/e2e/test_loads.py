@@ -14,7 +14,6 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
-from kvctl.processes.halting import halted
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
@@ -27,6 +26,8 @@ from tests.support.deployments import (
     prompt_of,
     running,
 )
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 
@@ -82,7 +83,7 @@ class Pair:
         """The request, waiting for its KV on the decoder while the prefiller stands still."""
         params = self.prefilled(prompt)
         leased(self.engines)
-        with halted(self.engines.prefill.pids().executing):
+        with halted(engine_pids(self.engines.prefill).executing):
             decoding = self.engines.decode.submit(prompt, ANSWER, params, name)
             wait_for(lambda: loading(self.engines), 60.0)
             yield decoding

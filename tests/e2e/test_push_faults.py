@@ -23,16 +23,18 @@ from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.processes.daemons import Kvd, start_kvd, two_hosts
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import EngineGone
-from kvctl.processes.halting import go_on, stands_still
 from kvd.client.operator import connect
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import HYBRID_BLOCK, found_out, handed_over, prompt_of
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import go_on, stands_still
 from tests.support.matrix import FAULTY, Cell
+from tests.support.started_kvd import start_kvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -167,7 +169,7 @@ class Pair:
 @contextmanager
 def standing(engine: EngineProcess) -> Iterator[None]:
     """The processes that compute have stopped; they go on afterwards."""
-    pids = engine.pids().executing
+    pids = engine_pids(engine).executing
     try:
         wait_for(lambda: all(stands_still(pid) for pid in pids), 60.0)
         yield
@@ -177,7 +179,7 @@ def standing(engine: EngineProcess) -> Iterator[None]:
 
 def killed(engine: EngineProcess) -> None:
     """SIGKILL to the processes that compute, and the end of the rest."""
-    for pid in engine.pids().executing:
+    for pid in engine_pids(engine).executing:
         os.kill(pid, signal.SIGKILL)
     engine.stop(1.0)
 

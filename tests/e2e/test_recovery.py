@@ -20,13 +20,14 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.kinds import MODELS
-from kvctl.processes.daemons import start_kvd
-from kvctl.processes.halting import go_on, halt
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import go_on, halt
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
+from tests.support.started_kvd import start_kvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -81,12 +82,12 @@ class Stand:
             before = counter(engines.prefill_host, "push.announced")
             decoding = engines.decode.submit(prompt, ANSWER, here)
             wait_for(lambda: counter(engines.prefill_host, "push.announced") > before, 60.0)
-            halt(*engines.prefill.pids().executing)
+            halt(*engine_pids(engines.prefill).executing)
             engines.prefill.submit(prompt, 1, there)
         else:
             prefilled = engines.prefill.submit(prompt, 1, PREFILL_PARAMS).result(PATIENCE)
             leased(engines)
-            halt(*engines.prefill.pids().executing)
+            halt(*engine_pids(engines.prefill).executing)
             decoding = engines.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params)
             wait_for(lambda: loading(self.engines) or decoding.done(), 60.0)
         assert not decoding.done(), (decoding.result(), transfers(engines.decode_host, 3))
@@ -121,7 +122,7 @@ def stopped(stand: Stand, prompt: list[int]) -> Answer:
         decoding = stand.begin_without_prefiller(prompt)
         answer = decoding.result(PATIENCE)
     finally:
-        go_on(*stand.engines.prefill.pids().executing)
+        go_on(*engine_pids(stand.engines.prefill).executing)
     if stand.cell.caching:  # what was recomputed is cached: late bytes would have spoilt it
         again = stand.engines.decode.submit(prompt, ANSWER).result(PATIENCE)
         assert again.token_ids == answer.token_ids
@@ -143,7 +144,7 @@ def kvd_killed(stand: Stand, prompt: list[int]) -> Answer:
 def killed(stand: Stand, prompt: list[int]) -> Answer:
     """The prefiller dies and does not come back."""
     decoding = stand.begin_without_prefiller(prompt)
-    for pid in stand.engines.prefill.pids().executing:
+    for pid in engine_pids(stand.engines.prefill).executing:
         os.kill(pid, signal.SIGKILL)
     return decoding.result(PATIENCE)
 

@@ -12,6 +12,7 @@ from kvctl.demo.deployment import Deployment
 from kvctl.demo.kinds import MODELS
 from kvd.backends.split_lane import LEAST_BYTES
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.engine_pids import engine_pids
 
 pytestmark = pytest.mark.e2e
 
@@ -40,8 +41,8 @@ def mappings(deployment: Deployment) -> list[int]:
         lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         return [line[4] for line in lines if len(line) > 5 and line[5].startswith("/memfd:kvd-kv")]
 
-    source = {inode for pid in deployment.prefill.pids().all for inode in memfds(pid)}
-    return [sum(inode in source for inode in memfds(pid)) for pid in deployment.decode.pids().all]
+    source = {inode for pid in engine_pids(deployment.prefill).all for inode in memfds(pid)}
+    return [sum(inode in source for inode in memfds(pid)) for pid in engine_pids(deployment.decode).all]
 
 
 def test_a_large_load_gives_the_answer_of_one_engine_alone(engines: Deployment) -> None:

@@ -11,12 +11,14 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
-from kvctl.processes.daemons import Kvd, start_kvd
-from kvctl.processes.halting import halted
+from kvctl.processes.daemons import Kvd
 from kvd.wire.query import EngineList, EngineRow, GetStatus, KvdStatus, ListEngines, ListWorkers, WorkerList
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
+from tests.support.started_kvd import start_kvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -51,7 +53,7 @@ def test_a_load_from_a_stopped_prefiller_misses_and_the_answer_is_right(over_tcp
     assert over_tcp.decode.reset_prefix_cache()
     over_tcp.ask(prompt_of(200, seed=2), ANSWER)  # the pair knows each other
     prefilled = over_tcp.prefill.submit(prompt, 1, PREFILL_PARAMS).result(120)
-    with halted(over_tcp.prefill.pids().executing):
+    with halted(engine_pids(over_tcp.prefill).executing):
         decoded = over_tcp.decode.submit(prompt, ANSWER, prefilled.kv_transfer_params).result(120)
 
     assert decoded.error == ""
@@ -126,7 +128,7 @@ def test_a_killed_worker_is_seen_and_its_leases_end(over_tcp: Deployment) -> Non
     wait_for(lambda: engine_of(host, "prefill-engine").leases == 1)
 
     killed = time.monotonic()
-    for pid in over_tcp.prefill.pids().executing:
+    for pid in engine_pids(over_tcp.prefill).executing:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: engine_of(host, "prefill-engine").state == "gone", 60.0)
     measured("a killed worker's engine shown as gone", time.monotonic() - killed)

@@ -18,12 +18,14 @@ from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.kinds import MODELS
 from kvctl.demo.models import write_model
-from kvctl.processes.daemons import Kvd, start_kvd
+from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineGone
-from kvctl.processes.halting import halted
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import PATIENT, found_out, prompt_of, transfers
+from tests.support.engine_pids import engine_pids
+from tests.support.halting import halted
+from tests.support.started_kvd import start_kvd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -132,7 +134,7 @@ def test_a_decoder_that_stands_still_loses_nothing_to_one_that_is_done(trio: Tri
     prompt = prompt_of(900, seed=3)
     right = trio.right(prompt)
     params = trio.prefilled(prompt)
-    workers = trio.two.pids().workers
+    workers = engine_pids(trio.two).workers
     assert len(workers) == 1
     with halted(workers):
         slow = trio.two.submit(prompt, ANSWER, params)
@@ -151,7 +153,7 @@ def test_a_decoder_that_stands_still_loses_nothing_to_one_that_is_done(trio: Tri
 def test_a_decoder_that_is_killed_is_released_at_once(trio: Trio) -> None:
     """Last of this module: it does not come back."""
     params = trio.prefilled(prompt := prompt_of(300, seed=4))
-    pids = trio.two.pids()
+    pids = engine_pids(trio.two)
     assert pids.core is not None
     with halted(pids.workers):
         slow = trio.two.submit(prompt, ANSWER, params)

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvctl.processes.halting import halt
 from kvd.backends.contract import Lane, SelectingLane, State, Transfer
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
+from tests.support.halting import halt
 
 PEER = Path(__file__).with_name("backend_peer.py")
 BLOCK = 16 << 10

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.processes.halting import go_on, halt
 from kvd.backends.contract import Window, WindowBackend
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import Region
+from tests.support.halting import go_on, halt
 
 WRITER = Path(__file__).with_name("backend_writer.py")
 TRIES = 10

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from kvctl.processes.halting import halt
 from kvd.backends.nixl import backend as nixl
 from kvd.backends.nixl.window import SHIELD, NixlWindow
 from kvd.geometry.model import Region
+from tests.support.halting import halt
 
 WRITER = Path(__file__).with_name("nixl_writer.py")
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]

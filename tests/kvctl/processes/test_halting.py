@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvctl.processes.halting import halt, halted, stands_still
+from tests.support.halting import halt, halted, stands_still
 
 THREADS = """
 import sys, threading

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from kvctl.processes.halting import halted
+from tests.support.halting import halted
 from tests.support.standstill import Standstill, lost_seconds
 
 WATCHES = """

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvctl.processes.halting import halt
 from kvd.backends.contract import State, WindowBackend
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import (
@@ -36,6 +35,7 @@ from kvd.backends.mooncake.target import EngineTarget, pack_target, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_give_up import wait
+from tests.support.halting import halt
 
 pytest.importorskip("mooncake", exc_type=ImportError)
 
