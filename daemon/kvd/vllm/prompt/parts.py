@@ -8,7 +8,7 @@ from typing import Any
 
 from kvd.vllm.prompt.contents import content_name, tensor_bytes
 from kvd.vllm.prompt.digest import Embeds, Feature, PromptParts, prompt_digest
-from kvd.vllm.scheduler.vllm_types import VllmRequest
+from kvd.vllm.vllm_types import VllmRequest
 from kvd.weights.adapter import loaded_adapter
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, offered_by_group
-from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep, table_in
+from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep, table_in
 from kvd.worker.orders import Blocks, plain
 
 

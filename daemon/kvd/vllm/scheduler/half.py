@@ -32,7 +32,7 @@ from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import record_unloaded, report
-from kvd.vllm.scheduler.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
+from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.outcomes import NotOffered, Outcome

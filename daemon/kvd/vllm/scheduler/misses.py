@@ -19,7 +19,7 @@ import msgspec
 
 from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.miss_plan import DecodingEngine, make_plan, planned
-from kvd.vllm.scheduler.vllm_types import VllmRequest, VllmStep
+from kvd.vllm.vllm_types import VllmRequest, VllmStep
 from kvd.wire.frame import Message
 from kvd.wire.order import (
     MISS_ENDS,

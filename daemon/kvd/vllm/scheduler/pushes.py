@@ -11,7 +11,7 @@ from typing import Any
 from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
-from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep, table_in
+from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep, table_in
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
 from kvd.worker.remote import LONGEST_NAME

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
-from kvd.vllm.scheduler.vllm_types import Table, VllmRequest, VllmStep
+from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep
 from kvd.worker.orders import SumOrder, SumOrders
 from kvd.worker.settings import ConnectorSettings
 
