@@ -306,7 +306,7 @@ class Handshakes:
             self._flights[which] = flight
             flight.add_done_callback(lambda done: self._landed(which, done))
         # Shielded: one caller that is given up must not end the flight of the others.
-        return self._keep(key, await asyncio.shield(flight)), False
+        return await asyncio.shield(flight), False
 
     def _landed(self, flight: tuple[Key, str, bool], done: asyncio.Task[PeerEngine]) -> None:
         del self._flights[flight]
@@ -331,7 +331,8 @@ class Handshakes:
                 hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
             ) from None
         if isinstance(answer, EngineDescribed):
-            return PeerEngine(answer.card, answer.shape)
+            # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
+            return self._keep(key, PeerEngine(answer.card, answer.shape))
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
         if isinstance(answer, Refused):
             raise RequestRefused(

@@ -1,0 +1,95 @@
+"""What one kvd fetches of another and for how long it keeps it, on a loop of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from kvd.geometry.codec import decode_worker
+from kvd.service.config import LivenessSettings, PeerSettings
+from kvd.service.engines.registry import Client, LocalEngine, Registry
+from kvd.service.peers.compatibility import CompatibilityCache
+from kvd.service.peers.handshakes import Handshakes, Myself
+from kvd.service.peers.links import PeerLinks
+from kvd.service.sockets.events import Events
+from kvd.wire.frame import Message
+from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerReady
+from kvd.wire.identity import Endpoint, EngineCard
+from tests.support.daemons import facts, worker
+
+THERE = Endpoint("there", 1)
+
+
+class Unwatched:
+    """Nobody acts on the registry's changes."""
+
+    def engine_ready(self, engine: LocalEngine) -> None: ...
+    def engine_up(self, engine: LocalEngine) -> None: ...
+    def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None: ...
+    def client_gone(self, client: Client) -> None: ...
+
+
+class OtherKvd:
+    """Stands for the links, and for the one kvd that they lead to: it answers after some turns of the loop."""
+
+    def __init__(self, answer: Message, turns: int = 3) -> None:
+        self.answer = answer
+        self.turns = turns
+        self.asked: list[Message] = []
+
+    def get(self, _endpoint: Endpoint) -> OtherKvd:
+        return self
+
+    async def ask(self, message: Message, _seconds: float) -> Message:
+        self.asked.append(message)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        return self.answer
+
+
+def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
+    """Those of a kvd with one engine, ``d``, which fits any other."""
+    events = Events(None, counters)
+    registry = Registry(events, Unwatched())
+    card = worker(facts("d")).card
+    registry.register(
+        Client(
+            "worker", card.engine, card.incarnation, card.pid, b"route", rank=card.rank, card=card,
+            geometry=decode_worker(card.geometry),
+        )
+    )  # fmt: skip
+    myself = Myself("here", "g", "host", Endpoint("here", 1), time.monotonic(), time.time())
+    return Handshakes(
+        myself, registry, cast("PeerLinks", other), events, lambda *_: None,
+        CompatibilityCache(lambda *_: (), counters), PeerSettings(), LivenessSettings(),
+    )  # fmt: skip
+
+
+def described(generation: str = "h") -> EngineDescribed:
+    card = EngineCard(engine=facts("p"), generation=generation, workers=(worker(facts("p")).card,))
+    return EngineDescribed(card=card, kvd_generation="there", shape="shape")
+
+
+def ask(**more: Any) -> GetPeer:
+    return GetPeer(local_engine="d", engine_id="p", endpoint=THERE, **more)
+
+
+@pytest.mark.parametrize("turns", range(12))
+def test_whoever_asks_while_an_answer_is_handed_out_starts_no_second_flight(turns: int) -> None:
+    """The second one asks in some turn of the loop: before, while and after the answer comes."""
+    other, counters = OtherKvd(described()), Counter[str]()
+
+    async def run() -> None:
+        handshakes = handshakes_with(other, counters)
+        first = asyncio.create_task(handshakes.get(ask()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        second = asyncio.create_task(handshakes.get(ask()))
+        assert all(isinstance(answer, PeerReady) for answer in await asyncio.gather(first, second))
+
+    asyncio.run(run())
+    assert (counters["handshakes.flights"], [type(m) for m in other.asked]) == (1, [DescribeEngine])
