@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.views.doctor import Check, doctor_document
+from kvctl.doctor.checks import checked
+from kvctl.views.doctor import doctor_document
 from kvctl.views.output import show
 
 SECTION = "Look"
@@ -37,9 +38,7 @@ def doctor(
         checks += transfer_checks(settings)
         checks += request_checks(settings)
     else:
-        checks.append(
-            Check(code="TRANSFERS", about="transfers", state="skipped", found="kvd does not answer")
-        )
+        checks.append(checked("transfers", "skipped", "TRANSFERS", "kvd does not answer"))
     checks += host_checks(workers or ())
     if not quick:
         from kvctl.doctor.backend_checks import backend_checks

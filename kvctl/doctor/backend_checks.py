@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from kvctl.bench.measure import Difference, Sweep, measure
@@ -10,6 +11,7 @@ from kvctl.bench.pair import BackendRun, PairScene
 from kvctl.bench.run import REAL, first_line, workplace
 from kvctl.bench.sizing import sized
 from kvctl.cli.numbers import rate, size
+from kvctl.doctor.checks import checked
 from kvctl.engines.sources import planned
 from kvctl.processes.errors import WorkerFailed
 from kvctl.views.benchmark import Measurement
@@ -20,6 +22,8 @@ MODEL, SHARDS, TOKENS = "llama-3.1-8b", "tp=8,layout=HND", 512
 """Of what is moved: 8 MiB."""
 MEMORY = 64 << 20
 
+_backends = partial(checked, "backends")
+
 
 def backend_checks() -> Iterator[Check]:
     """The checks; each takes some seconds."""
@@ -29,10 +33,9 @@ def backend_checks() -> Iterator[Check]:
     with workplace() as folder:
         for name in REAL:
             if states[name].startswith("not installed"):
-                yield Check(
-                    code=name.upper(), about="backends", state="skipped", found=f"{name} is not installed here",
-                    hint=f"pip install 'kvctl[{name}]'",
-                )  # fmt: skip
+                yield _backends(
+                    "skipped", name.upper(), f"{name} is not installed here", f"pip install 'kvctl[{name}]'"
+                )
             else:
                 yield from _moved(name, states[name], place.scene, folder)
 
@@ -50,21 +53,21 @@ def _moved(name: str, version: str, scene: PairScene, folder: Path) -> Iterator[
     try:
         found = measure(scene, BackendRun(name), sweep, folder, lambda _: None)
     except WorkerFailed as error:
-        yield Check(
-            code=code, about="backends", state="failed", found=f"{name} {version}: {first_line(error)}",
-            hint=f"kvctl benchmark --model {MODEL} --quick --backend {name} shows its log; docs/backends/ its needs",
+        yield _backends(
+            "failed", code, f"{name} {version}: {first_line(error)}",
+            f"kvctl benchmark --model {MODEL} --quick --backend {name} shows its log; docs/backends/ its needs",
         )  # fmt: skip
         return
     except Difference as error:
-        yield Check(
-            code=code, about="backends", state="failed", found=f"{name} {version} moved wrong bytes: {error}",
-            hint="do not use it on this host; memory or driver may be broken",
+        yield _backends(
+            "failed", code, f"{name} {version} moved wrong bytes: {error}",
+            "do not use it on this host; memory or driver may be broken",
         )  # fmt: skip
         return
     for warned in found.warnings:
-        yield Check(code=warned.code, about="backends", state="warning", found=f"{name}: {warned.message}")
+        yield _backends("warning", warned.code, f"{name}: {warned.message}")
     for row in found.rows:
-        yield Check(code=code, about="backends", state="ok", found=_told(name, version, row))
+        yield _backends("ok", code, _told(name, version, row))
 
 
 def _told(name: str, version: str, row: Measurement) -> str:

@@ -6,9 +6,11 @@ import contextlib
 import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from kvctl.cli.numbers import size
+from kvctl.doctor.checks import checked
 from kvctl.views.doctor import Check
 from kvd.backends.direct.permission import Rules, rules
 from kvd.backends.registry import available
@@ -19,6 +21,8 @@ LEAST_FILES = 4096
 """Open files of a process: a large engine's sockets, mapped memory and connections."""
 UNLIMITED = resource.RLIM_INFINITY
 _LOCKED = "Max locked memory"
+
+_host = partial(checked, "host")
 
 
 def host_checks(
@@ -39,13 +43,11 @@ def host_checks(
 def _readers(mine: Rules) -> Check:
     found = f"kernel.yama.ptrace_scope is {mine.scope}"
     if mine.scope < 2:
-        return Check(
-            code="PTRACE", about="host", state="ok", found=f"{found}: workers of one user may share memory"
-        )
-    return Check(
-        code="PTRACE", about="host", state="warning",
-        found=f"{found}: direct and UCX's CMA read another process's memory with CAP_SYS_PTRACE only, or never",
-        hint="sysctl kernel.yama.ptrace_scope=1; direct maps KV that is backed by memfd whatever the scope",
+        return _host("ok", "PTRACE", f"{found}: workers of one user may share memory")
+    return _host(
+        "warning", "PTRACE",
+        f"{found}: direct and UCX's CMA read another process's memory with CAP_SYS_PTRACE only, or never",
+        "sysctl kernel.yama.ptrace_scope=1; direct maps KV that is backed by memfd whatever the scope",
     )  # fmt: skip
 
 
@@ -53,31 +55,25 @@ def _shared(place: Path) -> Check:
     try:
         room = os.statvfs(place)
     except OSError as error:
-        return Check(
-            code="SHARED_MEMORY", about="host", state="warning", found=f"{place}: {error.strerror}",
-            hint="mount a tmpfs there: vLLM's workers and UCX share memory through it",
+        return _host(
+            "warning", "SHARED_MEMORY", f"{place}: {error.strerror}",
+            "mount a tmpfs there: vLLM's workers and UCX share memory through it",
         )  # fmt: skip
     free = room.f_bavail * room.f_frsize
     if free < LEAST_SHARED:
-        return Check(
-            code="SHARED_MEMORY", about="host", state="warning", found=f"{size(free)} free in {place}",
-            hint=f"give it {size(LEAST_SHARED)} and more: mount -o remount,size=..., or --shm-size of the container",
+        return _host(
+            "warning", "SHARED_MEMORY", f"{size(free)} free in {place}",
+            f"give it {size(LEAST_SHARED)} and more: mount -o remount,size=..., or --shm-size of the container",
         )  # fmt: skip
-    return Check(code="SHARED_MEMORY", about="host", state="ok", found=f"{size(free)} free in {place}")
+    return _host("ok", "SHARED_MEMORY", f"{size(free)} free in {place}")
 
 
 def _files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"a process may open {'any number of' if soft == UNLIMITED else soft} files"
     if soft == UNLIMITED or soft >= LEAST_FILES or hard == UNLIMITED or hard >= LEAST_FILES:
-        return Check(code="FILES", about="host", state="ok", found=found)
-    return Check(
-        code="FILES",
-        about="host",
-        state="warning",
-        found=found,
-        hint=f"raise LimitNOFILE or ulimit -n to {LEAST_FILES}",
-    )
+        return _host("ok", "FILES", found)
+    return _host("warning", "FILES", found, f"raise LimitNOFILE or ulimit -n to {LEAST_FILES}")
 
 
 def _ports(devices: Path) -> Iterator[tuple[str, str]]:
@@ -88,19 +84,17 @@ def _ports(devices: Path) -> Iterator[tuple[str, str]]:
 
 def _fabric(ports: Mapping[str, str]) -> Iterator[Check]:
     if not ports:
-        yield Check(
-            code="RDMA", about="host", state="ok", found="no RDMA adapter: other hosts are reached over TCP"
-        )
+        yield _host("ok", "RDMA", "no RDMA adapter: other hosts are reached over TCP")
         return
     active = [name for name, state in ports.items() if "ACTIVE" in state]
     for name, state in ports.items():
         if name not in active:
-            yield Check(
-                code="RDMA_PORT", about="host", state="warning", found=f"{name} is {state}",
-                hint="is it cabled, and does a subnet manager run? see ibstat; UCX_NET_DEVICES names those to use",
+            yield _host(
+                "warning", "RDMA_PORT", f"{name} is {state}",
+                "is it cabled, and does a subnet manager run? see ibstat; UCX_NET_DEVICES names those to use",
             )  # fmt: skip
     if active:
-        yield Check(code="RDMA", about="host", state="ok", found=f"active: {', '.join(active)}")
+        yield _host("ok", "RDMA", f"active: {', '.join(active)}")
 
 
 def _locked(root: Path, workers: Sequence[int]) -> Iterator[Check]:
@@ -111,10 +105,10 @@ def _locked(root: Path, workers: Sequence[int]) -> Iterator[Check]:
     limits = limits or {"a process of this shell": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]}
     for who, limit in limits.items():
         if limit != UNLIMITED:
-            yield Check(
-                code="MEMLOCK", about="host", state="warning",
-                found=f"{who} may lock {size(limit)}, and registering KV memory with an adapter locks all of it",
-                hint="give the engines' units LimitMEMLOCK=infinity (docker: --ulimit memlock=-1)",
+            yield _host(
+                "warning", "MEMLOCK",
+                f"{who} may lock {size(limit)}, and registering KV memory with an adapter locks all of it",
+                "give the engines' units LimitMEMLOCK=infinity (docker: --ulimit memlock=-1)",
             )  # fmt: skip
 
 
@@ -133,10 +127,10 @@ def _peer_memory(root: Path) -> Iterator[Check]:
     gpus = [*(root / "proc/driver/nvidia/gpus").glob("*")]
     modules = root / "proc/modules"
     if gpus and "nvidia_peermem " not in (modules.read_text() if modules.exists() else ""):
-        yield Check(
-            code="PEER_MEMORY", about="host", state="warning",
-            found=f"{len(gpus)} GPUs and RDMA adapters, and the module nvidia_peermem is not loaded",
-            hint="modprobe nvidia-peermem, unless kernel and adapter do dma-buf; see the transport in kvctl benchmark",
+        yield _host(
+            "warning", "PEER_MEMORY",
+            f"{len(gpus)} GPUs and RDMA adapters, and the module nvidia_peermem is not loaded",
+            "modprobe nvidia-peermem, unless kernel and adapter do dma-buf; see the transport in kvctl benchmark",
         )  # fmt: skip
 
 
@@ -149,8 +143,8 @@ def _libnl(root: Path, ports: Mapping[str, str], environment: Mapping[str, str])
     )
     excluded = environment.get("UCX_MODULES", "").startswith("^") and "ib" in environment["UCX_MODULES"]
     if installed and system and not ports and not excluded:
-        yield Check(
-            code="TWO_LIBNL", about="host", state="warning",
-            found="libibverbs of the system and NIXL's UCX load a libnl each: workers may end with SIGSEGV",
-            hint="there is no RDMA adapter to lose: set UCX_MODULES=^ib for the engines",
+        yield _host(
+            "warning", "TWO_LIBNL",
+            "libibverbs of the system and NIXL's UCX load a libnl each: workers may end with SIGSEGV",
+            "there is no RDMA adapter to lose: set UCX_MODULES=^ib for the engines",
         )  # fmt: skip

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
+from kvctl.doctor.checks import checked
 from kvctl.engines.cards import engine_geometry
 from kvctl.engines.pairs import suggested
 from kvctl.errors import KvctlError
@@ -18,25 +20,24 @@ from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 LOOKED_AT = 1000
 """Transfers that are asked for, the newest ones."""
 
+_transfers = partial(checked, "transfers")
+
 
 def transfer_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd."""
     yield from _fits(settings)
     answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), TransferList)
     if not answer.rows:
-        yield Check(code="TRANSFERS", about="transfers", state="ok", found="none recorded yet")
+        yield _transfers("ok", "TRANSFERS", "none recorded yet")
         return
     yield from _other_prompts(answer)
     findings = [finding for finding in slow_document(answer).findings if finding.severity == "warning"]
     for finding in findings:
-        yield Check(
-            code=finding.code, about="transfers", state="warning", found=f"{finding.pair}: {finding.message}",
-            hint=finding.hint,
-        )  # fmt: skip
+        yield _transfers("warning", finding.code, f"{finding.pair}: {finding.message}", finding.hint)
     if not findings:
         missed = sum(row.record.state == "miss" for row in answer.rows)
         found = f"{missed} of the last {len(answer.rows)} missed, nothing that kvctl slow would warn of"
-        yield Check(code="LATELY", about="transfers", state="ok", found=found)
+        yield _transfers("ok", "LATELY", found)
 
 
 def _other_prompts(answer: TransferList) -> Iterator[Check]:
@@ -47,11 +48,11 @@ def _other_prompts(answer: TransferList) -> Iterator[Check]:
             found.setdefault((row.record.local_engine, row.record.remote_engine), []).append(row.record)
     for (here, there), records in found.items():
         requests = len({record.request_id for record in records})
-        yield Check(
-            code="PROMPT_MISMATCH", about="transfers", state="warning",
-            found=f"{requests} of the last requests to {here} brought params of another prompt that {there} had"
+        yield _transfers(
+            "warning", "PROMPT_MISMATCH",
+            f"{requests} of the last requests to {here} brought params of another prompt that {there} had"
             f" prefilled, {records[0].request_id} among them; each was computed at {here}",
-            hint="one answer's params serve one prompt: does the router hand one set on to a list of prompts, or a"
+            "one answer's params serve one prompt: does the router hand one set on to a list of prompts, or a"
             " client's own? Else tokenizer, chat template, adapters or cache_salt differ between the two engines;"
             f" kvctl transfers --engine {here} --code PROMPT_MISMATCH shows each",
         )  # fmt: skip
@@ -65,21 +66,14 @@ def _fits(settings: Settings) -> Iterator[Check]:
         try:
             bad = [f for f in compare(engine_geometry(reader), engine_geometry(source)) if not f.ok]
         except KvctlError as error:
-            yield Check(
-                code="PAIR",
-                about="transfers",
-                state="failed",
-                found=f"{ends}: {error.message}",
-                hint=error.hint,
-            )
+            yield _transfers("failed", "PAIR", f"{ends}: {error.message}", error.hint)
             continue
         fitting += not bad
         for factor in bad:
             differs = f"{factor.name} is {factor.local} here and {factor.remote} there"
-            yield Check(
-                code="COMPAT_MISMATCH", about="transfers", state="failed",
-                found=f"{ends} cannot be read: {differs}; {factor.note}",
-                hint=f"kvctl diff {reader.engine.engine_id} {source.engine.engine_id}",
+            yield _transfers(
+                "failed", "COMPAT_MISMATCH", f"{ends} cannot be read: {differs}; {factor.note}",
+                f"kvctl diff {reader.engine.engine_id} {source.engine.engine_id}",
             )  # fmt: skip
     if fitting:
-        yield Check(code="PAIRS", about="transfers", state="ok", found=f"pairs that fit: {fitting}")
+        yield _transfers("ok", "PAIRS", f"pairs that fit: {fitting}")

@@ -9,14 +9,17 @@ from msgspec import Meta, Struct
 from kvctl.views.registry import View
 from kvctl.views.screen import Cell, Part, Styled, TextTable
 
+About = Literal["kvd", "engines", "transfers", "host", "backends"]
+State = Literal["ok", "warning", "failed", "skipped"]
+
 
 class Check(Struct, frozen=True, kw_only=True):
     """One thing that was looked at."""
 
     code: Annotated[str, Meta(description="stable")]
-    about: Annotated[Literal["kvd", "engines", "transfers", "host", "backends"], Meta(description="part")]
+    about: Annotated[About, Meta(description="part")]
     state: Annotated[
-        Literal["ok", "warning", "failed", "skipped"],
+        State,
         Meta(description="failed: transfers do not work; warning: they work, and something is worth doing"),
     ]
     reason: Annotated[str, Meta(description="stable; where a code has several reasons")] = ""
