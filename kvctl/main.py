@@ -34,9 +34,9 @@ def root(
 ) -> None:
     """See and steer the KV cache transfers between vLLM engines."""
     if version:
-        from kvctl.cli.own_version import kvctl_version
+        from kvd.installed import own_version
 
-        typer.echo(f"kvctl {kvctl_version()}")
+        typer.echo(f"kvctl {own_version()}")
         raise typer.Exit
     context.obj = given
     if context.invoked_subcommand is None:

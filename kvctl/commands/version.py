@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.cli.own_version import kvctl_version
 from kvctl.cli.settings import Settings
+from kvd.installed import own_version
 
 if TYPE_CHECKING:
     from kvctl.views.version import AnsweringKvd
@@ -30,7 +30,7 @@ def version(
     from kvd.wire.frame import WIRE_VERSION
 
     body = Version(
-        kvctl=kvctl_version(),
+        kvctl=own_version(),
         python=platform.python_version(),
         wire_version=WIRE_VERSION,
         daemon=None if client else _daemon(settings),

@@ -7,12 +7,12 @@ from functools import partial
 
 from kvctl import daemon
 from kvctl.cli.numbers import span
-from kvctl.cli.own_version import kvctl_version
 from kvctl.cli.settings import Settings
 from kvctl.doctor.checks import checked
 from kvctl.errors import KvctlError
 from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
+from kvd.installed import own_version
 from kvd.topology.findings import unknown_weights
 from kvd.wire import query
 
@@ -36,7 +36,7 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
 
 
 def _itself(status: query.KvdStatus) -> Iterator[Check]:
-    mine, what = kvctl_version(), f"{status.kvd_id} {status.version}, pid {status.pid}"
+    mine, what = own_version(), f"{status.kvd_id} {status.version}, pid {status.pid}"
     if status.draining:
         yield _kvd(
             "warning", "KVD_DRAINING", f"{what} is stopping",

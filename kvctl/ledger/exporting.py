@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from kvctl import daemon
-from kvctl.cli.own_version import kvctl_version
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, RefusedError
 from kvctl.ledger.rows import every_row
@@ -15,6 +14,7 @@ from kvctl.ledger.trace_rows import traced
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry
+from kvd.installed import own_version
 from kvd.trace.anonymous import digest
 from kvd.trace.model import SCHEMA, EngineLine, Header, TracedEngine
 from kvd.trace.write import write_trace
@@ -55,7 +55,7 @@ def export_trace(gathered: Gathered, out: BinaryIO, *, hashed: bool) -> None:
     salt = secrets.token_bytes(32)
     numbers = {key: number for number, key in enumerate(gathered.engines)}
     began = gathered.rows[0].record.started
-    header = Header(schema=SCHEMA, began=began, hashed=hashed, written_by=f"kvctl {kvctl_version()}")
+    header = Header(schema=SCHEMA, began=began, hashed=hashed, written_by=f"kvctl {own_version()}")
 
     def names(row: LedgerRow) -> tuple[str, str]:
         record = row.record

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any, NamedTuple, cast
 
 from kvd.backends.contract import Backend
 from kvd.backends.errors import BackendUnavailable
+from kvd.installed import installed_version
 
 
 class Adapter(NamedTuple):
@@ -63,9 +63,4 @@ def _state(kind: str) -> str:
     names = ADAPTERS[kind].distributions
     if not names:
         return "built in"
-    for name in names:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return f"not installed: install {' or '.join(names)}"
+    return installed_version(names, f"not installed: install {' or '.join(names)}")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from kvd.installed import own_version
 from kvd.service.config import Config, load
 from kvd.service.errors import ServiceError
-from kvd.service.handlers.queries import own_version
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.notify import from_environment

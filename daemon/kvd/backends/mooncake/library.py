@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from kvd.backends.errors import BackendUnavailable
+from kvd.installed import installed_version
 
 NAME = "mooncake"
 DISTRIBUTIONS = (
@@ -68,7 +68,7 @@ def load() -> MooncakeLibrary:
         raise BackendUnavailable(f"Mooncake does not load: {error}", backend=NAME, hint=INSTALL) from error
     return MooncakeLibrary(
         module.TransferEngine,
-        _version(),
+        installed_version(DISTRIBUTIONS),
         bool(getattr(module, "SUPPORT_CUDA", False)),
         bool(getattr(module, "SUPPORT_INTRA_NVLINK", False)),
     )
@@ -157,12 +157,3 @@ def _update(environ: MutableMapping[str, str], values: Mapping[str, str | None])
             environ.pop(name, None)
         else:
             environ[name] = value
-
-
-def _version() -> str:
-    for name in DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"

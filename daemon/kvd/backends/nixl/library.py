@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from kvd.backends.errors import (
     WorkerUnreachable,
 )
 from kvd.geometry.model import Region
+from kvd.installed import installed_version
 
 NAME = "nixl"
 INSTALL = "install nixl==1.5.1 (it needs numpy; without CUDA use --no-deps with nixl-cu12 and nixl-cu13)"
@@ -91,7 +91,9 @@ def load() -> NixlLibrary:
     )
     # RuntimeError and ValueError are what pybind makes of C++ exceptions that NIXL did not expect itself.
     agent = partial(_patient, api.nixl_agent)
-    return NixlLibrary(agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), _version())
+    return NixlLibrary(
+        agent, api.nixl_agent_config, (*errors, RuntimeError, ValueError), installed_version((NAME,))
+    )
 
 
 def prepare_environment(environ: MutableMapping[str, str], infiniband: Path = INFINIBAND) -> None:
@@ -190,10 +192,3 @@ def _off_stdout(logger: logging.Logger) -> None:
 
 def _nothing(_: logging.LogRecord) -> bool:
     return False
-
-
-def _version() -> str:
-    try:
-        return metadata.version(NAME)
-    except metadata.PackageNotFoundError:
-        return "unknown"

