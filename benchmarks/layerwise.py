@@ -26,11 +26,10 @@ from statistics import median
 from typing import Any
 
 from kvctl.cli.units import Mode
-from kvctl.demo import kinds
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
+from tests.support.tiny_models import MODELS, write_model
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0
@@ -43,9 +42,9 @@ MIB = 1 << 20
 def running(options: argparse.Namespace, folder: Path) -> Iterator[Deployment]:
     """Two engines with the connector that measures. In mode push they also serve pulls."""
     name = f"llama-{options.layers}"
-    tiny = kinds.MODELS["llama"]
+    tiny = MODELS["llama"]
     config = tiny.config | {"num_hidden_layers": options.layers}
-    kinds.MODELS[name] = dataclasses.replace(tiny, name=name, config=config)
+    MODELS[name] = dataclasses.replace(tiny, name=name, config=config)
     model = write_model(name, folder / "models")
     page = 2 * config["num_key_value_heads"] * config["head_dim"] * 4 * options.layers
     with two_hosts(folder) as hosts, engines() as start:

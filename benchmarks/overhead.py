@@ -35,10 +35,9 @@ from statistics import median
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support.engine_pids import engine_pids
+from tests.support.tiny_models import MODELS, write_model
 
 ROOT = Path(__file__).resolve().parents[1]
 START_SECONDS, ANSWER_SECONDS = 600.0, 300.0

@@ -41,11 +41,10 @@ from typing import Any
 from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halt, halted
+from tests.support.tiny_models import MODELS, write_model
 
 START_SECONDS, ANSWER_SECONDS = 400.0, 120.0
 PROMPT, ANSWER = 400, 8

@@ -26,10 +26,9 @@ from typing import Any, TypeVar, cast
 
 from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvd.wire.order import MISS_ENDS, ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from tests.support.standstill import watching
+from tests.support.tiny_models import MODELS, write_model
 
 START_SECONDS, ANSWER_SECONDS, FOLLOW_SECONDS = 600.0, 300.0, 300.0
 PATIENT = {"handshake_timeout": 60.0, "push_timeout": 120.0, "load_timeout": 60.0, "lease_seconds": 120.0}

@@ -1,4 +1,4 @@
-"""The models that are measured: for GPUs one of each kind of KV cache, on CPUs the tiny ones of `kvctl.demo`."""
+"""The models that are measured: for GPUs one of each kind of KV cache, on CPUs the tiny ones of the tests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo import kinds
 from kvctl.demo.kinds import Gains, TinyModel
 from kvctl.demo.models import write_model
+from tests.support.tiny_models import MODELS
 
 MOST_TOKENS = 65536
 """Positions that the models for GPUs know."""
@@ -19,9 +19,9 @@ MOST_TOKENS = 65536
 class Kind:
     """A kind of model as it is run here.
 
-    ``model`` is its name among `kvctl.demo.kinds.MODELS`. ``token_bytes`` is what a token's KV takes at least, for
-    choosing cache sizes. ``several_groups``: older builds need another scheduler on a decoder of it. ``arguments`` are
-    vLLM's that it needs.
+    ``model`` is its name below or in `tests.support.tiny_models`. ``token_bytes`` is what a token's KV takes at
+    least, for choosing cache sizes. ``several_groups``: older builds need another scheduler on a decoder of it.
+    ``arguments`` are vLLM's that it needs.
     """
 
     name: str
@@ -40,14 +40,12 @@ def of_device(device: str) -> dict[str, Kind]:
 
 def write(kind: Kind, folder: Path) -> Path:
     """Write a kind's model below ``folder`` unless it is there; its own folder."""
-    for model in _GPU_MODELS:
-        kinds.MODELS.setdefault(model.name, model)
-    return write_model(kind.model, folder)
+    return write_model((MODELS | _GPU_MODELS)[kind.model], folder)
 
 
 def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = None) -> TinyModel:
     """A model of bfloat16 that is made like a tiny one."""
-    tiny = kinds.MODELS[like]
+    tiny = MODELS[like]
     whole = {"max_position_embeddings": MOST_TOKENS, "hidden_size": 256, "intermediate_size": 512}
     return dataclasses.replace(
         tiny,
@@ -58,7 +56,7 @@ def _gpu(name: str, like: str, config: dict[str, Any], gains: Gains | None = Non
     )
 
 
-_GPU_MODELS = (
+_GPU_LIST = (
     _gpu(
         "gpu-dense",
         "qwen3",
@@ -88,6 +86,7 @@ _GPU_MODELS = (
         {"head_dim": 128, "num_experts": 4, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
 )
+_GPU_MODELS = {model.name: model for model in _GPU_LIST}
 
 _GPU = (
     Kind("dense", "gpu-dense", "bfloat16", 1 << 16),

@@ -14,7 +14,7 @@ from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Asked, Deployment, engines, launch
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
+from kvctl.demo.kinds import TINY
 from kvctl.demo.models import prompt
 from kvctl.demo.running import DemoOutcome, Running
 from kvctl.demo.screen import Board
@@ -22,7 +22,6 @@ from kvctl.processes.daemons import two_hosts
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.interruption import held, unwinding
 
-MODEL = "qwen3.5-gdn"
 PROMPTS = (300, 1000, 120, 700, 1300, 500)
 """Lengths of the requests' prompts, in tokens."""
 NEW_TOKENS = 16
@@ -32,8 +31,9 @@ MIB = 1 << 20
 WRITE_MODEL = """
 import sys
 from pathlib import Path
+from kvctl.demo.kinds import TINY
 from kvctl.demo.models import write_model
-write_model(sys.argv[1], Path(sys.argv[2]))
+write_model(TINY, Path(sys.argv[1]))
 """
 
 
@@ -45,7 +45,7 @@ def real(mode: Mode, backend: str, folder: Path, lasting: Path, board: Board) ->
     `DaemonStartFailed` and `EngineError`.
     """
     with unwinding() as stack:
-        board.begin("model", f"writing a tiny model: {MODELS[MODEL].cache}")
+        board.begin("model", f"writing a tiny model: {TINY.cache}")
         model = _written(folder, lasting / "models")
         board.end("model")
         board.begin("kvd", "starting two kvds, peers over loopback TCP")
@@ -62,7 +62,7 @@ def real(mode: Mode, backend: str, folder: Path, lasting: Path, board: Board) ->
         yield Running(
             prefill_host=hosts[0],
             decode_host=hosts[1],
-            model=MODEL,
+            model=TINY.name,
             mode=mode,
             simulated=False,
             prompts=PROMPTS,
@@ -81,7 +81,7 @@ def _written(folder: Path, models: Path) -> Path:
     }
     with log_path.open("ab") as log, held():
         process = subprocess.Popen(
-            [sys.executable, "-c", WRITE_MODEL, MODEL, str(models)],
+            [sys.executable, "-c", WRITE_MODEL, str(models)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -97,7 +97,7 @@ def _written(folder: Path, models: Path) -> Path:
         raise EngineStartFailed(
             f"writing the model failed with status {status}; its log:\n{log_path.read_text(errors='replace')}"
         )
-    return models / MODEL
+    return models / TINY.name
 
 
 def _spec(name: str, model: Path, folder: Path, lasting: Path) -> EngineSpec:
@@ -105,7 +105,7 @@ def _spec(name: str, model: Path, folder: Path, lasting: Path) -> EngineSpec:
         model=model,
         work_dir=folder / name,
         log_path=folder / f"{name}.log",
-        dtype=MODELS[MODEL].dtype,
+        dtype=TINY.dtype,
         max_model_len=2048,
         kv_cache_memory_bytes=64 * MIB,
         forced_first_tokens=name == "single",

@@ -1,4 +1,4 @@
-"""Writes tiny models with made-up weights: one of each kind of KV cache, a few megabytes, nothing to download.
+"""Writes tiny models with made-up weights: a few megabytes each, nothing to download.
 
 An end-to-end test of a KV transfer compares the outputs of two runs, so it proves something only if a wrong byte in
 the cache changes the output. Freshly initialised models fail at that: they answer the same to every prompt, or look
@@ -18,7 +18,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvctl.demo.kinds import MODELS, SHARED, VOCABULARY, Gains
+from kvctl.demo.kinds import SHARED, VOCABULARY, Gains, TinyModel
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SEED = 7
@@ -33,18 +33,14 @@ def prompt(seed: int, length: int) -> list[int]:
     return [source.randrange(len(SPECIAL_TOKENS), VOCABULARY) for _ in range(length)]
 
 
-def write_model(name: str, folder: Path) -> Path:
+def write_model(model: TinyModel, folder: Path) -> Path:
     """Write a model and its tokenizer below `folder` unless they are there; return the model's own folder.
 
-    The same name gives the same weights everywhere. Takes a few seconds, most of it to import torch.
-
-    Raises:
-        KeyError: no model has this name.
+    The same model gets the same weights everywhere. Takes a few seconds, most of it to import torch.
     """
-    model = MODELS[name]
-    path = folder / name
+    path = folder / model.name
     mark = path / MARK
-    contents = json.dumps({"model": name, "edition": EDITION})
+    contents = json.dumps({"model": model.name, "edition": EDITION})
     if mark.exists() and mark.read_text() == contents:
         return path
     # Nothing here is fetched; said before the import, since the library reads it once.

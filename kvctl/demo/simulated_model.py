@@ -1,4 +1,4 @@
-"""The model of the simulated engines: the demo's own (`kvctl.demo.kinds`, `qwen3.5-gdn`) with twice the layers.
+"""The model of the simulated engines: the demo's own (`kvctl.demo.kinds`) with twice the layers.
 
 Three of four layers keep a Gated DeltaNet state, the fourth has full attention. The layers at one place in the period
 make a group, and all groups share the same memory.
@@ -6,7 +6,7 @@ make a group, and all groups share the same memory.
 
 from __future__ import annotations
 
-from kvctl.demo.kinds import MODELS
+from kvctl.demo.kinds import TINY
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry
 
@@ -14,14 +14,13 @@ MODEL = "simulated/qwen3.5-gdn"
 PERIOD = 4
 BLOCK_TOKENS = 640
 """What vLLM takes on a CPU, in steps of 128: an attention page is no smaller than a state."""
-_TINY = MODELS["qwen3.5-gdn"].config
-_CONFIG = _TINY | {
+_CONFIG = TINY.config | {
     "model_type": "qwen3_5_text",
     "architectures": ["Qwen3_5ForCausalLM"],
     "dtype": "bfloat16",
     "mamba_ssm_dtype": "float32",
     "num_hidden_layers": 2 * PERIOD,
-    "layer_types": 2 * _TINY["layer_types"],
+    "layer_types": 2 * TINY.config["layer_types"],
 }
 
 

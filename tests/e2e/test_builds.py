@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from kvctl.demo.engine import Answer
-from kvctl.demo.kinds import MODELS
 from kvd.vllm.builds.probe import SCHEDULER, probe
 from kvd.vllm.builds.versions import vllm_version
 from tests.e2e.test_recovery import DEEDS, TIMES, Stand
 from tests.support.builds_matrix import CELLS, noted
 from tests.support.deployments import prompt_of, running
 from tests.support.matrix import Cell
+from tests.support.tiny_models import MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(600)]
 

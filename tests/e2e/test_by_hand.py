@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, transfer_config
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.geometry.rank import Rank
 from kvd.vllm.memory.tensors import Place
@@ -22,6 +21,7 @@ from kvd.wire.order import ForceMiss, NextLoads
 from tests.e2e.test_gpu_caches import attention, made
 from tests.e2e.test_gpu_caches import reshape as reshape  # noqa: PLC0414 - a fixture
 from tests.support.daemons import wait_for
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
 

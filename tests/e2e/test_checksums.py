@@ -11,12 +11,11 @@ import pytest
 from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support import overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of
+from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -12,11 +12,12 @@ import pytest
 
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.models import prompt, write_model
+from kvctl.demo.models import prompt
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.tree import shared_memory
 from tests.support.deployments import found_out
 from tests.support.engine_pids import engine_pids
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")]
 

@@ -11,14 +11,13 @@ import pytest
 from kvctl.demo.deployment import transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.deployments import FLOAT32_STATES, found_out
 from tests.support.started_kvd import start_kvd
+from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -10,12 +10,12 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 

@@ -14,8 +14,6 @@ import pytest
 from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import two_hosts
 from tests.support import poisoned
 from tests.support.deployments import (
@@ -27,6 +25,7 @@ from tests.support.deployments import (
     nothing_is_left,
     prompt_of,
 )
+from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 

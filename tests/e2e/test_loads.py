@@ -13,7 +13,6 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
-from kvctl.demo.kinds import MODELS
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
 from kvd.wire.transfer import TransferRecord
 from tests.support.daemons import wait_for
@@ -28,6 +27,7 @@ from tests.support.deployments import (
 )
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
+from tests.support.tiny_models import MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.recovery_matrix, pytest.mark.timeout(600)]
 

@@ -12,9 +12,9 @@ import pytest
 
 from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
-from kvctl.demo.kinds import MODELS
 from kvd.wire.handshake import GetPeer
 from tests.support.deployments import FLOAT32_STATES, prompt_of, transfers_of
+from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e
 

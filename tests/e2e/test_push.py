@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kvctl.demo.deployment import Asked, Deployment
-from kvctl.demo.kinds import MODELS
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, counter, handed_over, prompt_of, running
 from tests.support.matrix import ALWAYS, CELLS, Cell
+from tests.support.tiny_models import MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

@@ -21,8 +21,6 @@ import pytest
 from kvctl.demo.deployment import Deployment, Start, engine_id, engines, transfer_config
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import EngineGone
 from kvd.client.operator import connect
@@ -35,6 +33,7 @@ from tests.support.engine_pids import engine_pids
 from tests.support.halting import go_on, stands_still
 from tests.support.matrix import FAULTY, Cell
 from tests.support.started_kvd import start_kvd
+from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

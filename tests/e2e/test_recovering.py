@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.models import write_model
 from kvd.vllm.builds.probe import probe
 from kvd.vllm.errors import UnsupportedBuild
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
 

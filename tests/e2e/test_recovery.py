@@ -19,7 +19,6 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id
 from kvctl.demo.engine import Answer
-from kvctl.demo.kinds import MODELS
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
@@ -28,6 +27,7 @@ from tests.support.halting import go_on, halt
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
 from tests.support.started_kvd import start_kvd
+from tests.support.tiny_models import MODELS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

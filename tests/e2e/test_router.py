@@ -20,11 +20,11 @@ import pytest
 
 from kvctl.demo.deployment import engine_id, transfer_config
 from kvctl.demo.engine_spec import EngineSpec, environment
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, counter, found_out, prompt_of, transfers
 from tests.support.servers import CALM, program, serve_words
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

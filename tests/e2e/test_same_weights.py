@@ -15,6 +15,7 @@ import pytest
 from kvctl.demo import models
 from kvctl.demo.deployment import Deployment, engine_id
 from tests.support.deployments import prompt_of, running, transfers, transfers_of
+from tests.support.tiny_models import write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -28,7 +29,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("tuned")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "SEED", models.SEED + 1)
-        other = models.write_model("llama", folder / "other")
+        other = write_model("llama", folder / "other")
     name = {"served_model_name": "llama"}
     with running("llama", folder, prefill={"model": other, "arguments": name}, arguments=name) as deployment:
         yield deployment
@@ -38,7 +39,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def renamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """The prefiller has a copy of the model in another folder and serves it under another name."""
     folder = tmp_path_factory.mktemp("renamed")
-    copy = shutil.copytree(models.write_model("llama", folder / "models"), folder / "a-copy")
+    copy = shutil.copytree(write_model("llama", folder / "models"), folder / "a-copy")
     prefill = {"model": copy, "arguments": {"served_model_name": "chat-large"}}
     with running("llama", folder, prefill=prefill, arguments={"served_model_name": "tenant-7"}) as deployment:
         yield deployment

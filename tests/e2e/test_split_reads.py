@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvctl.demo.deployment import Deployment
-from kvctl.demo.kinds import MODELS
 from kvd.backends.split_lane import LEAST_BYTES
 from tests.support.deployments import prompt_of, running, transfers_of
 from tests.support.engine_pids import engine_pids
+from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e
 

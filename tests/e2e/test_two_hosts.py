@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from kvctl.demo.engine_spec import EngineSpec, environment
-from kvctl.demo.models import write_model
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
@@ -29,6 +28,7 @@ from tests.support.daemons import wait_for
 from tests.support.deployments import found_out, prompt_of
 from tests.support.networks import Network, two_networks
 from tests.support.servers import CALM, program, serve_words
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -16,8 +16,6 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineGone
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
@@ -26,6 +24,7 @@ from tests.support.deployments import PATIENT, found_out, prompt_of, transfers
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
 from tests.support.started_kvd import start_kvd
+from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

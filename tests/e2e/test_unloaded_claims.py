@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.models import write_model
 from kvd.vllm.params import finished_prefill
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, prompt
+from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 

@@ -12,13 +12,12 @@ from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine import Answer
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.demo.kinds import MODELS
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
+from tests.support.tiny_models import MODELS, write_model
 
 
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:

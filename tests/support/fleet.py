@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from kvctl.demo.deployment import transfer_config
 from kvctl.demo.engine_spec import EngineSpec, environment
-from kvctl.demo.models import write_model
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
@@ -22,6 +21,7 @@ from tests.support.openai_client import COMPLETIONS, GREEDY, Asked, Reply, agree
 from tests.support.router_cases import Case
 from tests.support.routers import free_port, healthy, routed
 from tests.support.servers import CALM, program, serve_words
+from tests.support.tiny_models import write_model
 
 LEASE = 20.0
 TIMEOUTS: Mapping[str, Any] = {"lease_seconds": LEASE, "handshake_timeout": 60.0, "load_timeout": 60.0}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvctl.demo.kinds import MODELS, VOCABULARY
-from kvctl.demo.models import EDITION, MARK, prompt, write_model
+from kvctl.demo.kinds import VOCABULARY
+from kvctl.demo.models import EDITION, MARK, prompt
+from tests.support.tiny_models import MODELS, write_model
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="writing a model needs `.ci/setup vllm`"
