@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from kvd.backends.contract import Lane, State
-from kvd.backends.direct.host import memory as direct_memory
+from kvd.backends.direct import memfd as direct_memory
 from kvd.backends.registry import available, open_backend
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors

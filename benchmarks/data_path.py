@@ -52,7 +52,7 @@ from kvctl.bench.moving import pause, uncoalesced
 from kvctl.bench.pattern import clear, fill, first_difference
 from kvctl.engines.sources import planned
 from kvd.backends.contract import Backend, Lane, State, Transfer, takes_selections, traits_of
-from kvd.backends.direct.host.memory import memfd
+from kvd.backends.direct.memfd import memfd
 from kvd.backends.nixl.library import load
 from kvd.backends.registry import open_backend
 from kvd.geometry.model import WorkerGeometry

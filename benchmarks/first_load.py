@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from kvd.backends.contract import Backend
-from kvd.backends.direct.host import memory as direct_memory
+from kvd.backends.direct import memfd as direct_memory
 from kvd.backends.registry import open_backend
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry

@@ -18,7 +18,7 @@ from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.orders import Deeds, Orders, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
-from kvd.backends.direct.host.memory import memfd
+from kvd.backends.direct.memfd import memfd
 from kvd.backends.registry import open_backend
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry

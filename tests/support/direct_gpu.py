@@ -17,7 +17,7 @@ import numpy as np
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, Job, Rows
-from kvd.backends.direct.host.memory import Backing, MemfdView
+from kvd.backends.direct.memfd import Backing, MemfdView
 
 
 def run_job(rows: Rows, job: Job) -> int:

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from kvd.backends.direct.backend import open_backend  # before another user may not read our modules
-from kvd.backends.direct.host.memory import memfd
+from kvd.backends.direct.memfd import memfd
 from kvd.geometry.model import Region
 from tests.support.backend_peer import pattern
 

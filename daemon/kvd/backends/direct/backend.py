@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from kvd.backends.contract import Traits
+from kvd.backends.direct.calls import allow_tracers, dumpable, read_bytes
+from kvd.backends.direct.card import VERSION, Card
 from kvd.backends.direct.cuda.device import CudaSide, open_device
 from kvd.backends.direct.cuda.lane import CudaLane
-from kvd.backends.direct.host.calls import allow_tracers, dumpable, read_bytes
 from kvd.backends.direct.host.lane import DirectLane
-from kvd.backends.direct.host.memory import Backing, Cookie, backing
-from kvd.backends.direct.host.source import VERSION, Card
+from kvd.backends.direct.memfd import Backing, Cookie, backing
 from kvd.backends.direct.permission import refusal, rules
 from kvd.backends.direct.process import NAME, this_process
 from kvd.backends.envelope import Envelope, pack

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvd.backends.direct.host.calls import readable
+from kvd.backends.direct.calls import readable
 from kvd.backends.errors import WorkerUnreachable
 
 NAME = "direct"

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from kvd.backends.auto import backend as auto
 from kvd.backends.direct import backend as direct
-from kvd.backends.direct.host.memory import memfd
+from kvd.backends.direct.memfd import memfd
 from kvd.backends.options import read_options
 
 log = logging.getLogger(__name__)

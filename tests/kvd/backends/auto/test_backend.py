@@ -18,11 +18,11 @@ from kvd.backends.auto.lane import AutoLane
 from kvd.backends.auto.metadata import read_both, write_both
 from kvd.backends.contract import Lane, State, Transfer, traits_of
 from kvd.backends.direct import backend as direct
+from kvd.backends.direct.card import Card, CudaCard, SharedStretch
 from kvd.backends.direct.cuda.lane import CudaLane
-from kvd.backends.direct.cuda.memory import CudaCard, Mappings, SharedStretch, ipc_namespace
+from kvd.backends.direct.cuda.memory import Mappings, ipc_namespace
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
-from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.process import Process
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable

@@ -20,11 +20,11 @@ import pytest
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.backend import DirectBackend, DirectOptions
+from kvd.backends.direct.card import Card
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
-from kvd.backends.direct.host.memory import Backing, backing, memfd
-from kvd.backends.direct.host.source import Card
+from kvd.backends.direct.memfd import Backing, backing, memfd
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, WorkerUnreachable
 from kvd.geometry.model import Region

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvd.backends.direct.host.memory import backing
+from kvd.backends.direct.memfd import backing
 from kvd.backends.errors import BackendError
 from kvd.geometry.model import Region
 from kvd.vllm.memory.pool import kv_memory

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Driver, driver
+from kvd.backends.direct.card import CudaCard
 from kvd.backends.direct.cuda.copies import CudaCopier, engine
 from kvd.backends.direct.cuda.lane import CudaLane
-from kvd.backends.direct.cuda.memory import CudaCard, ipc_namespace, mappings, share, unshare
+from kvd.backends.direct.cuda.memory import ipc_namespace, mappings, share, unshare
 from kvd.backends.direct.process import NAME, Process
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.regions import parse_device

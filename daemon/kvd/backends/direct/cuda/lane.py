@@ -10,13 +10,13 @@ from typing import Any
 from kvd.backends.contract import Operation, Transfer
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Driver
+from kvd.backends.direct.card import read_card
 from kvd.backends.direct.cuda.copies import Copier, Flight, over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
 from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
-from kvd.backends.direct.host.source import read_card
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
-from kvd.backends.errors import BackendError, WorkerUnreachable
+from kvd.backends.errors import BackendError
 from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
@@ -124,10 +124,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
     def _readable(self, peer: str, operation: Operation) -> CudaPeer:
         known = self._known(peer)
         self._only_read(peer, operation, READS_ONLY)
-        if doubt := known.source.doubt():
-            raise WorkerUnreachable(doubt, backend=NAME)
-        if known.source.gone:
-            raise WorkerUnreachable("the peer's process is gone", backend=NAME)
+        known.source.check()
         return known
 
     def _begin(

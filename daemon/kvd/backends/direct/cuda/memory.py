@@ -13,10 +13,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Allocation, Driver, driver
+from kvd.backends.direct.card import SharedStretch
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import RegistrationError
 from kvd.backends.regions import joined
@@ -27,23 +26,6 @@ MOST_PARTS = 512
 
 _SYS_PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class SharedStretch(msgspec.Struct, frozen=True):
-    """A stretch of an owner's device memory: by ``handle``, or by ``parts``, (file descriptor, bytes) side by side."""
-
-    address: int
-    length: int
-    handle: bytes = b""
-    parts: tuple[tuple[int, int], ...] = ()
-
-
-class CudaCard(msgspec.Struct, frozen=True):
-    """What a backend with device memory tells its readers. IPC handles mean nothing in another IPC namespace."""
-
-    device: str
-    ipc_namespace: int
-    memory: tuple[SharedStretch, ...]
 
 
 def ipc_namespace() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvd.backends.direct.host.calls import IOV_MAX, read_rows
+from kvd.backends.direct.calls import IOV_MAX, read_rows
 from kvd.backends.direct.process import NAME
 from kvd.backends.regions import check_selection
 from kvd.topology.descriptors import Descriptors, coalesce

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvd.backends.contract import Operation, Transfer
+from kvd.backends.direct.card import read_card
 from kvd.backends.direct.host.copy import Copy, unpicked
-from kvd.backends.direct.host.source import Source, read_card
+from kvd.backends.direct.host.source import HostSource
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
-from kvd.backends.errors import WorkerUnreachable
 from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
@@ -26,12 +26,12 @@ class HostPeer:
     """A worker."""
 
     metadata: bytes
-    source: Source
+    source: HostSource
 
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    source: Source
+    source: HostSource
     copy: Copy
 
 
@@ -50,7 +50,7 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
 
     def _connect(self, peer: str, metadata: bytes, known: HostPeer | None) -> None:
         envelope, card = read_card(metadata)
-        source = Source(self._here, card, envelope.regions)
+        source = HostSource(self._here, card, envelope.regions)
         if known:
             self._end_all(f"peer {peer} was added anew", lambda work: work.source is known.source)
             known.source.close()
@@ -67,9 +67,7 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
             known = self._known(peer)
             self._only_read(peer, operation, READS_ONLY)
             rows = checked(descriptors, self._memory, known.source.memory, backend=NAME)
-            doubt = known.source.doubt()
-            if doubt or known.source.gone:
-                raise WorkerUnreachable(doubt or "the peer's process is gone", backend=NAME)
+            known.source.check()
             work = _Reading(known.source, Copy(rows))
             transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic(), backend=NAME)
             self._live[work] = transfer

@@ -14,19 +14,17 @@ import pytest
 from kvd.backends.contract import State
 from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.backend import DirectBackend, DirectOptions, open_backend
+from kvd.backends.direct.card import Card, CudaCard, SharedStretch
 from kvd.backends.direct.cuda import lane as direct_cuda_lane
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.backends.direct.cuda.memory import (
     MOST_PARTS,
-    CudaCard,
     Mappings,
-    SharedStretch,
     ipc_namespace,
     share,
     stretches,
     unshare,
 )
-from kvd.backends.direct.host.source import Card
 from kvd.backends.direct.process import this_process
 from kvd.backends.envelope import pack, unpack
 from kvd.backends.errors import (

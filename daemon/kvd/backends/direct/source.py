@@ -1,0 +1,104 @@
+"""A peer as any direct lane sees it: the process that it is, and whether that and its backend are what they were."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+from kvd.backends.direct.calls import read_bytes
+from kvd.backends.direct.card import Card
+from kvd.backends.direct.memfd import MemfdView
+from kvd.backends.direct.process import NAME, Process, ended, hold, on_this_host
+from kvd.backends.errors import WorkerUnreachable
+from kvd.backends.regions import RegisteredMemory
+
+OTHERWISE = "set backend auto or a transfer engine on both sides"
+"""The hint where this host or its devices cannot read the peer at all."""
+
+
+class Source(ABC):
+    """A peer's memory. ``memory`` is what it registered, and where that stands here.
+
+    What is mapped stays as it was when its owner ends, until it is unmapped here.
+    """
+
+    def __init__(self, here: Process, card: Card) -> None:
+        """Find the peer and look whether it may be read.
+
+        Raises:
+            WorkerUnreachable: elsewhere, gone, another process or backend by now, or closed to us; with the cure.
+        """
+        on_this_host(here, card.process)
+        self._here, self._card = here, card
+        self._cookie: MemfdView | None = None
+        self._pidfd = hold(card.process)
+        try:
+            self.memory = self._reach()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def gone(self) -> bool:
+        """Whether the peer's process has ended."""
+        return ended(self._pidfd)
+
+    def doubt(self) -> str:
+        """Why what was read until now may not be the peer's, or nothing.
+
+        Ask after reading: a process that is there now was there before, under its number. Mapped memory stays as it was
+        when its owner ended, so there only the cookie counts: a backend wipes it before its memory is used otherwise.
+        """
+        pid = self._card.process.pid
+        try:
+            found = self._read_cookie()
+        except OSError as error:
+            if self.gone:
+                return f"process {pid} of the peer is gone"
+            return f"the backend in process {pid} of the peer is gone: its cookie cannot be read ({error})"
+        if found != self._card.secret:
+            return f"the backend in process {pid} of the peer was closed, or another stands in its place"
+        if self._cookie is None and self.gone:
+            return f"process {pid} of the peer is gone"
+        return ""
+
+    def check(self) -> None:
+        """Refuse to read what is not the peer's any more.
+
+        Raises:
+            WorkerUnreachable: its process or its backend is gone.
+        """
+        if why := self.doubt() or ("the peer's process is gone" if self.gone else ""):
+            raise WorkerUnreachable(why, backend=NAME)
+
+    def close(self) -> None:
+        """Unmap and forget. Nothing may read any more. Idempotent.
+
+        Raises:
+            CudaError: the driver refuses.
+        """
+        self._unmap()
+        if self._cookie is not None:
+            self._cookie.close()
+            self._cookie = None
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    @abstractmethod
+    def _reach(self) -> RegisteredMemory:
+        """Map or find the peer's memory, and have its cookie read once."""
+
+    @abstractmethod
+    def _unmap(self) -> None:
+        """Undo what `_reach` has done of it."""
+
+    def _view_cookie(self) -> MemfdView:
+        """The peer's cookie, mapped. Raises OSError where it cannot be."""
+        card = self._card
+        return MemfdView(card.process.pid, card.cookie_memory, len(card.secret))
+
+    def _read_cookie(self) -> bytes:
+        if self._cookie is None:
+            return read_bytes(self._card.process.pid, self._card.cookie, len(self._card.secret))
+        return read_bytes(self._here.pid, self._cookie.address, len(self._card.secret))
