@@ -17,6 +17,7 @@ from kvctl.bench.transport import ucx_transport
 from kvctl.processes.interruption import held, unwinding
 from kvctl.processes.worker_process import WorkerProcess, good
 from kvd.backends.contract import Operation
+from kvd.backends.registry import ADAPTERS
 from kvd.geometry.codec import worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.plan import Plan, plan_worker
@@ -127,13 +128,11 @@ class ProcessPair:
 
     def transport(self, operation: Operation) -> str:
         """What moved the bytes; empty where the backend does not tell. To be asked when both processes have ended."""
-        if self.backend.name == "direct":
-            return "process_vm_readv" if self.backend.devices[0] is None else "CUDA IPC"
-        if self.backend.name == "mooncake":
-            # On a device it chooses for itself, and does not tell.
-            return "tcp" if self.backend.devices[0] is None else ""
+        of_host, of_device = ADAPTERS[self.backend.name].transports
+        if told := of_host if self.backend.devices[0] is None else of_device:
+            return told
         side = "reader" if operation == "read" else "source"
-        if self.backend.name != "nixl" or not self.logs[side].exists():
+        if not self.logs[side].exists():  # UCX's, which only NIXL uses
             return ""
         log = self.logs[side].read_text(encoding="utf-8", errors="replace")
         return ucx_transport(log, rf"{side}-\d+\.{operation}\.", operation)

@@ -11,6 +11,7 @@ from typing import Any
 from kvctl.bench.transport import ucx_environment
 from kvctl.processes import tied
 from kvctl.processes.worker_process import WorkerProcess
+from kvd.backends.registry import ADAPTERS
 
 START_SECONDS = 90.0
 END_SECONDS = 10.0
@@ -58,4 +59,5 @@ def introduction(
 
 def options_at(backend: str, host: str) -> dict[str, Any]:
     """The adapter's options where the other side is on another host, and this one is reached at ``host``."""
-    return {"host": host} if backend == "mooncake" else {}
+    option = ADAPTERS[backend].host_option
+    return {option: host} if option else {}

@@ -14,7 +14,6 @@ from kvctl.bench.recorded import Recorded, recorded
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.replay import ReplayPace, Way, recorded_figures, replay
 from kvctl.bench.run import (
-    REAL,
     check_report,
     failed,
     first_line,
@@ -31,6 +30,7 @@ from kvctl.processes.errors import WorkerFailed
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvctl.views.replay import LeftOut, Replay, Variant
+from kvd.backends.registry import MEASURED
 from kvd.trace.errors import TraceError
 from kvd.trace.model import RecordedTrace
 from kvd.trace.read import read_trace
@@ -107,7 +107,7 @@ def _ways(wanted: ReplayOptions, found: Recorded) -> tuple[list[Way], list[str]]
     notes: list[str] = []
     if not names:
         seen = sorted({one.backend for stream in found.streams for one in stream.transfers})
-        names = [name for name in seen if name in REAL]
+        names = [name for name in seen if name in MEASURED]
         if not names:
             notes.append(f"recorded with {', '.join(seen) or 'no backend'}, replayed with direct")
             names = ["direct"]

@@ -24,11 +24,8 @@ from kvctl.views.benchmark import Benchmark, Measurement, Warned
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvd.backends.contract import Operation
-from kvd.backends.registry import available
+from kvd.backends.registry import MEASURED, available
 from kvd.geometry.model import EngineGeometry
-
-REAL = ("nixl", "mooncake", "direct")
-"""Backends that move bytes between processes by themselves; auto is one of them, memory none."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def usable(asked: Sequence[str]) -> tuple[list[str], list[str]]:
     """The backends to run, and notes on those that cannot. Raises `UsageError` for one that was asked for."""
     states = available()
     names, notes = [], []
-    for name in asked or REAL:
+    for name in asked or MEASURED:
         if not states[name].startswith("not installed"):
             names.append(name)
         elif asked:

@@ -27,6 +27,7 @@ from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held
 from kvctl.processes.worker_process import WorkerProcess
 from kvd.addresses import is_loopback
+from kvd.backends.registry import MEASURED
 from kvd.geometry.codec import worker_from_plain
 from kvd.wire.keys import KeyPair
 
@@ -39,7 +40,6 @@ ENVIRONMENT = frozenset(
     {"UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_THRESH", "UCX_RNDV_SCHEME", "UCX_MAX_RNDV_RAILS"}
 )
 """Variables that the other side may set for its source. Others could load libraries or write files here."""
-BACKENDS = ("nixl", "mooncake", "direct")
 DEAD = {"error": "the source has ended"}
 
 Orders = dict[str, Any]
@@ -178,8 +178,8 @@ def _obey(serving: Serving, identity: bytes, orders: Orders) -> Orders:
 def _begin(serving: Serving, identity: bytes, orders: Orders) -> Orders:
     who, offer = orders["who"], serving.offer
     backend, environment = who["backend"], orders.get("environment", {})
-    if backend not in BACKENDS:
-        return {"error": f"no backend {backend!r}; there are {', '.join(BACKENDS)}"}
+    if backend not in MEASURED:
+        return {"error": f"no backend {backend!r}; there are {', '.join(MEASURED)}"}
     if refused := sorted(set(environment) - ENVIRONMENT):
         return {
             "error": f"{', '.join(refused)} may not be set from elsewhere, only {', '.join(sorted(ENVIRONMENT))};"

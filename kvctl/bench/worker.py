@@ -19,7 +19,7 @@ from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.orders import Deeds, Orders, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
 from kvd.backends.direct.memfd import memfd
-from kvd.backends.registry import open_backend
+from kvd.backends.registry import ADAPTERS, open_backend
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.plan import plan_worker
@@ -71,7 +71,9 @@ def _memory(worker: WorkerGeometry, backend: str, number: int | None) -> Memory:
     """Memory as KvdConnector has it: with direct, what others can map."""
     if number is not None:
         return device.place_on(worker, number)
-    return place(worker, functools.partial(memfd, "kvctl-bench") if backend == "direct" else anonymous)
+    return place(
+        worker, functools.partial(memfd, "kvctl-bench") if ADAPTERS[backend].maps_memory else anonymous
+    )
 
 
 def _meet(bench: Bench, orders: Orders) -> Orders:

@@ -10,10 +10,11 @@ import typer
 from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.cli.units import Mode
+from kvd.backends.registry import MEASURED
 
 SECTION = "Try faults"
 MODES = get_args(Mode)
-BACKENDS = ("nixl", "mooncake", "direct", "auto")
+BACKENDS = (*MEASURED, "auto")
 
 
 def demo(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvctl.bench.measure import Difference, Sweep, measure
 from kvctl.bench.pair import BackendRun, PairScene
-from kvctl.bench.run import REAL, first_line, workplace
+from kvctl.bench.run import first_line, workplace
 from kvctl.bench.sizing import sized
 from kvctl.cli.numbers import rate, size
 from kvctl.doctor.checks import checked
@@ -16,7 +16,7 @@ from kvctl.engines.sources import planned
 from kvctl.processes.errors import WorkerFailed
 from kvctl.views.benchmark import Measurement
 from kvctl.views.doctor import Check
-from kvd.backends.registry import available
+from kvd.backends.registry import MEASURED, available
 
 MODEL, SHARDS, TOKENS = "llama-3.1-8b", "tp=8,layout=HND", 512
 """Of what is moved: 8 MiB."""
@@ -31,7 +31,7 @@ def backend_checks() -> Iterator[Check]:
     place = sized(engine, engine, (TOKENS,), (1,), MEMORY)
     states = available()
     with workplace() as folder:
-        for name in REAL:
+        for name in MEASURED:
             if states[name].startswith("not installed"):
                 yield _backends(
                     "skipped", name.upper(), f"{name} is not installed here", f"pip install 'kvctl[{name}]'"

@@ -10,11 +10,10 @@ import typer
 from kvctl.cli.parsing import size, some_of
 from kvctl.engines.sources import planned
 from kvctl.errors import UsageError
+from kvd.backends.registry import MEASURED
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
-
-BACKENDS = ("nixl", "mooncake", "direct")
 
 Model = Annotated[
     str | None,
@@ -32,8 +31,8 @@ Backends = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        metavar=",".join(BACKENDS),
-        parser=some_of(*BACKENDS),
+        metavar=",".join(MEASURED),
+        parser=some_of(*MEASURED),
         help="Which to try. [default: benchmark: all there are; replay: the recorded one]",
     ),
 ]

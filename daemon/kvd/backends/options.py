@@ -54,13 +54,3 @@ def known_options(given: Mapping[str, Any], known: tuple[str, ...], *, backend: 
             f"unknown option {', '.join(unknown)} for {backend}; known are {', '.join(known)}",
             backend=backend,
         )
-
-
-def check_engine(name: str, no_engines: tuple[str, ...], *, backend: str) -> None:
-    """Refuse a backend that is no transfer engine as the one behind ``backend``.
-
-    Raises:
-        BackendError: it is one of ``no_engines``.
-    """
-    if name in no_engines:
-        raise BackendError(f"option engine is {name!r}, which is no transfer engine", backend=backend)

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kvd.backends.contract import Backend
-from kvd.backends.errors import BackendUnavailable
+from kvd.backends.errors import BackendError, BackendUnavailable
 from kvd.installed import installed_version
+
+if TYPE_CHECKING:
+    from kvd.backends.contract import Backend
 
 
 class Adapter(NamedTuple):
-    """Where a backend is opened, and the distributions of which any one provides its engine; none where it is ours."""
+    """Where a backend is opened, and what kvctl and the connector need to know of it without opening it.
+
+    ``distributions``: any one of them provides its engine; none where it is ours. ``measured``: it moves bytes between
+    processes by itself, so kvctl measures it. ``transports``: what moves bytes of host memory and of a device's, empty
+    where only its log tells or nothing does. ``host_option``: its option that says at which address peers reach it.
+    ``maps_memory``: peers map host memory of memfds; its module has a ``maps_memory(options)`` then, as options may say
+    no. ``is_engine``: it may be the one behind auto or staged.
+    """
 
     module: str
     distributions: tuple[str, ...] = ()
+    measured: bool = False
+    transports: tuple[str, str] = ("", "")
+    host_option: str = ""
+    maps_memory: bool = False
+    is_engine: bool = True
 
 
 ADAPTERS: dict[str, Adapter] = {
-    "nixl": Adapter("kvd.backends.nixl.backend", ("nixl",)),
+    "nixl": Adapter("kvd.backends.nixl.backend", ("nixl",), measured=True),
     "mooncake": Adapter(
         "kvd.backends.mooncake.backend",
         (
@@ -27,13 +41,24 @@ ADAPTERS: dict[str, Adapter] = {
             "mooncake-transfer-engine-cuda13",
             "mooncake-transfer-engine",
         ),
+        measured=True,
+        transports=("tcp", ""),  # on a device it chooses for itself, and does not tell
+        host_option="host",
     ),
-    "direct": Adapter("kvd.backends.direct.backend"),
-    "auto": Adapter("kvd.backends.auto.backend"),
+    "direct": Adapter(
+        "kvd.backends.direct.backend",
+        measured=True,
+        transports=("process_vm_readv", "CUDA IPC"),
+        maps_memory=True,
+        is_engine=False,
+    ),
+    "auto": Adapter("kvd.backends.auto.backend", maps_memory=True, is_engine=False),
     "staged": Adapter("kvd.backends.staged.backend"),
     "memory": Adapter("kvd.backends.memory"),
 }
 """One line for each backend. Its module has an ``open_backend(name, options=...)``."""
+
+MEASURED = tuple(kind for kind, adapter in ADAPTERS.items() if adapter.measured)
 
 
 def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
@@ -49,9 +74,28 @@ def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
             backend=kind,
             hint=f"set the backend to one of {', '.join(ADAPTERS)}",
         )
-    adapter = importlib.import_module(ADAPTERS[kind].module)
-    make = cast("Callable[..., Backend]", adapter.open_backend)
+    make = cast("Callable[..., Backend]", importlib.import_module(ADAPTERS[kind].module).open_backend)
     return make(name, options=options)
+
+
+def maps_memory(kind: str, options: Mapping[str, Any]) -> bool:
+    """Whether peers map the host memory of a backend with these options, which has to be a memfd's for that.
+
+    Raises:
+        BackendError: an option the adapter does not know.
+    """
+    adapter = ADAPTERS[kind]
+    return adapter.maps_memory and bool(importlib.import_module(adapter.module).maps_memory(options))
+
+
+def check_engine(kind: str, behind: str) -> None:
+    """Refuse a backend that is no transfer engine as the one ``behind`` another.
+
+    Raises:
+        BackendError: so it is.
+    """
+    if kind == behind or (kind in ADAPTERS and not ADAPTERS[kind].is_engine):
+        raise BackendError(f"option engine is {kind!r}, which is no transfer engine", backend=behind)
 
 
 def available() -> dict[str, str]:

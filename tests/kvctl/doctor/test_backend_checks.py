@@ -9,7 +9,7 @@ from kvctl.doctor.backend_checks import backend_checks
 
 
 def test_each_engine_that_is_installed_moves_bytes_and_says_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_backends, "REAL", ("nixl", "direct"))
+    monkeypatch.setattr(of_backends, "MEASURED", ("nixl", "direct"))
     found = {check.code: check for check in backend_checks() if check.state != "warning"}
     assert {check.state for check in found.values()} == {"ok"}
     assert "8.00 MiB from one process to another over" in found["DIRECT"].found
@@ -17,7 +17,7 @@ def test_each_engine_that_is_installed_moves_bytes_and_says_by_what(monkeypatch:
 
 
 def test_a_slow_path_is_a_warning_with_what_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_backends, "REAL", ("nixl",))
+    monkeypatch.setattr(of_backends, "MEASURED", ("nixl",))
     monkeypatch.setenv("UCX_TLS", "tcp,self,rc")
     slow, moved = backend_checks()
     assert (slow.code, slow.state, moved.state) == ("SLOW_PATH", "warning", "ok")
@@ -25,7 +25,7 @@ def test_a_slow_path_is_a_warning_with_what_to_look_at(monkeypatch: pytest.Monke
 
 
 def test_one_that_cannot_fails_with_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_backends, "REAL", ("nixl",))
+    monkeypatch.setattr(of_backends, "MEASURED", ("nixl",))
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.setenv("UCX_NET_DEVICES", "none9")
     [found] = backend_checks()
@@ -35,7 +35,7 @@ def test_one_that_cannot_fails_with_what_it_said(monkeypatch: pytest.MonkeyPatch
 
 
 def test_one_that_is_not_installed_is_left_out_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_backends, "REAL", ("mooncake",))
+    monkeypatch.setattr(of_backends, "MEASURED", ("mooncake",))
     monkeypatch.setattr(of_backends, "available", lambda: {"mooncake": "not installed: install x"})
     [found] = backend_checks()
     assert (found.state, found.hint) == ("skipped", "pip install 'kvctl[mooncake]'")

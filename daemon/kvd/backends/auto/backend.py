@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from kvd.backends import registry as choose
+from kvd.backends import registry
 from kvd.backends.auto.lane import AutoLane, Backends
 from kvd.backends.auto.metadata import NAME, Both, write_both
 from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.options import EngineName, Nested, check_engine, read_options
+from kvd.backends.options import EngineName, Nested, read_options
 from kvd.geometry.model import Region
 
 _log = logging.getLogger(__name__)
@@ -44,8 +44,13 @@ def auto_options(given: Mapping[str, Any]) -> tuple[AutoOptions, direct.DirectOp
         BackendError: an option that does not exist, or a value that it cannot have.
     """
     found = read_options(AutoOptions, given, backend=NAME)
-    check_engine(found.engine, (NAME, DIRECT), backend=NAME)
+    registry.check_engine(found.engine, NAME)
     return found, read_options(direct.DirectOptions, found.direct_options, backend=DIRECT)
+
+
+def maps_memory(options: Mapping[str, Any]) -> bool:
+    """Whether peers may map host memory of memfds. Raises as `auto_options`."""
+    return auto_options(options)[1].memfd
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
@@ -64,7 +69,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
     except BackendUnavailable as error:
         backends.no_direct = error.message
     try:
-        backends.engine = choose.open_backend(found.engine, name, found.engine_options)
+        backends.engine = registry.open_backend(found.engine, name, found.engine_options)
     except BackendUnavailable as error:
         backends.no_engine = error.message
     for reason in filter(None, (backends.no_direct, backends.no_engine)):

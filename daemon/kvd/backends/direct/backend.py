@@ -59,6 +59,11 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> DirectBackend:
     return DirectBackend(name, read_options(DirectOptions, options, backend=NAME))
 
 
+def maps_memory(options: Mapping[str, Any]) -> bool:
+    """Whether peers may map host memory of memfds. Raises as `open_backend`."""
+    return read_options(DirectOptions, options, backend=NAME).memfd
+
+
 HOST_TRAITS = Traits(synchronous=True, late_writes_stop_at="transfer")
 CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_piece=1 << 30)
 """1 GiB takes about 3 ms over NVLink. In two, four or eight pieces it was here as soon as in one, and each launch takes

@@ -13,18 +13,17 @@ from typing import Any
 
 import msgspec
 
-from kvd.backends import registry as choose
+from kvd.backends import registry
 from kvd.backends.contract import Backend, Traits
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import Holdings
-from kvd.backends.options import EngineName, Nested, ThreadBlocks, check_engine, read_options
+from kvd.backends.options import EngineName, Nested, ThreadBlocks, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
 from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
-_NO_ENGINES = (NAME, "auto", "direct")
 _LOOK_S = 50e-6
 
 
@@ -48,8 +47,8 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:
         BackendError: an unknown option, also of the engine.
     """
     found = read_options(StagedOptions, options, backend=NAME)
-    check_engine(found.engine, _NO_ENGINES, backend=NAME)
-    return StagedBackend(name, found, choose.open_backend(found.engine, name, found.engine_options))
+    registry.check_engine(found.engine, NAME)
+    return StagedBackend(name, found, registry.open_backend(found.engine, name, found.engine_options))
 
 
 class StagedBackend:

@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
-from kvd.backends.auto import backend as auto
-from kvd.backends.direct import backend as direct
 from kvd.backends.direct.memfd import memfd
-from kvd.backends.options import read_options
+from kvd.backends.registry import maps_memory
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +29,7 @@ def kv_memory(backend: str, options: Mapping[str, Any], device: str) -> Abstract
     Raises:
         BackendError: the backend does not know one of the options.
     """
-    if device != "cpu":
-        return None
-    if backend == "direct":
-        wanted = read_options(direct.DirectOptions, options, backend=backend).memfd
-    elif backend == "auto":
-        wanted = auto.auto_options(options)[1].memfd
-    else:
-        wanted = False
-    return _zeros_in_memfd() if wanted else None
+    return _zeros_in_memfd() if device == "cpu" and maps_memory(backend, options) else None
 
 
 def _zeros_in_memfd() -> AbstractContextManager[None]:
