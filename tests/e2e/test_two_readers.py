@@ -149,6 +149,30 @@ def test_a_decoder_that_stands_still_loses_nothing_to_one_that_is_done(trio: Tri
     trio.nothing_is_left(trio.prefill, trio.one, trio.two)
 
 
+def test_a_decoder_whose_kvd_is_away_reads_nothing_that_another_may_release(trio: Trio) -> None:
+    """The prefiller's kvd cannot know of this reader, and the other decoder's release ends the lease."""
+    prompt = prompt_of(900, seed=5)
+    right = trio.right(prompt)
+    params = trio.prefilled(prompt)
+    host = trio.hosts[2]
+    workers, endpoint = trio.two.pids().workers, host.endpoint()
+    host.process.kill()
+    host.process.wait()
+    with halted(workers):
+        slow = trio.two.submit(prompt, ANSWER, params)
+        assert trio.one.submit(prompt, ANSWER, params).result(120).token_ids == right
+        trio.gauge("leases.open", 0)
+        for seed in range(4):
+            trio.prefill.submit(prompt_of(2000, seed=50 + seed), 1).result(120)
+        assert not slow.done()
+    assert slow.result(120).token_ids == right
+    host.process = start_kvd(host.name, host.directory, listen=f"127.0.0.1:{endpoint.port}").process
+    wait_for(
+        lambda: [row.state for row in cast("WorkerList", host.ask(ListWorkers())).rows] == ["alive"] * 2, 30.0
+    )
+    trio.nothing_is_left(trio.prefill, trio.one, trio.two)
+
+
 def test_a_decoder_that_is_killed_is_released_at_once(trio: Trio) -> None:
     """Last of this module: it does not come back."""
     params = trio.prefilled(prompt := prompt_of(300, seed=4))

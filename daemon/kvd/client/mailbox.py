@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvd.client.errors import ClientError
 from kvd.wire.frame import Message
@@ -29,7 +30,8 @@ class SessionState:
 
     ``connected``: kvd knows us and has answered lately. ``engine_generation`` is empty while workers of the engine are
     missing; ``host`` and ``port`` are where peers reach this kvd (port 0: nowhere). ``refusal`` is kvd's reason for not
-    taking our card, None where it did. ``registrations`` counts the times that kvd took it.
+    taking our card, None where it did. ``registrations`` counts the times that kvd took it. ``since`` is when
+    ``connected`` last changed (time.monotonic()).
     """
 
     connected: bool = False
@@ -39,6 +41,7 @@ class SessionState:
     port: int = 0
     refusal: Refused | None = None
     registrations: int = 0
+    since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,7 +70,7 @@ class Mailbox:
     card: Card
     on_push: Push | None
     wake: int
-    state: SessionState = field(default_factory=SessionState)
+    state: SessionState = field(default_factory=lambda: SessionState(since=time.monotonic()))
     changed: threading.Condition = field(default_factory=threading.Condition)
     inbox: deque[Pending | Message] = field(default_factory=deque)
     counters: Counter[str] = field(default_factory=Counter)
@@ -75,6 +78,8 @@ class Mailbox:
 
     def publish(self, state: SessionState) -> None:
         """Put a new state in the place of the old one, and tell who waits for it."""
+        since = self.state.since if state.connected == self.state.connected else time.monotonic()
+        state = replace(state, since=since)
         if state != self.state:
             with self.changed:
                 self.state = state

@@ -112,7 +112,7 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         _number("Decoder: taken off every lease, for messages on their way; below `lease_seconds`.", 0.0),
     ] = 0.5
     clock_skew: Annotated[
-        float, _number("Decoder: most that the two hosts' clocks differ; used only while a kvd is away.", 0.0)
+        float, _number("Has no effect any more: a lease is never taken by another host's clock.", 0.0)
     ] = 2.0
     lease_grace: Annotated[
         float,

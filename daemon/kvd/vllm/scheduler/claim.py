@@ -6,7 +6,6 @@ import uuid
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal
 
 from kvd.vllm.errors import BadParams
 from kvd.vllm.prompt.parts import Prompt
@@ -51,11 +50,10 @@ class ClaimState(Enum):
 class LeaseHold:
     """What is known of the lease on a claim's blocks. Times are time.monotonic() seconds.
 
-    ``basis``: nobody was asked for it yet, kvd was, or only the prefiller's own statement vouches for it while kvd is
-    away. ``answer`` is kvd's while it is awaited, ``due`` when to ask. Until ``valid_until`` the blocks are kept.
+    ``asked`` is when kvd was asked last, 0 before that; ``answer`` is its answer while that is awaited, ``due`` when to
+    ask. Until ``valid_until`` the blocks are kept.
     """
 
-    basis: Literal["", "kvd", "clock"] = ""
     answer: Future[Message] | None = None
     asked: float = 0.0
     due: float = 0.0

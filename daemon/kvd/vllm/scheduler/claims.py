@@ -3,6 +3,7 @@
 A claim becomes usable when the peer engine is known to fit (handshake), the params are found to be as it gave them
 (seal) and its prompt to be this request's (digest), and its blocks are certain to be kept long enough (lease). Nothing
 is claimed, and so nothing released, before these were compared: the request that a lease is for may be another one.
+Only the prefiller's kvd can say that a lease is kept for one more reader, and while it is away a claim waits for it.
 
 The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller one, of the prefix
 that came: at most `MAX_AGAIN` times, while the lease holds.
@@ -14,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,11 +26,10 @@ from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.prompt.seal import is_sealed
 from kvd.vllm.scheduler.claim import NOBODY, Claim, ClaimState, check_state, mismatch, unsealed
 from kvd.vllm.scheduler.known_peers import KnownPeers
-from kvd.vllm.scheduler.releases import Releases, Result
 from kvd.vllm.scheduler.transfer_ids import TransferIds
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
-from kvd.wire.lease import LeaseClaim, LeaseClaimed
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.registration import OpenReader
 from kvd.worker.cause import Cause, refusal_code, was_away
 from kvd.worker.orders import StepOutcomes
@@ -47,6 +47,9 @@ UNKNOWN_LEASE_RETRIES = 4
 An unknown lease is asked for again a few times.
 """
 UNKNOWN_LEASE_PAUSE = 0.05
+KVD_BACK_SECONDS = 2.0
+"""How long a claim waits for a kvd that is away: one that is started again is back sooner."""
+KVD_AWAY_PAUSE = 0.1
 MAX_AGAIN = 2
 """Smaller claims that may follow one that missed."""
 
@@ -64,7 +67,6 @@ class Claims:
         self._known = known
         self._declined: list[tuple[str, RemotePrefill]] = []
         self._transfers = TransferIds()
-        self._releases = Releases(session, settings.lease_seconds * 2)
 
     def get(self, request_id: str) -> Claim | None:
         """The claim of a request, if it has one."""
@@ -83,7 +85,7 @@ class Claims:
                 max(0.0, x.lease.valid_until - now) or self._settings.lease_seconds,
             )
             for x in self.all()
-            if x.lease.basis and x.state is not ClaimState.RELEASED
+            if x.lease.asked and x.state is not ClaimState.RELEASED
         )
 
     def begin(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
@@ -239,7 +241,7 @@ class Claims:
         claim.again += 1
         return True
 
-    def end(self, claim: Claim, result: Result) -> None:
+    def end(self, claim: Claim, result: Literal["done", "miss", "aborted"]) -> None:
         """The blocks are needed no longer: release the lease, or decline the push that was not ordered.
 
         The claim stays, released, until the request is forgotten.
@@ -249,9 +251,9 @@ class Claims:
             if claim.waiting:
                 self._declined.append((claim.transfer_id, claim.prefill))
         abandoned, claim.state = claim.state is ClaimState.ABANDONED, ClaimState.RELEASED
-        if claim.lease.basis:  # else the lease may be another request's, which may still come for it
-            by_clock = claim.lease.basis == "clock"
-            self._releases.release(self._key(claim.prefill), claim.reader, result, by_clock=by_clock)
+        if claim.lease.asked:  # else the lease may be another request's, which may still come for it
+            release = LeaseRelease(key=self._key(claim.prefill), reader=claim.reader, result=result)
+            self._session.deliver(f"reader {claim.reader}", release, self._settings.lease_seconds * 2)
         if abandoned:
             self._claims.pop(claim.request_id, None)
 
@@ -313,13 +315,9 @@ class Claims:
             self._take_lease(claim)
         elif claim.lease.answer is None and now >= claim.lease.due:
             self._ask_lease(claim, now, 0.0)
-        if (
-            not claim.lease.valid_until
-            and not claim.cause
-            and not self._session.state.connected
-            and self._known.fits(claim.prefill)
-        ):
-            self._lease_by_clock(claim, now, "kvd is away")
+        state = self._session.state
+        if claim.pending and not state.connected and now - state.since > KVD_BACK_SECONDS:
+            self._nobody_to_ask(claim, "kvd is away")
 
     def _take_lease(self, claim: Claim) -> None:
         future, claim.lease.answer = claim.lease.answer, None
@@ -330,7 +328,7 @@ class Claims:
             if claim.lease.valid_until:
                 return  # an extension: what was certain before still is
             if was_away(error):
-                self._lease_by_clock(claim, time.monotonic(), error.message)
+                self._ask_again_soon(claim, error)
             else:
                 claim.cause = Cause(
                     f"lease of request {claim.prefill.request_id}: {error.message}", "LEASE_ENDED"
@@ -355,30 +353,23 @@ class Claims:
                 "LEASE_ENDED",
             )
 
-    def _lease_by_clock(self, claim: Claim, now: float, why: str) -> None:
-        """While kvd is away the prefiller's statement counts, less what two clocks may differ by."""
-        prefill = claim.prefill
-        margin = self._settings.clock_skew + self._settings.lease_margin
-        left = prefill.lease_opened + prefill.lease_seconds - time.time() - margin
-        key = self._key(prefill)
-        if self._releases.was_released(key):
-            claim.cause = Cause(
-                f"the lease of request {prefill.request_id} was released by another request of this engine, and {why}",
-                "LEASE_ENDED",
-            )
-        elif left > 0:
-            claim.lease.valid_until, claim.lease.basis = now + left, "clock"
-            claim.lease.asked, claim.lease.answer = (
-                now,
-                self._releases.reads_by_clock(key, claim.reader, left),
-            )
-        else:
-            claim.cause = Cause(
-                f"the lease of request {prefill.request_id} ran out by the clock, and {why}", "LEASE_ENDED"
-            )
+    def _ask_again_soon(self, claim: Claim, error: ClientError) -> None:
+        """The prefiller's kvd is away: the claim is sent again while that may be about to come back."""
+        now = time.monotonic()
+        if now - max(claim.began, self._session.state.since) > KVD_BACK_SECONDS:
+            self._nobody_to_ask(claim, error.message)
+        claim.lease.due = now + KVD_AWAY_PAUSE
+
+    @staticmethod
+    def _nobody_to_ask(claim: Claim, why: str) -> None:
+        """Another decoder with the same params may end the lease meanwhile, and the blocks be computed over."""
+        name = claim.prefill.request_id
+        claim.cause = Cause(
+            f"whether the blocks of request {name} are kept cannot be asked: {why}", "PEER_AWAY"
+        )
 
     def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
-        claim.lease.asked, claim.lease.basis = now, claim.lease.basis or "kvd"
+        claim.lease.asked = now
         claim.lease.answer = self._session.call(
             LeaseClaim(key=self._key(claim.prefill), reader=claim.reader, extend_seconds=extend),
             self._settings.handshake_timeout,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,19 +14,19 @@ from kvd.client.session import SessionState
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.scheduler.claim import Claim, ClaimState
-from kvd.vllm.scheduler.claims import UNKNOWN_LEASE_RETRIES, Claims
+from kvd.vllm.scheduler.claims import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES, Claims
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.reply import Ok, Refused
-from kvd.worker.cause import text_of
+from kvd.worker.cause import code_of, text_of
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
 from tests.support.rigs.bench import prompt as prompt_of_tokens
 
-SETTINGS = ConnectorSettings(lease_seconds=30.0, lease_margin=0.5, clock_skew=2.0, handshake_timeout=10.0)
+SETTINGS = ConnectorSettings(lease_seconds=30.0, lease_margin=0.5, handshake_timeout=10.0)
 PEER = PeerReady(
     local_engine="d",
     peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
@@ -187,25 +188,65 @@ def test_a_lease_that_appears_meanwhile_is_taken() -> None:
     assert not desk.claim.cause
 
 
-def test_while_kvd_is_away_the_prefillers_clock_counts_less_the_skew(away: SessionState) -> None:
+def test_while_kvd_is_away_a_claim_waits_for_it_and_nothing_is_read(away: SessionState) -> None:
+    desk = Desk()
+    desk.script.state = replace(away, since=time.monotonic())
+    assert desk.advance(0.9 * KVD_BACK_SECONDS).pending
+    desk.script.state = Script().state
+    desk.lease(claimed(20.0))
+    desk.peer(PEER)
+    assert not desk.advance(KVD_BACK_SECONDS).pending
+    assert not desk.claim.cause
+
+
+def test_a_claim_that_no_kvd_confirmed_is_a_miss_however_long_the_lease(away: SessionState) -> None:
+    """Another decoder may have the same params: only the prefiller's kvd knows whether it has ended the lease."""
+    desk = Desk()
+    desk.script.state = replace(away, since=time.monotonic())
+    cause = desk.advance(1.1 * KVD_BACK_SECONDS).cause
+    said = "whether the blocks of request p-1 are kept cannot be asked: kvd is away"
+    assert (text_of(cause), code_of(cause)) == (said, "PEER_AWAY")
+    assert not desk.claim.lease.valid_until
+
+
+def test_where_kvd_has_been_away_for_long_nobody_waits(away: SessionState) -> None:
     desk = Desk()
     desk.script.state = away
-    claim = desk.advance()
-    assert not claim.pending
-    assert claim.lease.valid_until - time.monotonic() == pytest.approx(30.0 - 2.0 - 0.5, abs=1.0)
+    assert code_of(desk.advance().cause) == "PEER_AWAY"
 
 
-def test_a_lease_that_ran_out_by_the_clock_is_a_cause(away: SessionState) -> None:
-    desk = Desk(lease_opened=time.time() - 28.0)
-    desk.script.state = away
-    assert text_of(desk.advance().cause) == "the lease of request p-1 ran out by the clock, and kvd is away"
+AWAY_THERE = RefusedByDaemon(Refused(code="KVD-PEER-UNREACHABLE", message="no answer"))
 
 
-def test_an_unreachable_kvd_of_the_prefiller_leaves_the_clock_too() -> None:
+def test_while_the_prefillers_kvd_is_away_it_is_asked_again() -> None:
     desk = Desk()
     desk.peer(PEER)
-    desk.lease(RefusedByDaemon(Refused(code="KVD-PEER-UNREACHABLE", message="no answer")))
+    desk.lease(AWAY_THERE)
+    assert desk.advance().pending
+    assert desk.advance(KVD_AWAY_PAUSE).pending
+    assert len(desk.script.asked(LeaseClaim)) == 2
+    desk.lease(claimed(20.0))
     assert not desk.advance().pending
+    assert not desk.claim.cause
+
+
+def test_a_prefillers_kvd_that_stays_away_is_a_miss() -> None:
+    desk = Desk()
+    desk.peer(PEER)
+    desk.claim.began -= 1.1 * KVD_BACK_SECONDS
+    desk.lease(AWAY_THERE)
+    cause = desk.advance().cause
+    said = "whether the blocks of request p-1 are kept cannot be asked: no answer"
+    assert (text_of(cause), code_of(cause)) == (said, "PEER_AWAY")
+
+
+def test_what_was_confirmed_before_kvd_went_away_still_is(away: SessionState) -> None:
+    desk = Desk()
+    desk.peer(PEER)
+    desk.lease(claimed(20.0))
+    desk.advance()
+    desk.script.state = away
+    assert not desk.advance(10.0).pending
     assert not desk.claim.cause
 
 
@@ -374,59 +415,3 @@ def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None
     desk.claims.renew(now + 25.5)
     said = "prefiller p no longer keeps blocks of request p-1: released"
     assert text_of(desk.claim.cause) == (said if ended else "")
-
-
-class Clocked(Desk):
-    """Two requests with one lease: the first was claimed, then kvd went away, and the second goes by the clock."""
-
-    def __init__(self, away: SessionState) -> None:
-        super().__init__()
-        self.peer(PEER)
-        self.lease(claimed(20.0))
-        self.advance()
-        self.script.state = away
-
-    def second(self) -> Claim:
-        params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
-        self.claims.begin("s", params, PROMPT, state=False)
-        claim = self.claims.get("s")
-        assert claim is not None
-        self.claims.advance(claim, time.monotonic())
-        return claim
-
-
-def test_nobody_is_released_before_a_reader_that_kvd_does_not_know(away: SessionState) -> None:
-    desk = Clocked(away)
-    second = desk.second()
-    assert (second.lease.basis, text_of(second.cause)) == ("clock", "")
-    desk.claims.end(desk.claim, "done")
-    assert desk.script.told(LeaseRelease) == []
-    desk.claims.end(second, "done")
-    assert [r.reader for r in desk.script.told(LeaseRelease)] == [desk.claim.reader, second.reader]
-
-
-def test_a_reader_that_kvd_does_not_know_is_claimed_as_soon_as_it_can_be(away: SessionState) -> None:
-    desk = Clocked(away)
-    second = desk.second()
-    (told,) = desk.script.told(LeaseClaim)
-    assert told.reader == second.reader
-    desk.claims.end(second, "done")
-    first, last = (x.key for x in desk.script.delivered)
-    assert first == last, "the release takes its place"
-
-
-def test_what_kvd_says_when_it_is_back_weighs_more_than_the_clock(away: SessionState) -> None:
-    desk = Clocked(away)
-    second = desk.second()
-    (asked,) = desk.script.delivered
-    asked.answer(claimed(0.0, "released", ended=True))
-    desk.claims.renew(time.monotonic())
-    assert text_of(second.cause) == "prefiller p no longer keeps blocks of request p-1: released"
-
-
-def test_what_was_released_here_is_not_read_by_the_clock(away: SessionState) -> None:
-    desk = Clocked(away)
-    desk.claims.end(desk.claim, "done")
-    assert "p-1 was released by another request of this engine, and kvd is away" in text_of(
-        desk.second().cause
-    )
