@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from kvctl.views.screen import TextTable
+
 WIDTH = 50
 """Characters of the longest bar in a terminal."""
 PIXELS, LABEL, ROW = 1000, 330, 22
@@ -81,12 +83,13 @@ def page(
     title: str,
     paragraphs: Sequence[str],
     charts: Sequence[tuple[str, Sequence[Bar]]],
-    table: tuple[Sequence[str], Sequence[Sequence[str]]],
+    table: TextTable,
 ) -> str:
     """A page that needs nothing but itself."""
-    headers, rows = table
-    head = "".join(f"<th>{escape(header)}</th>" for header in headers)
-    lines = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    head = "".join(f"<th>{escape(header)}</th>" for header in table.headers)
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row)}</tr>\n" for row in table.rows
+    )
     drawn = "".join(f"<h2>{escape(name)}</h2>\n{bars_svg(bars)}\n" for name, bars in charts)
     told = "".join(f"<p>{escape(text)}</p>\n" for text in paragraphs)
     return (

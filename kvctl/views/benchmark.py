@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -10,7 +11,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.views.bars import Bar, bars_text, page
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, Styled, TextTable
+from kvctl.views.screen import Column, Part, Styled, TextTable, number, table
 
 Ratio = Annotated[float, Meta(ge=0, description="of the rate to that ceiling, the median over the rounds")]
 
@@ -120,18 +121,12 @@ class HandshakeBenchmark(Struct, frozen=True, kw_only=True):
     measurements: tuple[HandshakeMeasurement, ...]
 
 
-SHORT = {"memcpy": "MEMCPY", "large": "LARGE", "tcp": "TCP"}
-
-
 def benchmark_screen(body: Benchmark, wide: bool) -> Part:
     """One measurement a line; below it warnings and what was left out."""
-    headers, rows = _table(body, wide)
-    right = "TOKENS AT-A-TIME BYTES COPIES RATE " + " ".join(headers)
-    table = TextTable(headers, rows, right=right.replace("BACKEND OP", ""))
     head, *lines = _head(body)
     warnings = [Styled(f"{one.code}: {one.message}", "yellow") for one in body.warnings]
     notes = [f"not measured: {note}" for note in body.notes]
-    return [head, "", table, "", *lines, *warnings, *notes]
+    return [head, "", _table(body, wide), "", *lines, *warnings, *notes]
 
 
 def benchmark_plot(body: Benchmark) -> str:
@@ -141,13 +136,12 @@ def benchmark_plot(body: Benchmark) -> str:
 
 def benchmark_page(body: Benchmark) -> str:
     """The whole as one file of HTML."""
-    headers, rows = _table(body, wide=True)
     return page(
         f"KV transfer of {body.model}",
         [*_head(body), *(f"{one.code}: {one.message}" for one in body.warnings)]
         + [f"Not measured: {note}" for note in body.notes],
         [("Rates", _bars(body))],
-        (headers, rows),
+        _table(body, wide=True),
     )
 
 
@@ -162,36 +156,42 @@ def _head(body: Benchmark) -> list[str]:
     ]
 
 
-def _table(body: Benchmark, wide: bool) -> tuple[list[str], list[list[str]]]:
-    headers = ["BACKEND", "OP", "TOKENS", "AT-A-TIME", "BLOCKS", "BYTES", "COPIES", "RATE"]
-    headers += [f"/{name}" for name in SHORT.values()]
-    headers += ["PLAN", "PREPARE", "POST", "WIRE", "COMPLETE"]
-    if wide:
-        headers += ["P90", "P99", "CEILINGS", "TRANSPORT"]
-    return headers, [_row(row, wide) for row in body.measurements]
+def _table(body: Benchmark, wide: bool) -> TextTable:
+    return table(
+        body.measurements,
+        Column("BACKEND", lambda row: row.backend),
+        Column("OP", lambda row: row.operation),
+        number("TOKENS", lambda row: row.tokens),
+        number("AT-A-TIME", lambda row: row.concurrency),
+        number("BLOCKS", lambda row: row.fragmentation),
+        number("BYTES", lambda row: size(row.bytes)),
+        number("COPIES", lambda row: row.descriptors),
+        number("RATE", lambda row: rate(row.bytes_per_second)),
+        *map(_ceiling, range(3), ("/MEMCPY", "/LARGE", "/TCP")),
+        *map(_stage, ("plan", "prepare", "post", "wire", "complete")),
+        number(
+            "P90", lambda row: _named((name, span(stage.p90)) for name, stage in row.stages.items()), wide
+        ),
+        number(
+            "P99", lambda row: _named((name, span(stage.p99)) for name, stage in row.stages.items()), wide
+        ),
+        number(
+            "CEILINGS", lambda row: _named((c.name, rate(c.bytes_per_second)) for c in row.ceilings), wide
+        ),
+        number("TRANSPORT", lambda row: row.transport or "unknown", wide),
+    )
 
 
-def _row(row: Measurement, wide: bool) -> list[str]:
-    cells = [
-        row.backend,
-        row.operation,
-        str(row.tokens),
-        str(row.concurrency),
-        row.fragmentation,
-        size(row.bytes),
-        str(row.descriptors),
-        rate(row.bytes_per_second),
-        *(f"{ceiling.ratio:.2f}" for ceiling in row.ceilings),
-        *(span(stage.p50) for stage in row.stages.values()),
-    ]
-    if wide:
-        cells += [
-            ", ".join(f"{name} {span(stage.p90)}" for name, stage in row.stages.items()),
-            ", ".join(f"{name} {span(stage.p99)}" for name, stage in row.stages.items()),
-            ", ".join(f"{ceiling.name} {rate(ceiling.bytes_per_second)}" for ceiling in row.ceilings),
-            row.transport or "unknown",
-        ]
-    return cells
+def _ceiling(at: int, header: str) -> Column[Measurement]:
+    return number(header, lambda row: f"{row.ceilings[at].ratio:.2f}")
+
+
+def _stage(name: str) -> Column[Measurement]:
+    return number(name.upper(), lambda row: span(row.stages[name].p50))
+
+
+def _named(figures: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {figure}" for name, figure in figures)
 
 
 def _bars(body: Benchmark) -> list[Bar]:
@@ -208,29 +208,26 @@ def _bars(body: Benchmark) -> list[Bar]:
 
 def handshake_screen(body: HandshakeBenchmark, wide: bool) -> Part:
     """One case a line, by the sizes of the two engines."""
-    headers = ["RANKS", "CASE", "P50", "P99", "ALL", "CPU", "PER-SECOND"]
-    if wide:
-        headers += ["P90", "ALL-P90", "ALL-P99", "ANSWER", "ROUNDS"]
-    rows = []
-    for row in body.measurements:
-        cells = [
-            f"{row.local_ranks} x {row.remote_ranks}",
-            row.case,
-            span(row.each.p50),
-            span(row.each.p99),
-            span(row.whole.p50),
-            span(row.processor_seconds),
-            f"{row.handshakes_per_second:.0f}",
-        ]
-        if wide:
-            cells += [span(row.each.p90), span(row.whole.p90), span(row.whole.p99)]
-            cells += [size(row.bytes), str(row.rounds)]
-        rows.append(cells)
+    cases = table(
+        body.measurements,
+        Column("RANKS", lambda row: f"{row.local_ranks} x {row.remote_ranks}"),
+        Column("CASE", lambda row: row.case),
+        number("P50", lambda row: span(row.each.p50)),
+        number("P99", lambda row: span(row.each.p99)),
+        number("ALL", lambda row: span(row.whole.p50)),
+        number("CPU", lambda row: span(row.processor_seconds)),
+        number("PER-SECOND", lambda row: f"{row.handshakes_per_second:.0f}"),
+        number("P90", lambda row: span(row.each.p90), wide),
+        number("ALL-P90", lambda row: span(row.whole.p90), wide),
+        number("ALL-P99", lambda row: span(row.whole.p99), wide),
+        number("ANSWER", lambda row: size(row.bytes), wide),
+        number("ROUNDS", lambda row: row.rounds, wide),
+    )
     head = (
         f"handshakes of engines of {body.model} over two kvds; {body.cores} cores, load {body.load:.1f} at the"
         f" beginning, {span(body.seconds)} in all"
     )
-    return [head, "", TextTable(headers, rows, right=" ".join(set(headers) - {"RANKS", "CASE"}))]
+    return [head, "", cases]
 
 
 VIEWS = (View(Benchmark, benchmark_screen), View(HandshakeBenchmark, handshake_screen))

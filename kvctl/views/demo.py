@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, Count, Mode, RankName, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Part, Styled, TextTable
+from kvctl.views.screen import Column, Part, Styled, number, table, yes_or_no
 from kvctl.views.topology.document import Topology
 from kvctl.views.topology.screen import topology_screen
 
@@ -53,40 +53,32 @@ class Demo(Struct, frozen=True, kw_only=True):
     topology: Topology
 
 
-NUMBERS = "PROMPT REMOTE NEW BYTES HANDSHAKE TRANSFER RATE COPIES"
-
-
 def demo_screen(body: Demo, wide: bool) -> Part:
     """What moved from where to where, request by request."""
-    compared = "INTACT" if body.simulated else "EQUAL"
-    headers = ["REQUEST", "PROMPT", "REMOTE", *([] if body.simulated else ["NEW"])]
-    headers += ["BYTES", "HANDSHAKE", "TRANSFER", "RATE", *(["COPIES", "SOURCES"] if wide else []), compared]
-    rows = [_row(request, body, wide=wide) for request in body.requests]
+    pulled = body.mode == "pull"
+    requests = table(
+        body.requests,
+        Column("REQUEST", lambda r: r.request),
+        number("PROMPT", lambda r: r.prompt_tokens),
+        number("REMOTE", lambda r: r.external_tokens),
+        number("NEW", lambda r: r.output_tokens, not body.simulated),
+        number("BYTES", lambda r: size(r.bytes)),
+        number("HANDSHAKE", lambda r: span(r.handshake_seconds) if r.handshake_seconds else "known"),
+        number("TRANSFER", lambda r: span(r.transfer_seconds)),
+        # What is pushed comes as it is computed: how long that took says nothing of how fast the bytes went.
+        number(
+            "RATE", lambda r: rate(r.bytes / r.transfer_seconds if r.transfer_seconds and pulled else None)
+        ),
+        number("COPIES", lambda r: r.copies if pulled else None, wide),
+        Column("SOURCES", lambda r: ", ".join(r.remote_ranks) or "-", wide),
+        Column("INTACT" if body.simulated else "EQUAL", lambda r: yes_or_no(good=r.equal)),
+    )
     parts: list[Part] = [topology_screen(body.topology, wide), ""] if body.topology.pairs else []
-    parts += [TextTable(headers, rows, right=NUMBERS), "", _verdict(body)]
+    parts += [requests, "", _verdict(body)]
     parts += [
         Styled(f"{request.request}: {request.problem}", "red") for request in body.requests if request.problem
     ]
     return parts
-
-
-def _row(request: DemoRequest, body: Demo, *, wide: bool) -> list[Cell]:
-    seconds = request.transfer_seconds
-    # What is pushed comes as it is computed: how long that took says nothing of how fast the bytes went.
-    rated = seconds > 0 and body.mode == "pull"
-    row: list[Cell] = [request.request, str(request.prompt_tokens), str(request.external_tokens)]
-    if not body.simulated:
-        row.append(str(request.output_tokens))
-    row += [
-        size(request.bytes),
-        span(request.handshake_seconds) if request.handshake_seconds else "known",
-        span(seconds),
-        rate(request.bytes / seconds if rated else None),
-    ]
-    if wide:
-        row += [str(request.copies) if body.mode == "pull" else "-", ", ".join(request.remote_ranks) or "-"]
-    row.append(Styled("yes", "green") if request.equal else Styled("NO", "bold red"))
-    return row
 
 
 def _verdict(body: Demo) -> Part:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.units import filled
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
+from kvctl.views.screen import Cell, Column, Indented, Part, Styled, table
 from kvctl.views.topology.flows import shape
 from kvd.topology.describe import EngineSummary
 from kvd.topology.findings import FAILED
@@ -62,8 +62,15 @@ def diff_screen(body: Diff, wide: bool) -> Part:
         "",
     ]
     if shown:
-        rows: list[list[Cell]] = [[f.name, f.local, f.remote, _verdict(f), f.note or "-"] for f in shown]
-        parts += [TextTable(["FACTOR", "LOCAL", "REMOTE", "DIFFERENCE", "NOTE"], rows), ""]
+        factors = table(
+            shown,
+            Column("FACTOR", lambda f: f.name),
+            Column("LOCAL", lambda f: f.local),
+            Column("REMOTE", lambda f: f.remote),
+            Column("DIFFERENCE", _verdict),
+            Column("NOTE", lambda f: f.note or "-"),
+        )
+        parts += [factors, ""]
     parts += [Indented(f"{f.name}: {FAILED[f.name][1]}") for f in shown if not f.ok and f.name in FAILED]
     return [*parts, _summary(body)]
 

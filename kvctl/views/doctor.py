@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import Cell, Part, Styled, TextTable
+from kvctl.views.screen import Cell, Column, Part, Styled, table
 
 About = Literal["kvd", "engines", "transfers", "host", "backends"]
 State = Literal["ok", "warning", "failed", "skipped"]
@@ -46,12 +46,14 @@ STYLES = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
 
 def doctor_screen(body: Doctor, wide: bool) -> Part:
     """All checks, then what to do about those that are not well; codes when wide."""
-    rows: list[list[Cell]] = [
-        [check.about, Styled(check.state, STYLES[check.state]), *([name(check)] if wide else []), check.found]
-        for check in body.checks
-    ]
     parts: list[Part] = [
-        TextTable(["ABOUT", "STATE", *(["CODE"] if wide else []), "NOTE"], rows),
+        table(
+            body.checks,
+            Column("ABOUT", lambda check: check.about),
+            Column("STATE", lambda check: Styled(check.state, STYLES[check.state])),
+            Column("CODE", name, wide),
+            Column("NOTE", lambda check: check.found),
+        ),
         "",
     ]
     parts += [

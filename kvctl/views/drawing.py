@@ -69,11 +69,10 @@ def _columns(table: TextTable, room: int) -> Table:
     gaps = _GAP * (len(longest) - 1)
     whole = sum(longest) + gaps
     drawn.width = min(room, whole) if sum(least) + gaps <= room else whole
-    numbers = table.right.split()
     for at, header in enumerate(table.headers):
         drawn.add_column(
             Text(header),
-            justify="right" if header in numbers else "left",
+            justify="right" if header in table.right else "left",
             no_wrap=not folding[at],
             overflow="fold",
             min_width=least[at],

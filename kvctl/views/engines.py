@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import age
 from kvctl.cli.units import Count, RankName, Scalar, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, TextTable, sizes, state
+from kvctl.views.screen import Column, Part, number, sizes, state, table
 from kvd.addresses import join_address
 from kvd.wire.identity import Endpoint, Role
 from kvd.wire.outcomes import OutcomeCount
@@ -86,48 +86,30 @@ def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> En
 def engines_screen(body: Engines, wide: bool) -> Part:
     """One engine a line; the reason stands there as soon as one engine has one."""
     reasons = wide or any(engine.reason for engine in body.engines)
-    headers = ["ENGINE", "MODEL", "ROLE", "STATE", "RANKS", "SHAPE", "SINCE"]
-    if wide:
-        headers += [
-            "GENERATION",
-            "PLACE",
-            "GROUPS",
-            "SCHEDULER",
-            "POLICY",
-            "LEASES",
-            "SERVED",
-            "WEIGHTS",
-            "PEERS",
-        ]
-    if reasons:
-        headers.append("REASON")
-    rows: list[list[Cell]] = []
-    for engine in body.engines:
-        row: list[Cell] = [
-            engine.engine_id,
-            engine.model,
-            engine.role,
-            state(engine.state),
-            f"{len(engine.ranks)}/{engine.world_size}",
-            sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp),
-            age(engine.since),
-        ]
-        if wide:
-            row += [
-                engine.generation or "-",
-                engine.endpoint or engine.place,
-                str(engine.groups),
-                "yes" if engine.scheduler else "no",
-                engine.policy or "-",
-                str(engine.leases),
-                ", ".join(f"{count} {outcome}" for outcome, count in engine.served.items()) or "-",
-                str(engine.facts.get("weights") or engine.facts.get("weights_source") or "-"),
-                ",".join(engine.peers) or "-",
-            ]
-        if reasons:
-            row.append(engine.reason or "-")
-        rows.append(row)
-    return TextTable(headers, rows, right="RANKS SINCE GROUPS LEASES")
+    return table(
+        body.engines,
+        Column("ENGINE", lambda e: e.engine_id),
+        Column("MODEL", lambda e: e.model),
+        Column("ROLE", lambda e: e.role),
+        Column("STATE", lambda e: state(e.state)),
+        number("RANKS", lambda e: f"{len(e.ranks)}/{e.world_size}"),
+        Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp)),
+        number("SINCE", lambda e: age(e.since)),
+        Column("GENERATION", lambda e: e.generation or "-", wide),
+        Column("PLACE", lambda e: e.endpoint or e.place, wide),
+        number("GROUPS", lambda e: e.groups, wide),
+        Column("SCHEDULER", lambda e: "yes" if e.scheduler else "no", wide),
+        Column("POLICY", lambda e: e.policy or "-", wide),
+        number("LEASES", lambda e: e.leases, wide),
+        Column(
+            "SERVED", lambda e: ", ".join(f"{n} {outcome}" for outcome, n in e.served.items()) or "-", wide
+        ),
+        Column(
+            "WEIGHTS", lambda e: str(e.facts.get("weights") or e.facts.get("weights_source") or "-"), wide
+        ),
+        Column("PEERS", lambda e: ",".join(e.peers) or "-", wide),
+        Column("REASON", lambda e: e.reason or "-", reasons),
+    )
 
 
 VIEWS = (View(Engines, engines_screen, "engines", EngineDocument),)

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, span
 from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, TextTable, facts, state
+from kvctl.views.screen import Cell, Column, Part, facts, number, state, table
 from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
 
 State = Literal["planned", "ordered", "forced", "reported", "rescheduled", "recovered", "late", "over"]
@@ -181,31 +181,40 @@ def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
 
 def cleared_orders_screen(body: ClearedOrders, _wide: bool) -> Part:
     """One order a line."""
-    return TextTable(["ORDER", "ENGINE"], [[order_id, body.engine_id] for order_id in body.order_ids])
+    return table(
+        body.order_ids, Column("ORDER", lambda order_id: order_id), Column("ENGINE", lambda _: body.engine_id)
+    )
 
 
 def _plan(body: ForcedMiss) -> Part:
-    headers = ["REQUEST", "FROM", "TOKENS", "KEEPS", "RECOMPUTES", "NOTE"]
-    rows = [
-        [r.request_id, r.prefiller, str(r.tokens), _count(r.kept), _count(r.recomputed), r.cause or "-"]
-        for r in body.requests
-    ]
-    return TextTable(headers, rows, right="TOKENS KEEPS RECOMPUTES")
+    return table(
+        body.requests,
+        Column("REQUEST", lambda r: r.request_id),
+        Column("FROM", lambda r: r.prefiller),
+        number("TOKENS", lambda r: r.tokens),
+        number("KEEPS", lambda r: r.kept),
+        number("RECOMPUTES", lambda r: r.recomputed),
+        Column("NOTE", lambda r: r.cause or "-"),
+    )
 
 
 def _timeline(body: ForcedMiss, wide: bool) -> Part:
-    headers = ["REQUEST", "FROM", "STATE", *(step.upper().replace("_", "-") for step in STEPS)]
-    headers += ["KEPT", "RECOMPUTED"]
     causes = wide or any(r.state in ("late", "over") for r in body.requests)
-    if causes:
-        headers.append("CAUSE")
-    rows: list[list[Cell]] = []
-    for request in body.requests:
-        row: list[Cell] = [request.request_id, request.prefiller, state(request.state)]
-        row += [_step(request, step) for step in STEPS]
-        row += [_count(request.kept), _count(request.recomputed)]
-        rows.append([*row, request.cause or "-"] if causes else row)
-    return TextTable(headers, rows, right=" ".join(headers[3:10]))
+    return table(
+        body.requests,
+        Column("REQUEST", lambda r: r.request_id),
+        Column("FROM", lambda r: r.prefiller),
+        Column("STATE", lambda r: state(r.state)),
+        *map(_step, STEPS),
+        number("KEPT", lambda r: r.kept),
+        number("RECOMPUTED", lambda r: r.recomputed),
+        Column("CAUSE", lambda r: r.cause or "-", causes),
+    )
+
+
+def _step(step: str) -> Column[ForcedRequest]:
+    header = step.upper().replace("_", "-")
+    return number(header, lambda r: span(r.steps[step]) if step in r.steps else None)
 
 
 def _who(body: ForcedMiss) -> str:
@@ -219,14 +228,6 @@ def _progress(body: ForcedMiss) -> str:
     if body.recovery_p50 is not None and body.recovery_p99 is not None:
         text += f" in {span(body.recovery_p50)} (median), {span(body.recovery_p99)} (99th percentile)"
     return text + ("; further loads will be taken" if body.open else "")
-
-
-def _step(request: ForcedRequest, step: str) -> str:
-    return span(request.steps[step]) if step in request.steps else "-"
-
-
-def _count(number: int | None) -> str:
-    return "-" if number is None else str(number)
 
 
 VIEWS = (

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.views.registry import View, kind_of, views
-from kvctl.views.screen import Part, TextTable
+from kvctl.views.screen import Column, Part, table
 
 
 class KindName(Struct, frozen=True, kw_only=True):
@@ -42,9 +42,12 @@ def kinds_document() -> Kinds:
 
 def kinds_screen(body: Kinds, wide: bool) -> Part:
     """One kind a line; what its items are when wide."""
-    headers = ["KIND", *(["ITEMS"] if wide else []), "SUMMARY"]
-    rows = [[kind.name, *([kind.items or "-"] if wide else []), kind.summary] for kind in body.kinds]
-    return TextTable(headers, rows)
+    return table(
+        body.kinds,
+        Column("KIND", lambda kind: kind.name),
+        Column("ITEMS", lambda kind: kind.items or "-", wide),
+        Column("SUMMARY", lambda kind: kind.summary),
+    )
 
 
 VIEWS = (View(Kinds, kinds_screen, "kinds", KindName),)

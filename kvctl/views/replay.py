@@ -11,7 +11,7 @@ from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
 from kvctl.views.bars import Bar, page
 from kvctl.views.benchmark import Quantiles
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, TextTable
+from kvctl.views.screen import Column, Part, TextTable, number, table
 
 Stages = Annotated[dict[str, Quantiles], Meta(description="seconds in each stage, in order")]
 
@@ -77,33 +77,26 @@ class Replay(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+Way = RecordedFigures | Variant
 STAGES = ("queued", "handshake", "plan", "prepare", "post", "wire", "complete")
 
 
 def replay_screen(body: Replay, wide: bool) -> Part:
     """The record in the first line, then one way a line; below what dominates and which is fastest."""
-    headers, rows = _table(body, wide)
-    table = TextTable(headers, rows, right=" ".join(headers[1:]))
     head, *rest = _words(body)
-    return [head, "", table, "", *rest]
+    return [head, "", _table(body, wide), "", *rest]
 
 
 def replay_page(body: Replay) -> str:
     """The whole as one file of HTML."""
-    headers, rows = _table(body, wide=True)
-    stages = [_bar("recorded", body.recorded.stages)]
-    stages += [_bar(one.name, one.stages) for one in body.variants]
-    rates = [
-        Bar("recorded", (("rate", body.recorded.bytes_per_second),), rate(body.recorded.bytes_per_second))
-    ]
-    rates += [
-        Bar(one.name, (("rate", one.bytes_per_second),), rate(one.bytes_per_second)) for one in body.variants
-    ]
+    ways = _ways(body)
+    stages = [_bar(_name(way), way.stages) for way in ways]
+    rates = [Bar(_name(way), (("rate", way.bytes_per_second),), rate(way.bytes_per_second)) for way in ways]
     return page(
         f"Replay of {body.trace}",
         _words(body),
         [("Stages of a transfer, p50", stages), ("Rates", rates)],
-        (headers, rows),
+        _table(body, wide=True),
     )
 
 
@@ -132,50 +125,42 @@ def _where(one: Variant) -> str:
     return f"{one.name}: {one.dominant_share:.0%} of the time is in {one.dominant}; over {one.transport or 'unknown'}"
 
 
-def _table(body: Replay, wide: bool) -> tuple[list[str], list[list[str]]]:
-    record = body.recorded
-    shown = [name for name in STAGES if name in record.stages or name in body.variants[0].stages]
-    shown += [name for name in record.stages if name not in STAGES]
-    headers = ["WAY", "BYTES", "COPIES", "RATE", "P50", "P90", "P99", *(name.upper() for name in shown)]
-    rows = [
-        [
-            "recorded",
-            *_cells(record.bytes, record.descriptors, record.bytes_per_second, record.seconds),
-            *_stages(record.stages, shown, wide),
-        ]
-    ]
-    rows += [
-        [
-            one.name,
-            *_cells(one.bytes, one.descriptors, one.bytes_per_second, one.seconds),
-            *_stages(one.stages, shown, wide),
-        ]
-        for one in body.variants
-    ]
-    return headers, rows
+def _table(body: Replay, wide: bool) -> TextTable:
+    """The record first, then one way a line."""
+    first = body.variants[0].stages
+    shown = [name for name in STAGES if name in body.recorded.stages or name in first]
+    shown += [name for name in body.recorded.stages if name not in STAGES]
+    return table(
+        _ways(body),
+        Column("WAY", _name),
+        number("BYTES", lambda way: size(way.bytes)),
+        number("COPIES", lambda way: way.descriptors),
+        number("RATE", lambda way: rate(way.bytes_per_second or None)),
+        number("P50", lambda way: span(way.seconds.p50)),
+        number("P90", lambda way: span(way.seconds.p90)),
+        number("P99", lambda way: span(way.seconds.p99)),
+        *(_stage(name, wide) for name in shown),
+    )
 
 
-def _cells(moved: int, descriptors: int, speed: float, seconds: Quantiles) -> list[str]:
-    return [
-        size(moved),
-        str(descriptors),
-        rate(speed or None),
-        *map(span, (seconds.p50, seconds.p90, seconds.p99)),
-    ]
+def _ways(body: Replay) -> list[Way]:
+    return [body.recorded, *body.variants]
 
 
-def _stages(stages: dict[str, Quantiles], shown: list[str], wide: bool) -> list[str]:
-    """The middle of each stage; with the other two when wide."""
-    cells = []
-    for name in shown:
-        stage = stages.get(name)
-        if stage is None:
-            cells.append("-")
-        elif wide:
-            cells.append(" / ".join(map(span, (stage.p50, stage.p90, stage.p99))))
-        else:
-            cells.append(span(stage.p50))
-    return cells
+def _name(way: Way) -> str:
+    return way.name if isinstance(way, Variant) else "recorded"
+
+
+def _stage(name: str, wide: bool) -> Column[Way]:
+    """The middle of a stage; with the other two when wide."""
+
+    def cell(way: Way) -> str | None:
+        if name not in way.stages:
+            return None
+        stage = way.stages[name]
+        return " / ".join(map(span, (stage.p50, stage.p90, stage.p99))) if wide else span(stage.p50)
+
+    return number(name.upper(), cell)
 
 
 def _bar(name: str, stages: dict[str, Quantiles]) -> Bar:

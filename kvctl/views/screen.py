@@ -7,7 +7,7 @@ Views are made of these, so that a view needs no library of the terminal and JSO
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 
 class Styled(NamedTuple):
@@ -21,14 +21,47 @@ Cell = str | Styled
 
 
 class TextTable(NamedTuple):
-    """Cells in columns. ``right`` names, separated by spaces, the headers of the columns of numbers.
+    """Cells in columns. ``right`` are the headers of the columns of numbers.
 
     Without headers the cells are names, shown bold, and values.
     """
 
     headers: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    right: str = ""
+    right: Sequence[str] = ()
+
+
+Item = TypeVar("Item")
+
+
+class Column(NamedTuple, Generic[Item]):
+    """One column of a table: its header, and the cell of an item; None is shown as a dash."""
+
+    header: str
+    of: Callable[[Item], Cell | int | None]
+    shown: bool = True
+    right: bool = False
+
+
+def number(header: str, of: Callable[[Item], Cell | int | None], shown: bool = True) -> Column[Item]:
+    """A column of numbers, aligned at the right."""
+    return Column(header, of, shown, right=True)
+
+
+def table(items: Iterable[Item], *columns: Column[Item]) -> TextTable:
+    """One item a line, with the columns that are ``shown``."""
+    shown = [column for column in columns if column.shown]
+    return TextTable(
+        [column.header for column in shown],
+        [[_cell(column.of(item)) for column in shown] for item in items],
+        [column.header for column in shown if column.right],
+    )
+
+
+def _cell(value: Cell | int | None) -> Cell:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else value
 
 
 class Indented(NamedTuple):
@@ -52,6 +85,11 @@ STATE_STYLES = {
 def state(name: str) -> Styled:
     """A state in its colour."""
     return Styled(name, STATE_STYLES.get(name, ""))
+
+
+def yes_or_no(*, good: bool) -> Styled:
+    """Whether something is as it should be."""
+    return Styled("yes", "green") if good else Styled("NO", "bold red")
 
 
 def facts(*rows: tuple[str, Cell]) -> TextTable:

@@ -11,7 +11,7 @@ from kvctl.cli.units import Count, Time
 from kvctl.ledger.slow_findings import SlowFinding, find
 from kvctl.ledger.slow_pairs import SlowPair, by_pair, slow_pair
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Indented, Part, Styled, TextTable
+from kvctl.views.screen import Column, Indented, Part, Styled, number, table
 from kvd.wire.transfer import TransferList
 
 
@@ -68,26 +68,22 @@ def slow_screen(body: Slow, wide: bool) -> Part:
 
 
 def _table(body: Slow, wide: bool) -> Part:
-    headers = ["FROM", "TO", "BACKEND", "MODE", "TRANSFERS", "MISSES", "P50", "P99", "RATE", "SPENT ON"]
-    headers += ["RETRIED", "COPIES", "BYTES/COPY"] if wide else []
-    rows = []
-    for pair in body.pairs:
-        row = [
-            pair.remote_engine,
-            pair.local_engine,
-            pair.backend,
-            pair.mode,
-            str(pair.transfers),
-            str(pair.misses),
-            span(pair.seconds_p50),
-            span(pair.seconds_p99),
-            rate(pair.bytes_per_second),
-            _spent(pair),
-        ]
-        if wide:
-            row += [str(pair.retried), str(pair.descriptors_p50), size(pair.bytes_per_descriptor)]
-        rows.append(row)
-    return TextTable(headers, rows, right="TRANSFERS MISSES P50 P99 RATE RETRIED COPIES BYTES/COPY")
+    return table(
+        body.pairs,
+        Column("FROM", lambda pair: pair.remote_engine),
+        Column("TO", lambda pair: pair.local_engine),
+        Column("BACKEND", lambda pair: pair.backend),
+        Column("MODE", lambda pair: pair.mode),
+        number("TRANSFERS", lambda pair: pair.transfers),
+        number("MISSES", lambda pair: pair.misses),
+        number("P50", lambda pair: span(pair.seconds_p50)),
+        number("P99", lambda pair: span(pair.seconds_p99)),
+        number("RATE", lambda pair: rate(pair.bytes_per_second)),
+        Column("SPENT ON", _spent),
+        number("RETRIED", lambda pair: pair.retried, wide),
+        number("COPIES", lambda pair: pair.descriptors_p50, wide),
+        number("BYTES/COPY", lambda pair: size(pair.bytes_per_descriptor), wide),
+    )
 
 
 def _spent(pair: SlowPair) -> str:
@@ -97,19 +93,15 @@ def _spent(pair: SlowPair) -> str:
 
 
 def _stages(body: Slow) -> Part:
-    rows = [
-        [
-            pair.remote_engine,
-            pair.local_engine,
-            stage.stage,
-            f"{stage.share:.0%}",
-            span(stage.seconds_p50),
-            span(stage.seconds_p99),
-        ]
-        for pair in body.pairs
-        for stage in pair.stages
-    ]
-    return TextTable(["FROM", "TO", "STAGE", "SHARE", "P50", "P99"], rows, right="SHARE P50 P99")
+    return table(
+        ((pair, stage) for pair in body.pairs for stage in pair.stages),
+        Column("FROM", lambda row: row[0].remote_engine),
+        Column("TO", lambda row: row[0].local_engine),
+        Column("STAGE", lambda row: row[1].stage),
+        number("SHARE", lambda row: f"{row[1].share:.0%}"),
+        number("P50", lambda row: span(row[1].seconds_p50)),
+        number("P99", lambda row: span(row[1].seconds_p99)),
+    )
 
 
 VIEWS = (View(Slow, slow_screen, "pairs", SlowPair),)

@@ -10,7 +10,7 @@ from kvctl.cli.numbers import age, span
 from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, state
+from kvctl.views.screen import Column, Part, Styled, TextTable, facts, number, state, table
 from kvd.wire import query
 
 
@@ -66,10 +66,7 @@ def status_screen(body: Status, wide: bool) -> Part:
     parts: list[Part] = [
         facts(
             ("kvd", f"{body.kvd_id} {body.version}, pid {body.pid} on {body.host}"),
-            (
-                "state",
-                Styled("draining", "yellow") if body.draining else Styled("serving", "green"),
-            ),
+            ("state", Styled("draining", "yellow") if body.draining else Styled("serving", "green")),
             ("up", age(body.started)),
             ("generation", body.generation),
             ("directory", body.runtime_dir),
@@ -77,17 +74,22 @@ def status_screen(body: Status, wide: bool) -> Part:
         )
     ]
     if body.peers:
-        rows: list[list[Cell]] = [
-            [peer.endpoint or "-", peer.kvd_id or "-", state(peer.state), span(peer.rtt), age(peer.since)]
-            for peer in body.peers
+        parts += [
+            "",
+            table(
+                body.peers,
+                Column("PEER", lambda peer: peer.endpoint or "-"),
+                Column("KVD", lambda peer: peer.kvd_id or "-"),
+                Column("STATE", lambda peer: state(peer.state)),
+                number("RTT", lambda peer: span(peer.rtt)),
+                number("SINCE", lambda peer: age(peer.since)),
+            ),
         ]
-        parts += ["", TextTable(["PEER", "KVD", "STATE", "RTT", "SINCE"], rows, right="RTT SINCE")]
-    if body.gauges:
-        gauges = [[name, f"{value:g}"] for name, value in sorted(body.gauges.items())]
-        parts += ["", TextTable(["GAUGE", "NOW"], gauges, right="NOW")]
-    counters = [[name, str(count)] for name, count in sorted(body.counters.items()) if count or wide]
-    if counters:
-        parts += ["", TextTable(["COUNTER", "TOTAL"], counters, right="TOTAL")]
+    gauges = [(name, f"{value:g}") for name, value in sorted(body.gauges.items())]
+    counters = [(name, str(count)) for name, count in sorted(body.counters.items()) if count or wide]
+    for rows, headers in ((gauges, ("GAUGE", "NOW")), (counters, ("COUNTER", "TOTAL"))):
+        if rows:
+            parts += ["", TextTable(headers, rows, headers[1:])]
     return parts
 
 

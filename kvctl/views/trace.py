@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Part, TextTable, facts, sizes
+from kvctl.views.screen import Column, Part, facts, number, sizes, table
 
 if TYPE_CHECKING:
     from kvd.trace import model
@@ -171,52 +171,41 @@ def trace_screen(body: Trace, wide: bool) -> Part:
             f"{body.transfers} of {body.requests} requests" + (", ids hashed" if body.hashed else ""),
         ),
     )
-    engines = TextTable(
-        ["ENGINE", "MODEL", "SHAPE", "WORKERS", "BLOCKS", "MEMORY", *(["GENERATION"] if wide else [])],
-        [
-            [
-                engine.engine_id,
-                engine.model or "-",
-                sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp),
-                str(engine.workers) if engine.geometry else "unknown",
-                str(engine.blocks) if engine.geometry else "-",
-                size(engine.bytes) if engine.geometry else "-",
-                *([engine.generation or "-"] if wide else []),
-            ]
-            for engine in body.engines
-        ],
-        right="WORKERS BLOCKS MEMORY",
+    engines = table(
+        body.engines,
+        Column("ENGINE", lambda e: e.engine_id),
+        Column("MODEL", lambda e: e.model or "-"),
+        Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp)),
+        number("WORKERS", lambda e: e.workers if e.geometry else "unknown"),
+        number("BLOCKS", lambda e: e.blocks if e.geometry else "-"),
+        number("MEMORY", lambda e: size(e.bytes) if e.geometry else "-"),
+        Column("GENERATION", lambda e: e.generation or "-", wide),
     )
-    pairs = TextTable(
-        ["FROM", "TO", "BACKEND", "MODE", "TRANSFERS", "MISSES", "REPLAYABLE", "BYTES", "TIME", "BLOCKS/RUN"],
-        [
-            [
-                pair.remote_engine,
-                pair.local_engine,
-                pair.backend,
-                pair.mode,
-                str(pair.transfers),
-                str(pair.misses),
-                str(pair.replayable),
-                size(pair.bytes),
-                span(pair.seconds),
-                f"{pair.blocks_per_run:.1f}",
-            ]
-            for pair in body.pairs
-        ],
-        right="TRANSFERS MISSES REPLAYABLE BYTES TIME BLOCKS/RUN",
+    pairs = table(
+        body.pairs,
+        Column("FROM", lambda pair: pair.remote_engine),
+        Column("TO", lambda pair: pair.local_engine),
+        Column("BACKEND", lambda pair: pair.backend),
+        Column("MODE", lambda pair: pair.mode),
+        number("TRANSFERS", lambda pair: pair.transfers),
+        number("MISSES", lambda pair: pair.misses),
+        number("REPLAYABLE", lambda pair: pair.replayable),
+        number("BYTES", lambda pair: size(pair.bytes)),
+        number("TIME", lambda pair: span(pair.seconds)),
+        number("BLOCKS/RUN", lambda pair: f"{pair.blocks_per_run:.1f}"),
     )
     return [head, "", engines, "", pairs]
 
 
 def traces_screen(body: Traces, wide: bool) -> Part:
     """One imported trace a line."""
-    headers = ["TRACE", "SIZE", "IMPORTED", *(["PATH"] if wide else [])]
-    rows = [
-        [trace.name, size(trace.bytes), clock(trace.imported), *([trace.path] if wide else [])]
-        for trace in body.traces
-    ]
-    return TextTable(headers, rows, right="SIZE")
+    return table(
+        body.traces,
+        Column("TRACE", lambda trace: trace.name),
+        number("SIZE", lambda trace: size(trace.bytes)),
+        Column("IMPORTED", lambda trace: clock(trace.imported)),
+        Column("PATH", lambda trace: trace.path, wide),
+    )
 
 
 VIEWS = (View(Trace, trace_screen), View(Traces, traces_screen, "traces", KeptTrace))

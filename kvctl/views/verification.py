@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import span
 from kvctl.cli.units import Count, Seconds
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, TextTable
+from kvctl.views.screen import Column, Part, number, table
 
 Run = Literal["reuse", "before", "flight", "layers"]
 Reference = Literal["reuse", "recompute"]
@@ -78,15 +78,19 @@ def first_difference(
 
 def verification_screen(body: Verification, wide: bool) -> Part:
     """One run a line, then the verdict; when wide, the request's id and the cause."""
-    headers = ["PROMPT", "TOKENS", "RUN", "LOAD", "EQUALS", "DIFFERS AT", "RECOVERY"]
-    headers += ["REQUEST", "CAUSE"] if wide else []
-    rows = []
-    for run in body.runs:
-        recovery = span(run.recovery) if run.recovery is not None else "-"
-        row = [str(run.prompt), str(run.prompt_tokens), run.run, run.load, ", ".join(run.equals) or "-"]
-        row += [_difference(run), recovery]
-        rows.append(row + ([run.request_id, run.cause or "-"] if wide else []))
-    return [TextTable(headers, rows, right="PROMPT TOKENS RECOVERY"), "", *_verdict(body)]
+    runs = table(
+        body.runs,
+        number("PROMPT", lambda run: run.prompt),
+        number("TOKENS", lambda run: run.prompt_tokens),
+        Column("RUN", lambda run: run.run),
+        Column("LOAD", lambda run: run.load),
+        Column("EQUALS", lambda run: ", ".join(run.equals) or "-"),
+        Column("DIFFERS AT", _difference),
+        number("RECOVERY", lambda run: None if run.recovery is None else span(run.recovery)),
+        Column("REQUEST", lambda run: run.request_id, wide),
+        Column("CAUSE", lambda run: run.cause or "-", wide),
+    )
+    return [runs, "", *_verdict(body)]
 
 
 def _difference(run: VerifiedRun) -> str:

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import age, size, span
 from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, TextTable, state
+from kvctl.views.screen import Column, Part, number, state, table
 from kvd.wire.query import WorkerRow
 
 
@@ -51,28 +51,20 @@ def worker_document(row: WorkerRow) -> Worker:
 def workers_screen(body: Workers, wide: bool) -> Part:
     """One process a line."""
     reasons = wide or any(worker.reason for worker in body.workers)
-    headers = ["ENGINE", "RANK", "PID", "STATE", "HEARD", "BACKEND", "MEMORY"]
-    if wide:
-        headers += ["REGIONS", "REGISTERED", "INCARNATION"]
-    if reasons:
-        headers.append("REASON")
-    rows: list[list[Cell]] = []
-    for worker in body.workers:
-        row: list[Cell] = [
-            worker.engine_id,
-            worker.rank or worker.client,
-            str(worker.pid),
-            state(worker.state),
-            span(worker.heartbeat_age),
-            worker.backend or "-",
-            size(worker.registered_bytes) if worker.rank else "-",
-        ]
-        if wide:
-            row += [str(worker.regions) if worker.rank else "-", age(worker.registered), worker.incarnation]
-        if reasons:
-            row.append(worker.reason or "-")
-        rows.append(row)
-    return TextTable(headers, rows, right="PID HEARD MEMORY REGIONS REGISTERED")
+    return table(
+        body.workers,
+        Column("ENGINE", lambda w: w.engine_id),
+        Column("RANK", lambda w: w.rank or w.client),
+        number("PID", lambda w: w.pid),
+        Column("STATE", lambda w: state(w.state)),
+        number("HEARD", lambda w: span(w.heartbeat_age)),
+        Column("BACKEND", lambda w: w.backend or "-"),
+        number("MEMORY", lambda w: size(w.registered_bytes) if w.rank else "-"),
+        number("REGIONS", lambda w: w.regions if w.rank else "-", wide),
+        number("REGISTERED", lambda w: age(w.registered), wide),
+        Column("INCARNATION", lambda w: w.incarnation, wide),
+        Column("REASON", lambda w: w.reason or "-", reasons),
+    )
 
 
 VIEWS = (View(Workers, workers_screen, "workers", Worker),)

@@ -44,7 +44,7 @@ VIEW = '''
 from msgspec import Struct
 
 from kvctl.views.registry import View
-from kvctl.views.screen import TextTable
+from kvctl.views.screen import Column, table
 
 
 class Countdown(Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Countdown(Struct, frozen=True, kw_only=True):
 
 def countdown_screen(body, wide):
     """One number a line."""
-    return TextTable(["NUMBER"], [[str(number)] for number in body.numbers])
+    return table(body.numbers, Column("NUMBER", lambda number: number))
 
 
 VIEWS = (View(Countdown, countdown_screen),)

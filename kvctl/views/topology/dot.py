@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvctl.cli.numbers import size
 from kvctl.views.topology.document import PairDocument, Topology
-from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, shape
+from kvctl.views.topology.flows import Flow, flows, label, rank_names, shape
 from kvd.topology.describe import EngineSummary
 
 
@@ -39,20 +38,19 @@ def _pair(number: int, pair: PairDocument) -> list[str]:
 
 
 def _cluster(number: int, side: str, engine: EngineSummary, verb: str) -> list[str]:
-    label = f"{engine.engine_id} {verb} ({shape(engine)})"
+    name = f"{engine.engine_id} {verb} ({shape(engine)})"
     return [
         f"  subgraph {_quoted(f'cluster_{number}_{side}')} {{",
-        f'    label={_quoted(label)}; fontname="sans-serif"; fontsize=12; color="#94a3b8";',
-        *(f"    {_id(number, side, name)} [label={_quoted(name)}];" for name in rank_names(engine)),
+        f'    label={_quoted(name)}; fontname="sans-serif"; fontsize=12; color="#94a3b8";',
+        *(f"    {_id(number, side, rank)} [label={_quoted(rank)}];" for rank in rank_names(engine)),
         "  }",
     ]
 
 
 def _edge(number: int, pair: PairDocument, flow: Flow, most: int) -> str:
-    label = f"{size(flow.bytes)} {partial_groups(pair, flow)}".rstrip()
     return (
         f"  {_id(number, 'remote', flow.remote)} -> {_id(number, 'local', flow.local)}"
-        f" [label={_quoted(label)}, penwidth={0.5 + 2.5 * flow.bytes / most:.1f}];"
+        f" [label={_quoted(label(pair, flow))}, penwidth={0.5 + 2.5 * flow.bytes / most:.1f}];"
     )
 
 

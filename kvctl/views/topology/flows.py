@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvctl.views.topology.document import PairDocument
+from kvctl.cli.numbers import rate, size, span
+from kvctl.views.topology.document import PairDocument, RequestDocument
 from kvd.topology.describe import EngineSummary
 
 
@@ -42,6 +43,18 @@ def partial_groups(pair: PairDocument, flow: Flow) -> str:
     if len(flow.groups) == len({read.group for read in pair.reads}):
         return ""
     return "".join(f"g{group}" for group in flow.groups)
+
+
+def label(pair: PairDocument, flow: Flow) -> str:
+    """``1.50 MiB g0g2``: the bytes of a flow, and its groups where it takes part in some only."""
+    return f"{size(flow.bytes)} {partial_groups(pair, flow)}".rstrip()
+
+
+def least_time(request: RequestDocument) -> str:
+    """The least time that a request takes, and at what bandwidth; empty where none was given."""
+    if request.seconds is None:
+        return ""
+    return f"{span(request.seconds)} at {rate(request.bandwidth)} a rank"
 
 
 def rank_order(name: str) -> tuple[int, ...]:

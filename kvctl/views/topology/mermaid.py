@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kvctl.cli.numbers import size
 from kvctl.views.topology.document import PairDocument, Topology
-from kvctl.views.topology.flows import flows, partial_groups, rank_names, shape
+from kvctl.views.topology.flows import flows, label, rank_names, shape
 from kvd.topology.describe import EngineSummary
 
 
@@ -20,8 +19,8 @@ def _pair(number: int, pair: PairDocument) -> list[str]:
     sources, readers = f"p{number}s", f"p{number}r"
     lines = [*_subgraph(sources, pair.remote, "sends"), *_subgraph(readers, pair.local, "reads")]
     for flow in flows(pair):
-        label = f"{size(flow.bytes)} {partial_groups(pair, flow)}".rstrip()
-        lines.append(f"  {_node(sources, flow.remote)} -->|{_quoted(label)}| {_node(readers, flow.local)}")
+        arrow = f"-->|{_quoted(label(pair, flow))}|"
+        lines.append(f"  {_node(sources, flow.remote)} {arrow} {_node(readers, flow.local)}")
     if not pair.compatible:
         lines.append(f'  {sources} -. "NOT compatible" .-> {readers}')
     return lines

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from kvctl.cli.numbers import rate, size, span
-from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable, spaced
-from kvctl.views.topology.document import PairDocument, RequestDocument, Topology
-from kvctl.views.topology.flows import flows, partial_groups, rank_order, shape
+from collections.abc import Sequence
+
+from kvctl.cli.numbers import size
+from kvctl.views.screen import (
+    Column,
+    Indented,
+    Part,
+    Styled,
+    TextTable,
+    number,
+    spaced,
+    table,
+    yes_or_no,
+)
+from kvctl.views.topology.document import PairDocument, PairFactor, RequestDocument, Topology
+from kvctl.views.topology.flows import flows, least_time, partial_groups, rank_order, shape
 
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
@@ -36,26 +48,12 @@ def _pair(pair: PairDocument, wide: bool) -> Part:
     # A difference without a note costs nothing and is no news.
     factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
     if factors:
-        rows: list[list[Cell]] = [
-            [
-                f.name,
-                f.local,
-                f.remote,
-                Styled("yes", "green") if f.ok else Styled("NO", "bold red"),
-                f.note or "-",
-            ]
-            for f in factors
-        ]
-        parts += ["", TextTable(["FACTOR", "LOCAL", "REMOTE", "OK", "NOTE"], rows)]
+        parts += ["", _factors(factors)]
     if wide and pair.reads:
         parts += ["", _reads(pair)]
     for finding in pair.findings:
-        parts += [
-            "",
-            Styled(
-                f"{finding.severity} {finding.code}: {finding.message}", SEVERITY_STYLES[finding.severity]
-            ),
-        ]
+        said = f"{finding.severity} {finding.code}: {finding.message}"
+        parts += ["", Styled(said, SEVERITY_STYLES[finding.severity])]
         if finding.hint:
             parts.append(Indented(finding.hint))
     return parts
@@ -71,51 +69,54 @@ def _header(pair: PairDocument) -> Part:
     )  # fmt: skip
 
 
+def _factors(factors: Sequence[PairFactor]) -> Part:
+    return table(
+        factors,
+        Column("FACTOR", lambda f: f.name),
+        Column("LOCAL", lambda f: f.local),
+        Column("REMOTE", lambda f: f.remote),
+        Column("OK", lambda f: yes_or_no(good=f.ok)),
+        Column("NOTE", lambda f: f.note or "-"),
+    )
+
+
 def _groups(pair: PairDocument) -> Part:
-    rows = [
-        [f"g{g.index}", g.kind, str(len(g.layers)), str(g.block_size or "state"), size(g.bytes_per_block)]
-        for g in pair.groups
-    ]
-    return TextTable(
-        ["GROUP", "KIND", "LAYERS", "TOKENS/BLOCK", "BYTES/BLOCK"],
-        rows,
-        right="LAYERS TOKENS/BLOCK BYTES/BLOCK",
+    return table(
+        pair.groups,
+        Column("GROUP", lambda g: f"g{g.index}"),
+        Column("KIND", lambda g: g.kind),
+        number("LAYERS", lambda g: len(g.layers)),
+        number("TOKENS/BLOCK", lambda g: g.block_size or "state"),
+        number("BYTES/BLOCK", lambda g: size(g.bytes_per_block)),
     )
 
 
 def _request(request: RequestDocument) -> Part:
     """What a request costs, in one line; the mean copy is that before coalescing."""
     busiest = max((*request.bytes_by_rank.values(), *request.bytes_by_local_rank.values()), default=0)
-    headers = ["REQUEST", "BYTES", "COPIES", "COALESCED", "MEAN COPY", "BUSIEST RANK"]
-    row = [
-        f"{request.tokens} tokens",
-        size(request.bytes),
-        str(request.descriptors),
-        str(request.coalesced_descriptors),
-        size(request.bytes / max(1, request.descriptors)),
-        size(busiest),
-    ]
-    if request.seconds is not None:
-        headers.append("TIME")
-        row.append(f"{span(request.seconds)} at {rate(request.bandwidth)} a rank")
-    return TextTable(headers, [row], right="BYTES COPIES COALESCED")
+    return table(
+        (request,),
+        Column("REQUEST", lambda r: f"{r.tokens} tokens"),
+        number("BYTES", lambda r: size(r.bytes)),
+        number("COPIES", lambda r: r.descriptors),
+        number("COALESCED", lambda r: r.coalesced_descriptors),
+        Column("MEAN COPY", lambda r: size(r.bytes / max(1, r.descriptors))),
+        Column("BUSIEST RANK", lambda _: size(busiest)),
+        Column("TIME", least_time, request.seconds is not None),
+    )
 
 
 def _reads(pair: PairDocument) -> Part:
-    rows = [
-        [
-            r.local_rank,
-            r.remote_rank,
-            f"g{r.group}",
-            "-" if r.heads is None else f"{r.heads[0]}-{r.heads[1] - 1}",
-            str(r.layers),
-            size(r.bytes_per_block),
-            str(r.segments_per_block),
-        ]
-        for r in pair.reads
-    ]
-    headers = ["READER", "SOURCE", "GROUP", "HEADS", "LAYERS", "BYTES/BLOCK", "COPIES/BLOCK"]
-    return TextTable(headers, rows, right="LAYERS BYTES/BLOCK COPIES/BLOCK")
+    return table(
+        pair.reads,
+        Column("READER", lambda r: r.local_rank),
+        Column("SOURCE", lambda r: r.remote_rank),
+        Column("GROUP", lambda r: f"g{r.group}"),
+        Column("HEADS", lambda r: None if r.heads is None else f"{r.heads[0]}-{r.heads[1] - 1}"),
+        number("LAYERS", lambda r: r.layers),
+        number("BYTES/BLOCK", lambda r: size(r.bytes_per_block)),
+        number("COPIES/BLOCK", lambda r: r.segments_per_block),
+    )
 
 
 class Matrix:

@@ -11,9 +11,9 @@ import textwrap
 from dataclasses import dataclass
 from html import escape
 
-from kvctl.cli.numbers import rate, size, span
+from kvctl.cli.numbers import size
 from kvctl.views.topology.document import PairDocument, Topology
-from kvctl.views.topology.flows import Flow, flows, partial_groups, rank_names, rank_order, shape
+from kvctl.views.topology.flows import Flow, flows, label, least_time, rank_names, rank_order, shape
 from kvd.topology.describe import EngineSummary
 
 WIDTH = 960
@@ -116,11 +116,7 @@ def _cost(pair: PairDocument) -> str:
     if request is None:
         return ""
     copies = f"{request.descriptors:,} copies, {request.coalesced_descriptors:,} coalesced"
-    time = (
-        f", {span(request.seconds)} at {rate(request.bandwidth)} a rank"
-        if request.seconds is not None
-        else ""
-    )
+    time = f", {least_time(request)}" if request.seconds is not None else ""
     return f" · {request.tokens:,} tokens: {size(request.bytes)} in {copies}{time}"
 
 
@@ -180,7 +176,7 @@ def _curves(
         source, reader = sources[flow.remote], readers[flow.local]
         x1, y1 = source.x + NODE_WIDTH, source.ports[flow.local]
         x2, y2 = reader.x, reader.ports[flow.remote]
-        said = f"{size(flow.bytes)} {partial_groups(pair, flow)}".rstrip()
+        said = label(pair, flow)
         curves.append(
             f'<path class="flow" d="M{x1} {y1} C{x1 + 240} {y1} {x2 - 240} {y2} {x2} {y2}"'
             f' stroke="{_colour(order[flow.remote], len(order))}" stroke-width="{1 + 3 * flow.bytes / most:.1f}">'

@@ -10,7 +10,7 @@ from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
 from kvctl.ledger.statistics import moving
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, TextTable, state
+from kvctl.views.screen import Column, Part, number, state, table
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
 
@@ -134,46 +134,38 @@ def _blocks(blocks: tuple[BlockRuns, ...]) -> tuple[TransferBlocks, ...]:
 def transfers_screen(body: Transfers, wide: bool) -> Part:
     """One transfer a line, newest first; code and cause stand there as soon as one is a miss."""
     causes = wide or any(transfer.cause or transfer.code for transfer in body.transfers)
-    headers = ["STARTED", "REQUEST", "FROM", "TO", "STATE", "BYTES", "TIME", "RATE"]
-    if wide:
-        headers += ["SEQ", "TRANSFER", "BACKEND", "MODE", "TOKENS", "COPIES", "STAGES", "CHECKSUM"]
-    if causes:
-        headers += ["CODE", "CAUSE"]
-    rows: list[list[Cell]] = []
-    for transfer in body.transfers:
-        row: list[Cell] = [
-            clock(transfer.started),
-            transfer.request_id,
-            transfer.remote_engine,
-            f"{transfer.local_engine}/{transfer.local_rank}",
-            state(transfer.state),
-            size(transfer.bytes),
-            span(transfer.seconds),
-            rate(transfer.bytes_per_second),
-        ]
-        if wide:
-            row += [
-                str(transfer.seq),
-                transfer.transfer_id,
-                transfer.backend,
-                transfer.mode,
-                str(transfer.tokens),
-                f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}",
-                stages(transfer),
-                transfer.checksum.state or "-",
-            ]
-        if causes:
-            row += [transfer.code or "-", transfer.cause or "-"]
-        rows.append(row)
-    return TextTable(headers, rows, right="BYTES TIME RATE SEQ TOKENS COPIES")
+    return table(
+        body.transfers,
+        Column("STARTED", lambda t: clock(t.started)),
+        Column("REQUEST", lambda t: t.request_id),
+        Column("FROM", lambda t: t.remote_engine),
+        Column("TO", lambda t: f"{t.local_engine}/{t.local_rank}"),
+        Column("STATE", lambda t: state(t.state)),
+        number("BYTES", lambda t: size(t.bytes)),
+        number("TIME", lambda t: span(t.seconds)),
+        number("RATE", lambda t: rate(t.bytes_per_second)),
+        number("SEQ", lambda t: t.seq, wide),
+        Column("TRANSFER", lambda t: t.transfer_id, wide),
+        Column("BACKEND", lambda t: t.backend, wide),
+        Column("MODE", lambda t: t.mode, wide),
+        number("TOKENS", lambda t: t.tokens, wide),
+        number("COPIES", copies, wide),
+        Column("STAGES", stages, wide),
+        Column("CHECKSUM", lambda t: t.checksum.state or "-", wide),
+        Column("CODE", lambda t: t.code or "-", causes),
+        Column("CAUSE", lambda t: t.cause or "-", causes),
+    )
+
+
+def copies(transfer: TransferDocument) -> str:
+    """``4/96``: copies after coalescing and before; a dash where the first is not known."""
+    return f"{transfer.coalesced_descriptors or '-'}/{transfer.descriptors}"
 
 
 def stages(transfer: TransferDocument) -> str:
     """``queued 1.20 ms, wire 8.00 ms``: the stages that took any time, in order."""
-    return (
-        ", ".join(f"{name} {span(seconds)}" for name, seconds in transfer.stages.items() if seconds > 0)
-        or "-"
-    )
+    took = (f"{name} {span(seconds)}" for name, seconds in transfer.stages.items() if seconds > 0)
+    return ", ".join(took) or "-"
 
 
 VIEWS = (View(Transfers, transfers_screen, "transfers", TransferDocument),)

@@ -11,7 +11,7 @@ from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.ledger.statistics import moving, quantile
 from kvctl.views.registry import View
-from kvctl.views.screen import Part, TextTable
+from kvctl.views.screen import Column, Part, number, table
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
 
 GROUPINGS: dict[str, Callable[[TransferRecord], str]] = {
@@ -84,23 +84,19 @@ def _group(key: str, rows: list[LedgerRow]) -> TransferGroup:
 
 def transfer_groups_screen(body: TransferGroups, wide: bool) -> Part:  # noqa: ARG001 (as all screens)
     """One group a line, most transfers first; a line below says when there were more than were looked at."""
-    headers = [body.by.upper(), "TRANSFERS", "MISSES", "BYTES", "P50", "P99", "RATE"]
-    rows = [
-        [
-            group.key,
-            str(group.transfers),
-            str(group.misses),
-            size(group.bytes),
-            span(group.seconds_p50),
-            span(group.seconds_p99),
-            rate(group.bytes_per_second),
-        ]
-        for group in body.groups
-    ]
-    table = TextTable(headers, rows, right="TRANSFERS MISSES BYTES P50 P99 RATE")
+    counted = table(
+        body.groups,
+        Column(body.by.upper(), lambda group: group.key),
+        number("TRANSFERS", lambda group: group.transfers),
+        number("MISSES", lambda group: group.misses),
+        number("BYTES", lambda group: size(group.bytes)),
+        number("P50", lambda group: span(group.seconds_p50)),
+        number("P99", lambda group: span(group.seconds_p99)),
+        number("RATE", lambda group: rate(group.bytes_per_second)),
+    )
     if not body.more:
-        return table
-    return [table, "", f"the newest {body.counted} of {body.total}; --last looks at more"]
+        return counted
+    return [counted, "", f"the newest {body.counted} of {body.total}; --last looks at more"]
 
 
 VIEWS = (View(TransferGroups, transfer_groups_screen, "groups", TransferGroup),)

@@ -11,8 +11,8 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Cell, Part, Styled, TextTable, facts, spaced, state
-from kvctl.views.transfers.document import TransferBlocks, TransferDocument, transfer_document
+from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, spaced, state, table
+from kvctl.views.transfers.document import TransferBlocks, TransferDocument, copies, transfer_document
 from kvd.wire.transfer import LedgerRow, TransferRecord, TransferState
 
 
@@ -176,23 +176,21 @@ def _generations(body: WholeTransfer) -> tuple[str, str]:
 
 
 def _figures(parts: tuple[TransferDocument, ...]) -> Part:
-    headers = ["RANK", "READS", "STATE", "BACKEND", "BYTES", "RATE", "COPIES", "BLOCKS", "TRIES", "CAUSE"]
-    rows: list[list[Cell]] = [
-        [
-            part.local_rank,
-            " ".join(part.remote_ranks) or "-",
-            state(part.state),
-            part.backend,
-            size(part.bytes),
-            rate(part.bytes_per_second),
-            f"{part.coalesced_descriptors or '-'}/{part.descriptors}",
-            " ".join(f"g{share.group}:{share.blocks}" for share in part.groups) or "-",
-            str(part.attempts),
-            part.cause or "-",
-        ]
-        for part in parts
-    ]
-    return TextTable(headers, rows, right="BYTES RATE COPIES TRIES")
+    return table(
+        parts,
+        Column("RANK", lambda part: part.local_rank),
+        Column("READS", lambda part: " ".join(part.remote_ranks) or "-"),
+        Column("STATE", lambda part: state(part.state)),
+        Column("BACKEND", lambda part: part.backend),
+        number("BYTES", lambda part: size(part.bytes)),
+        number("RATE", lambda part: rate(part.bytes_per_second)),
+        number("COPIES", copies),
+        Column(
+            "BLOCKS", lambda part: " ".join(f"g{share.group}:{share.blocks}" for share in part.groups) or "-"
+        ),
+        number("TRIES", lambda part: part.attempts),
+        Column("CAUSE", lambda part: part.cause or "-"),
+    )
 
 
 def _checksums(parts: tuple[TransferDocument, ...]) -> Part:
@@ -207,7 +205,7 @@ def _checksums(parts: tuple[TransferDocument, ...]) -> Part:
             rows.append([part.local_rank, what, f"g{group.group}", layers, time, group.differs or "-"])
         if found.state and not found.groups:
             rows.append([part.local_rank, found.state, "-", "-", time, found.why or "-"])
-    return TextTable(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, right="LAYERS TIME")
+    return TextTable(["RANK", "CHECKSUM", "GROUP", "LAYERS", "TIME", "WHAT"], rows, ["LAYERS", "TIME"])
 
 
 def _blocks(parts: tuple[TransferDocument, ...]) -> Part:
@@ -217,7 +215,7 @@ def _blocks(parts: tuple[TransferDocument, ...]) -> Part:
         for side, lists in (("local", part.local_blocks), ("remote", part.remote_blocks))
         for blocks in lists
     ]
-    return TextTable(["RANK", "SIDE", "GROUP", "FIRST", "IDS"], rows, right="FIRST")
+    return TextTable(["RANK", "SIDE", "GROUP", "FIRST", "IDS"], rows, ["FIRST"])
 
 
 def _runs(blocks: TransferBlocks) -> str:
