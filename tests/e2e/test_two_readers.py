@@ -155,7 +155,7 @@ def test_a_decoder_whose_kvd_is_away_reads_nothing_that_another_may_release(trio
     right = trio.right(prompt)
     params = trio.prefilled(prompt)
     host = trio.hosts[2]
-    workers, endpoint = trio.two.pids().workers, host.endpoint()
+    workers, endpoint = engine_pids(trio.two).workers, host.endpoint()
     host.process.kill()
     host.process.wait()
     with halted(workers):
