@@ -42,6 +42,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, engine_id, engines, transfer_c
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import two_hosts
+from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halt, halted
 from tests.support.tiny_models import MODELS, write_model
@@ -330,7 +331,7 @@ def spec(folder: Path, way: str, role: str, model: str) -> EngineSpec:
 
 def _forget(engine: EngineProcess) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
-    while not engine.reset_prefix_cache():
+    while not reset_prefix_cache(engine):
         if time.monotonic() > deadline:
             raise SystemExit("the decoder holds blocks of requests that are over")
         time.sleep(0.05)

@@ -27,6 +27,7 @@ from typing import Any, TypeVar, cast
 from kvctl.demo.deployment import Deployment, deploy, engine_id
 from kvctl.demo.engine_spec import EngineSpec
 from kvd.wire.order import MISS_ENDS, ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.standstill import watching
 from tests.support.tiny_models import MODELS, write_model
 
@@ -66,7 +67,7 @@ def storm(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         references = _together(options, prompts, lambda prompt: _references(engines, prompt))
         _forget(engines)
         referred = time.monotonic()
-        blocks = engines.decode.metrics().free_blocks
+        blocks = engine_metrics(engines.decode).free_blocks
         plan = cast("ForcePlan", engines.decode_host.ask(_order(options, engines)))
         with watching(0.5) as stood_still:
             answers = _together(
@@ -76,7 +77,7 @@ def storm(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         forced = _followed(engines, plan.order_id)
         free_again = _forget(engines)
         engines.decode.submit(prompts[0], 1).result(ANSWER_SECONDS)  # its last step shows what is held
-        last = engines.decode.metrics()
+        last = engine_metrics(engines.decode)
     decoded = [answer.decoded for answer in answers]
     right = [one.token_ids in both for one, both in zip(decoded, references, strict=True)]
     recovered = sorted((m for m in forced.misses if m.state == "recovered"), key=_seconds)
@@ -148,7 +149,7 @@ def _followed(engines: Deployment, order_id: str) -> ForcedMisses:
 def _forget(engines: Deployment) -> bool:
     """Whether both engines hold no block any more, waited for; empties their prefix caches."""
     deadline = time.monotonic() + 60.0
-    while not all(engine.reset_prefix_cache() for engine in (engines.prefill, engines.decode)):
+    while not all(reset_prefix_cache(engine) for engine in (engines.prefill, engines.decode)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -9,20 +9,21 @@ from benchmarks.gpu.asking import Asked, Mode, Question, alone, ask, question, r
 from benchmarks.gpu.fleet import Pair
 from benchmarks.gpu.report import Report
 from kvd.wire.transfer import TransferRecord
+from tests.support.engine_calls import ask_workers
 
 
 def watch(pair: Pair) -> None:
     """Have both engines note the blocks of what they load and push."""
     for engine in pair.engines:
-        engine.ask_workers("kvb_watch", True)
+        ask_workers(engine, "kvb_watch", True)
 
 
 def check(report: Report, pair: Pair, mode: Mode, tokens: int, answer: int) -> bool:
     """One request: sums of every layer on both sides, and the answer beside the decoder's own; whether bytes agree."""
     asks = question(pair, tokens, answer)
-    pair.decode.ask_workers("kvb_loads")  # forgets those before
+    ask_workers(pair.decode, "kvb_loads")  # forgets those before
     asked = ask(pair, mode, asks.prompt, answer)
-    loads = [one for worker in pair.decode.ask_workers("kvb_loads") for one in worker]
+    loads = [one for worker in ask_workers(pair.decode, "kvb_loads") for one in worker]
     found = records(pair, asked.handed_over, pair.spec.tp[1]) if asked.handed_over else []
     compared = compare(pair, mode, asked, loads) if loads else {"equal": False, "why": "nothing was loaded"}
     report.note(
@@ -45,7 +46,7 @@ def about(pair: Pair, mode: str, tokens: int) -> dict[str, Any]:
     """What every result of a pair says of it."""
     spec = pair.spec
     if pair.joined is None:
-        pair.joined = any(pair.decode.ask_workers("kvb_joined"))
+        pair.joined = any(ask_workers(pair.decode, "kvb_joined"))
     return {
         "kind": spec.kind,
         "way": spec.way,
@@ -94,7 +95,7 @@ def compare(pair: Pair, mode: Mode, asked: Asked, loads: list[dict[str, Any]]) -
     if not blocks:
         return {"equal": False, "why": "the prefiller's blocks are not known"}
     there: dict[tuple[str, int], int] = {}
-    for sums in pair.prefill.ask_workers("kvb_sums", blocks, spans):
+    for sums in ask_workers(pair.prefill, "kvb_sums", blocks, spans):
         there |= _flat(sums)
     here: dict[tuple[str, int], int] = {}
     unlike: set[str] = set()
@@ -118,7 +119,7 @@ def compare(pair: Pair, mode: Mode, asked: Asked, loads: list[dict[str, Any]]) -
 def _prefilled_blocks(pair: Pair, mode: Mode, asked: Asked, spans: dict[str, Any]) -> dict[str, Any]:
     """The prefiller's blocks by group, of the groups that were loaded."""
     if mode == "push":
-        blocks: dict[str, Any] = pair.prefill.ask_workers("kvb_pushed", asked.handed_over)[0]
+        blocks: dict[str, Any] = ask_workers(pair.prefill, "kvb_pushed", asked.handed_over)[0]
     else:
         lists = zip(asked.params["kvd_first_blocks"], asked.params["remote_block_ids"], strict=True)
         blocks = {str(g): [first, list(ids)] for g, (first, ids) in enumerate(lists)}

@@ -105,7 +105,7 @@ def _judge(
         **about(pair, "pull", len(asks.prompt)),
         fault=what,
         right=right,
-        alive=pair.decode.alive() and not own.error,
+        alive=engine_pids(pair.decode).host is not None and not own.error,
         first_difference=whole,
         first_difference_in_pieces=pieces,
         equals_prefiller_in_pieces=there,

@@ -1,7 +1,7 @@
 """What the workers of measured engines can be asked for besides: sums of KV blocks, and what stock connectors counted.
 
 vLLM makes `Measured` a base of its worker class (`worker_extension_cls`); methods are called by
-`EngineProcess.ask_workers`. Nothing here costs a step anything until `kvb_watch` was called.
+`ask_workers`. Nothing here costs a step anything until `kvb_watch` was called.
 """
 
 from __future__ import annotations

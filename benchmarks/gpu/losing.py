@@ -7,6 +7,7 @@ from collections.abc import Callable
 from benchmarks.gpu.fleet import Fleet, Pair
 from kvctl.processes.errors import EngineError
 from kvd.client.errors import ClientError
+from tests.support.engine_calls import ask_workers
 
 MOST_WAITS = 2
 ANSWERS_SECONDS = 5.0
@@ -38,7 +39,7 @@ def answers(pair: Pair) -> bool:
     """Whether both engines still answer."""
     try:
         for engine in pair.engines:
-            engine.ask_workers("kvb_answer", timeout=ANSWERS_SECONDS)
+            ask_workers(engine, "kvb_answer", timeout=ANSWERS_SECONDS)
     except (EngineError, TimeoutError, RuntimeError):
         return False
     return True

@@ -19,6 +19,7 @@ from benchmarks.gpu.fleet import FIRST_RUNNER, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.losing import tried
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.models import prompt
+from tests.support.engine_calls import ask_workers
 
 LENGTHS = {"cuda": (20, 150, 500, 1000, 4097), "cpu": (20, 150, 333)}
 """Tokens of the prompts: none ends on the edge of a block."""
@@ -93,7 +94,7 @@ def every_direction(fleet: Fleet, pair: Pair) -> list[str]:
     def prepare() -> None:
         watch(pair)
         for engine in pair.engines:
-            engine.ask_workers("kvb_watch_choices")
+            ask_workers(engine, "kvb_watch_choices")
         for tokens in lengths:
             known[tokens] = {pair.ids[0]: _alone(fleet, pair.prefill, tokens)}
             known[tokens][pair.ids[1]] = _alone(fleet, pair.decode, tokens)
@@ -106,7 +107,7 @@ def every_direction(fleet: Fleet, pair: Pair) -> list[str]:
     for one in (pair, pair.turned()):
         direction = "{} to {}".format(*one.spec.tp)
         # What this engine was poisoned with as a decoder must not be prefilled into and handed over.
-        tried(fleet, pair, "clean", functools.partial(one.prefill.ask_workers, "kvb_fill", False))
+        tried(fleet, pair, "clean", functools.partial(ask_workers, one.prefill, "kvb_fill", False))
         works: list[tuple[Mode, int, bool]] = [(mode, tokens, True) for tokens in lengths for mode in modes]
         works += [(mode, tokens, False) for tokens in lengths[:UNZEROED] for mode in modes]
         for mode, tokens, zeroing in works:
@@ -121,16 +122,16 @@ def _one(
     fleet: Fleet, pair: Pair, mode: Mode, tokens: int, known: Mapping[str, Said], *, zeroing: bool
 ) -> bool:
     """One load into poisoned memory; whether it was as it must be. Without zeroing nothing must be."""
-    switched = all(pair.decode.ask_workers("kvb_zeroing", zeroing))
-    pair.decode.ask_workers("kvb_fill", True)
+    switched = all(ask_workers(pair.decode, "kvb_zeroing", zeroing))
+    ask_workers(pair.decode, "kvb_fill", True)
     control = None
     if zeroing and mode == "pull":
         control = _alone(fleet, pair.decode, tokens)
-        pair.decode.ask_workers("kvb_fill", True)
-    pair.decode.ask_workers("kvb_loads")
-    pair.decode.ask_workers("kvb_choices")
+        ask_workers(pair.decode, "kvb_fill", True)
+    ask_workers(pair.decode, "kvb_loads")
+    ask_workers(pair.decode, "kvb_choices")
     asked = ask(pair, mode, text(tokens), fleet.sizes.answer)
-    loads = [one for worker in pair.decode.ask_workers("kvb_loads") for one in worker]
+    loads = [one for worker in ask_workers(pair.decode, "kvb_loads") for one in worker]
     got = Said(asked.decoded.token_ids, _choices(pair.decode, fleet.sizes.answer), asked.error)
     compared = compare(pair, mode, asked, loads) if loads else {"equal": False, "why": "nothing was loaded"}
     left = [load["leftover"] for load in loads]
@@ -169,7 +170,7 @@ def text(tokens: int) -> list[int]:
 
 def _alone(fleet: Fleet, engine: EngineProcess, tokens: int) -> Said:
     """What an engine answers to that prompt, nothing loaded, the last token computed as a step of its own."""
-    engine.ask_workers("kvb_choices")
+    ask_workers(engine, "kvb_choices")
     answer = engine.submit_alone(text(tokens), fleet.sizes.answer).result(ANSWER_SECONDS)
     if not answer.error and answer.token_ids[:1] != tuple(text(tokens)[-1:]):
         raise RuntimeError(f"the engine said {answer.token_ids[:1]} first, not the prompt's last token")
@@ -178,7 +179,7 @@ def _alone(fleet: Fleet, engine: EngineProcess, tokens: int) -> Said:
 
 def _choices(engine: EngineProcess, answer: int) -> tuple[tuple[int, float, bool], ...]:
     """Of the last ``answer`` steps, by whichever worker sees logits."""
-    found: Sequence[Any] = next((worker for worker in engine.ask_workers("kvb_choices") if worker), [])
+    found: Sequence[Any] = next((worker for worker in ask_workers(engine, "kvb_choices") if worker), [])
     return tuple((token, gap, bad) for token, gap, bad in found[-answer:])
 
 
@@ -233,5 +234,5 @@ def clarity(
 
 def _block(engine: EngineProcess) -> int:
     """Tokens in a block of the engine's attention."""
-    groups = engine.ask_workers("kvb_geometry")[0]
+    groups = ask_workers(engine, "kvb_geometry")[0]
     return next((int(g["block_size"]) for g in groups if g["kind"] != "mamba"), 0)

@@ -10,6 +10,7 @@ from benchmarks.gpu.asking import Mode, ask, fresh, records
 from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import Fleet, Pair
 from benchmarks.gpu.losing import tried
+from tests.support.engine_calls import ask_workers
 
 
 def overlap(fleet: Fleet, running: Sequence[Pair], rounds: int) -> None:
@@ -27,17 +28,17 @@ def overlap(fleet: Fleet, running: Sequence[Pair], rounds: int) -> None:
 
 def _watch(pair: Pair) -> None:
     for engine in pair.engines:
-        engine.ask_workers("kvb_watch", False)
-        engine.ask_workers("kvb_watch_moves")
+        ask_workers(engine, "kvb_watch", False)
+        ask_workers(engine, "kvb_watch_moves")
 
 
 def _once(fleet: Fleet, pair: Pair, mode: Mode, note: str) -> None:
     for engine in pair.engines:
-        engine.ask_workers("kvb_moves")
-    pair.decode.ask_workers("kvb_loads")
+        ask_workers(engine, "kvb_moves")
+    ask_workers(pair.decode, "kvb_loads")
     asked = ask(pair, mode, fresh(fleet.sizes.long), 1)
-    moves = [one for engine in pair.engines for worker in engine.ask_workers("kvb_moves") for one in worker]
-    loads = [one for worker in pair.decode.ask_workers("kvb_loads") for one in worker]
+    moves = [one for engine in pair.engines for worker in ask_workers(engine, "kvb_moves") for one in worker]
+    loads = [one for worker in ask_workers(pair.decode, "kvb_loads") for one in worker]
     fleet.report.note(
         "overlap",
         **about(pair, mode, fleet.sizes.long),

@@ -12,6 +12,7 @@ from benchmarks.gpu.correctness import about, record_fields
 from benchmarks.gpu.fleet import STOCK, Fleet, Pair
 from benchmarks.gpu.losing import tried
 from kvd.wire.handshake import GetPeer
+from tests.support.engine_calls import ask_workers
 
 CONNECT_SECONDS = 15.0
 WARM_PROMPTS = 10
@@ -29,7 +30,7 @@ def _warm(fleet: Fleet, pair: Pair, lengths: Sequence[int]) -> None:
             engine.submit(fresh(tokens), 2).result(60.0)
     if pair.spec.way in STOCK:
         for engine in pair.engines:
-            engine.ask_workers("kvb_watch_stock")
+            ask_workers(engine, "kvb_watch_stock")
     fleet.report.say(f"{pair.spec.name}: warm")
 
 
@@ -79,7 +80,7 @@ def introduce(fleet: Fleet, pair: Pair) -> None:
             )
         )
     until = time.monotonic() + CONNECT_SECONDS
-    while not all(pair.decode.ask_workers("kvb_connected", pair.ids[0])):
+    while not all(ask_workers(pair.decode, "kvb_connected", pair.ids[0])):
         if time.monotonic() > until:
             fleet.report.say(f"{pair.spec.name}: introduced, but not connected within {CONNECT_SECONDS:g} s")
             return
@@ -120,7 +121,7 @@ def _stock_counts(pair: Pair) -> dict[str, Any]:
     """What the stock connector counted on either side since the last question: the moving side has numbers."""
     found: dict[str, Any] = {}
     for engine in pair.engines:
-        for worker in engine.ask_workers("kvb_stock_stats"):
+        for worker in ask_workers(engine, "kvb_stock_stats"):
             for name, values in worker.items():
                 found.setdefault(name, []).extend(values)
     return {name: values for name, values in found.items() if values}

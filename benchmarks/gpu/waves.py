@@ -18,6 +18,7 @@ from benchmarks.gpu.fleet import STOCK, Fleet, Pair, PairSpec, begin_pair
 from benchmarks.gpu.models import write
 from kvctl.demo.deployment import Start, engines
 from kvctl.processes.errors import EngineError, EngineTimeout
+from tests.support.engine_calls import ask_workers
 
 START_SECONDS = 240.0
 STOP_SECONDS = 4.0
@@ -203,7 +204,7 @@ def _take_up(fleet: Fleet, one: _Going, ending: ThreadPoolExecutor) -> None:
 def _up(fleet: Fleet, pair: Pair) -> None:
     seconds = round(time.monotonic() - pair.began, 1)
     ours = pair.spec.way not in (*STOCK, "none")
-    geometry = pair.decode.ask_workers("kvb_geometry")[0] if ours else []
+    geometry = ask_workers(pair.decode, "kvb_geometry")[0] if ours else []
     fleet.report.note("started", pair=pair.spec.name, seconds=seconds, geometry=geometry)
     fleet.report.say(f"{pair.spec.name} is up after {seconds} s")
 

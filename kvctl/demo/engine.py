@@ -27,7 +27,6 @@ from kvctl.processes.errors import EngineGone, EngineStartFailed, EngineTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
 # A Unix socket's path may have 107 bytes. vLLM appends a UUID to its folder (37), Python's multiprocessing two names.
 LONGEST_SOCKET_FOLDER = 60
@@ -41,7 +40,6 @@ class Answer:
     Attributes:
         request_id: the id the request was submitted under.
         token_ids: the generated tokens; fewer than asked for when the request was aborted or failed.
-        text_length: characters of the generated text.
         kv_transfer_params: what the connector wants handed to the next engine, or None.
         num_cached_tokens: prompt tokens that were not computed here (prefix cache or transfer), or None.
         finish_reason: `length`, `abort`, `error`, or None when the request raised.
@@ -52,7 +50,6 @@ class Answer:
 
     request_id: str
     token_ids: tuple[int, ...]
-    text_length: int
     kv_transfer_params: Mapping[str, Any] | None
     num_cached_tokens: int | None
     finish_reason: str | None
@@ -61,33 +58,8 @@ class Answer:
     error: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineMetrics:
-    """Counters and gauges of an engine, as of its last step.
-
-    Attributes:
-        values: every vLLM counter and gauge by name (`vllm:external_prefix_cache_hits`, ...), summed over labels.
-        num_blocks: KV blocks in the cache, the reserved one not counted.
-        free_blocks: blocks that no request held at the last step; blocks freed since then are not counted yet.
-    """
-
-    values: Mapping[str, float]
-    num_blocks: int
-    free_blocks: int
-
-    @property
-    def external_queries(self) -> int:
-        """Tokens that the scheduler asked the connector for."""
-        return int(self.values.get("vllm:external_prefix_cache_queries", 0))
-
-    @property
-    def external_hits(self) -> int:
-        """Tokens that the connector said it would bring."""
-        return int(self.values.get("vllm:external_prefix_cache_hits", 0))
-
-
 class EngineProcess:
-    """A running engine; made by `start`, ended by `stop` or by leaving its `with` block.
+    """A running engine; made by `start`, ended by `stop`.
 
     All methods may be called from any thread.
     """
@@ -164,25 +136,28 @@ class EngineProcess:
         kv_transfer_params: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         first_token: int | None = None,
-        adapter: Path | None = None,
     ) -> Future[Answer]:
         """Send a prompt for greedy decoding of exactly `max_tokens` tokens, the first of which may be given.
-
-        With the LoRA `adapter` in that folder, where the engine takes any.
 
         The future raises EngineGone when the engine dies first; a request that fails alone gives an Answer with
         `error` set.
         """
         name = request_id or f"request-{next(self._numbers)}"
-        return self._call(
+        return self._ask(
             name,
             do="submit",
             prompt_token_ids=list(prompt_token_ids),
             max_tokens=max_tokens,
             kv_transfer_params=None if kv_transfer_params is None else dict(kv_transfer_params),
             first_token=first_token,
-            adapter=None if adapter is None else str(adapter),
         )
+
+    def call(self, function: str, *arguments: Any) -> Future[Any]:
+        """Run the coroutine function `MODULE:NAME` in the engine's host, on vLLM's engine and these arguments.
+
+        Arguments and answer are what JSON takes. What it raises is a RuntimeError of the future, with its words.
+        """
+        return self._ask(f"call-{next(self._numbers)}", do="call", function=function, arguments=arguments)
 
     def submit_alone(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Future[Answer]:
         """Ask for the same as `submit`, computed in the pieces of a hand-over; needs `forced_first_tokens`.
@@ -192,44 +167,10 @@ class EngineProcess:
         *most, last = prompt_token_ids
         return self.submit(most, max_tokens + 1, first_token=last)
 
-    def abort(self, request_id: str) -> None:
-        """Give up a request; its future ends with finish reason `abort`."""
-        self._send({"do": "abort", "id": request_id})
-
-    def metrics(self, timeout: float = 30.0) -> EngineMetrics:
-        """Read the engine's metrics, as of its last step."""
-        answer: EngineMetrics = self._call(f"metrics-{next(self._numbers)}", do="metrics").result(timeout)
-        return answer
-
-    def reset_prefix_cache(self, timeout: float = 30.0) -> bool:
-        """Forget all cached blocks; False (and nothing forgotten) while any block is still held by a request.
-
-        On an idle engine this is also the sharpest test for leaked blocks, since it asks the scheduler itself.
-        """
-        answer: bool = self._call(f"reset-{next(self._numbers)}", do="reset_prefix_cache").result(timeout)
-        return answer
-
-    def ask_workers(self, method: str, *arguments: Any, timeout: float = 30.0) -> list[Any]:
-        """Call a method of every worker (`worker_extension_cls` adds some); their answers, by rank.
-
-        Raises:
-            RuntimeError: a worker raised; the message is vLLM's.
-        """
-        name = f"workers-{next(self._numbers)}"
-        found = self._call(name, do="workers", method=method, arguments=arguments).result(timeout)
-        if found["error"]:
-            raise RuntimeError(found["error"])
-        answers: list[Any] = found["answers"]
-        return answers
-
     @property
     def guardian(self) -> int:
         """The process above all others of this engine; it ends them when this one ends."""
         return self._process.pid
-
-    def alive(self) -> bool:
-        """Whether the process tree still runs."""
-        return self._process.poll() is None
 
     def stop(self, timeout: float = 20.0) -> None:
         """End the engine: in order if it manages within `timeout` seconds, else by force. Nothing of it remains."""
@@ -248,17 +189,7 @@ class EngineProcess:
         with contextlib.suppress(OSError):
             self._commands.close()
 
-    def __enter__(self) -> Self:
-        """Return the engine itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop the engine; after an exception there is no point in waiting long."""
-        self.stop(20.0 if error is None else 2.0)
-
-    def _call(self, name: str, **command: Any) -> Future[Any]:
+    def _ask(self, name: str, **command: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self._lock:
             if name in self._pending:
@@ -312,8 +243,8 @@ class EngineProcess:
         if kind == "answer":
             event["token_ids"] = tuple(event["token_ids"])
             future.set_result(Answer(**event))
-        elif kind == "metrics":
-            future.set_result(EngineMetrics(**event))
+        elif event["error"]:
+            future.set_exception(RuntimeError(event["error"]))
         else:
             future.set_result(event["value"])
 

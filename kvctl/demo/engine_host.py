@@ -11,13 +11,13 @@ import asyncio
 import contextlib
 import json
 import os
+import pkgutil
 import select
 import shutil
 import signal
 import sys
 import time
 import traceback
-import zlib
 from typing import Any
 
 from kvctl.processes.tied import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
@@ -99,80 +99,58 @@ class Host:
     async def _serve(self, command: Message) -> None:
         match command["do"]:
             case "submit":
-                self._say(event="answer", id=command["id"], **await self._answer(command))
-            case "abort":
-                await self._engine.abort(command["id"])
-            case "metrics":
-                self._say(event="metrics", id=command["id"], **self._metrics())
-            case "workers":
-                self._say(event="value", id=command["id"], value=await self._workers(command))
-            case "reset_prefix_cache":
-                self._say(event="value", id=command["id"], value=await self._engine.reset_prefix_cache())
+                self._say(event="answer", id=command["id"], **await answer(self._engine, command))
+            case "call":
+                self._say(event="value", id=command["id"], **await self._called(command))
 
-    async def _answer(self, command: Message) -> Message:
-        """Run one request to its end; what goes wrong with it alone is part of the answer."""
-        from vllm import SamplingParams
-
-        extra = {"kv_transfer_params": command["kv_transfer_params"], "first_token": command["first_token"]}
-        sampling = SamplingParams(
-            temperature=0.0,
-            max_tokens=command["max_tokens"],
-            ignore_eos=True,
-            extra_args={name: value for name, value in extra.items() if value is not None} or None,
-        )
-        begun = time.monotonic()
-        first: float | None = None
-        last: Any = None
-        error = ""
+    async def _called(self, command: Message) -> Message:
+        """What a function of any module gives for the engine."""
         try:
-            prompt = {"prompt_token_ids": command["prompt_token_ids"]}
-            generate = self._engine.generate
-            async for output in generate(
-                prompt, sampling, command["id"], lora_request=_lora(command["adapter"])
-            ):
-                last = output
-                if first is None and output.outputs[0].token_ids:
-                    first = time.monotonic() - begun
-        except Exception as raised:  # noqa: BLE001 - any failure of a request is its answer
-            error = f"{type(raised).__name__}: {raised}"
-        completion = last.outputs[0] if last is not None else None
-        if completion is not None and completion.finish_reason == "error":
-            error = error or "the engine ended the request with an error"
-        return {
-            "request_id": command["id"],
-            "token_ids": list(completion.token_ids) if completion is not None else [],
-            "text_length": len(completion.text) if completion is not None else 0,
-            "kv_transfer_params": last.kv_transfer_params if last is not None else None,
-            "num_cached_tokens": last.num_cached_tokens if last is not None else None,
-            "finish_reason": completion.finish_reason if completion is not None else None,
-            "first_token_seconds": first,
-            "total_seconds": time.monotonic() - begun,
-            "error": error,
-        }
-
-    async def _workers(self, command: Message) -> Message:
-        """What the workers' own method said."""
-        try:
-            answers = await self._engine.collective_rpc(command["method"], args=tuple(command["arguments"]))
+            function = pkgutil.resolve_name(command["function"])
+            return {"error": "", "value": await function(self._engine, *command["arguments"])}
         except Exception as raised:  # noqa: BLE001 - the asker is told
-            return {"error": f"{type(raised).__name__}: {raised}", "answers": []}
-        return {"error": "", "answers": answers}
-
-    def _metrics(self) -> Message:
-        from vllm.v1.metrics.reader import get_metrics_snapshot
-
-        values: dict[str, float] = {}
-        for metric in get_metrics_snapshot():
-            value = getattr(metric, "value", None)
-            if value is not None:
-                values[metric.name] = values.get(metric.name, 0.0) + value
-        # vLLM reserves one block and reports the share of the others that is in use.
-        blocks = self._engine.vllm_config.cache_config.num_gpu_blocks - 1
-        free = round(blocks * (1.0 - values.get("vllm:kv_cache_usage_perc", 0.0)))
-        return {"values": values, "num_blocks": blocks, "free_blocks": free}
+            return {"error": f"{type(raised).__name__}: {raised}"}
 
     def _say(self, **message: Any) -> None:
         self._events.write(json.dumps(message) + "\n")
+
+
+async def answer(engine: Any, command: Message, lora: Any = None) -> Message:
+    """Run one request to its end, with a LoRARequest if any; what goes wrong with it alone is part of the answer."""
+    from vllm import SamplingParams
+
+    extra = {"kv_transfer_params": command["kv_transfer_params"], "first_token": command["first_token"]}
+    sampling = SamplingParams(
+        temperature=0.0,
+        max_tokens=command["max_tokens"],
+        ignore_eos=True,
+        extra_args={name: value for name, value in extra.items() if value is not None} or None,
+    )
+    begun = time.monotonic()
+    first: float | None = None
+    last: Any = None
+    error = ""
+    try:
+        prompt = {"prompt_token_ids": command["prompt_token_ids"]}
+        async for output in engine.generate(prompt, sampling, command["id"], lora_request=lora):
+            last = output
+            if first is None and output.outputs[0].token_ids:
+                first = time.monotonic() - begun
+    except Exception as raised:  # noqa: BLE001 - any failure of a request is its answer
+        error = f"{type(raised).__name__}: {raised}"
+    completion = last.outputs[0] if last is not None else None
+    if completion is not None and completion.finish_reason == "error":
+        error = error or "the engine ended the request with an error"
+    return {
+        "request_id": command["id"],
+        "token_ids": list(completion.token_ids) if completion is not None else [],
+        "kv_transfer_params": last.kv_transfer_params if last is not None else None,
+        "num_cached_tokens": last.num_cached_tokens if last is not None else None,
+        "finish_reason": completion.finish_reason if completion is not None else None,
+        "first_token_seconds": first,
+        "total_seconds": time.monotonic() - begun,
+        "error": error,
+    }
 
 
 def make_engine(arguments: Message) -> Any:
@@ -192,15 +170,6 @@ def make_engine(arguments: Message) -> Any:
     # a few cores, that kept all others off them for seconds (docs/connector.md). Without it they sleep for an instant.
     utils.USE_SCHED_YIELD = False
     return AsyncLLM.from_vllm_config(config)
-
-
-def _lora(adapter: str | None) -> Any:
-    """The adapter in a folder as vLLM wants it named; the number has to be the folder's own."""
-    if adapter is None:
-        return None
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(os.path.basename(adapter), 1 + zlib.crc32(adapter.encode()) % 10_000, adapter)  # noqa: PTH119
 
 
 def _first_line(descriptor: int) -> bytes:

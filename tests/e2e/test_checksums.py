@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kvctl.processes.daemons import Kvd, two_hosts
 from tests.support import overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of
+from tests.support.engine_calls import reset_prefix_cache
 from tests.support.tiny_models import MODELS, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -44,7 +46,7 @@ class Pair:
 
     def forget(self) -> None:
         for engine in (self.engines.prefill, self.engines.decode):
-            wait_for(engine.reset_prefix_cache, 60.0)
+            wait_for(partial(reset_prefix_cache, engine), 60.0)
 
 
 @pytest.fixture(

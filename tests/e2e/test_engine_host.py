@@ -16,6 +16,7 @@ from kvctl.demo.models import prompt
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.tree import shared_memory
 from tests.support.deployments import found_out
+from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache, running_engine
 from tests.support.engine_pids import engine_pids
 from tests.support.tiny_models import write_model
 
@@ -60,7 +61,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(model: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     work = tmp_path_factory.mktemp("engine")
     spec = EngineSpec(model=model, work_dir=work, log_path=work / "log", cache_dir=cache)
-    with EngineProcess.start(spec) as running:
+    with running_engine(spec) as running:
         running.wait_ready()
         pids = engine_pids(running).all
         yield running
@@ -85,12 +86,12 @@ def test_answers_are_deterministic_and_depend_on_an_early_token(engine: EnginePr
 def test_an_aborted_request_ends_early_and_frees_its_blocks(engine: EngineProcess) -> None:
     future = engine.submit(prompt(2, 50), 4000, request_id="long")
     time.sleep(0.3)
-    engine.abort("long")
+    abort(engine, "long")
     answer = future.result(30)
     assert answer.finish_reason == "abort"
     assert len(answer.token_ids) < 4000
     assert engine.submit(prompt(3, 50), 4).result(30).error == ""
-    assert engine.reset_prefix_cache()
+    assert reset_prefix_cache(engine)
 
 
 def test_a_request_that_cannot_be_served_fails_alone(engine: EngineProcess) -> None:
@@ -100,7 +101,7 @@ def test_a_request_that_cannot_be_served_fails_alone(engine: EngineProcess) -> N
 
 def test_metrics_count_blocks(engine: EngineProcess) -> None:
     engine.submit(prompt(5, 50), 4).result(30)
-    metrics = engine.metrics()
+    metrics = engine_metrics(engine)
     assert 0 < metrics.free_blocks <= metrics.num_blocks
     assert metrics.external_queries == metrics.external_hits == 0
 
@@ -108,7 +109,7 @@ def test_metrics_count_blocks(engine: EngineProcess) -> None:
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     log = tmp_path / "log"
     spec = EngineSpec(model=tmp_path / "missing", work_dir=tmp_path / "work", log_path=log)
-    with EngineProcess.start(spec) as broken, pytest.raises(EngineStartFailed, match="missing"):
+    with running_engine(spec) as broken, pytest.raises(EngineStartFailed, match="missing"):
         broken.wait_ready()
 
 

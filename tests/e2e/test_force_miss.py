@@ -11,6 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from kvctl.processes.daemons import Kvd
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
+from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
 
@@ -80,13 +82,13 @@ def computed(deployment: Deployment, prompt: list[int]) -> tuple[int, ...]:
 def forget(deployment: Deployment) -> None:
     """Empty both prefix caches; that works only when no request holds a block."""
     for engine in (deployment.prefill, deployment.decode):
-        wait_for(engine.reset_prefix_cache, 60.0)
+        wait_for(partial(reset_prefix_cache, engine), 60.0)
 
 
 def nothing_is_left(deployment: Deployment) -> None:
     """No request runs or waits, and every block is free."""
     forget(deployment)
-    values = deployment.decode.metrics().values
+    values = engine_metrics(deployment.decode).values
     assert (values["vllm:num_requests_running"], values["vllm:num_requests_waiting"]) == (0, 0)
 
 

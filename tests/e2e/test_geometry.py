@@ -9,13 +9,13 @@ from typing import cast
 import pytest
 
 from kvctl.demo.deployment import transfer_config
-from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.deployments import FLOAT32_STATES, found_out
+from tests.support.engine_calls import running_engine
 from tests.support.started_kvd import start_kvd
 from tests.support.tiny_models import MODELS, write_model
 
@@ -39,7 +39,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
             cache_dir=found_out(folder),
             kv_transfer_config=transfer_config(kvd, "the-engine", "kv_both"),
         )
-        with EngineProcess.start(spec) as engine:
+        with running_engine(spec) as engine:
             engine.wait_ready()
             (row,) = cast("EngineList", kvd.ask(ListEngines(cards=True))).rows
             assert row.card is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.deployments import (
     prompt_of,
     running,
 )
+from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
 from tests.support.tiny_models import MODELS
@@ -62,7 +64,7 @@ class Pair:
 
     def forget(self) -> None:
         """Empty the decoder's prefix cache; that works only when no request holds a block."""
-        wait_for(self.engines.decode.reset_prefix_cache, 60.0)
+        wait_for(partial(reset_prefix_cache, self.engines.decode), 60.0)
 
     def begin(self, prompt: list[int], name: str) -> Future[Answer]:
         """Prefill it, and give it to the decoder."""
@@ -150,7 +152,7 @@ def test_others_are_preempted_while_one_waits_and_all_answers_are_right(pair: Pa
     short = OTHER_TOKENS[pair.model]
     prompt, others = prompt_of(TOKENS, seed=3), [prompt_of(short, seed=10 + n) for n in range(OTHERS)]
     expected = [pair.alone(one) for one in (prompt, *others)]
-    preempted = pair.engines.decode.metrics().values["vllm:num_preemptions"]
+    preempted = engine_metrics(pair.engines.decode).values["vllm:num_preemptions"]
 
     with pair.waiting(prompt, "patient") as decoding:
         answers = [
@@ -159,7 +161,7 @@ def test_others_are_preempted_while_one_waits_and_all_answers_are_right(pair: Pa
         assert not decoding.done()
     answers.insert(0, decoding.result(PATIENCE))
 
-    assert pair.engines.decode.metrics().values["vllm:num_preemptions"] > preempted
+    assert engine_metrics(pair.engines.decode).values["vllm:num_preemptions"] > preempted
     assert [answer.error for answer in answers] == [""] * len(answers)
     exact = MODELS[pair.model].dtype == "float32"  # what is computed again is computed in other pieces
     for answer, right in list(zip(answers, expected, strict=True))[: None if exact else 1]:
@@ -171,7 +173,7 @@ def test_an_abort_while_it_waits_leaves_nothing_and_its_late_bytes_do_no_harm(pa
     prompt, other = prompt_of(TOKENS, seed=4), prompt_of(TOKENS, seed=5)
     expected, name = pair.alone(other), f"aborted-{uuid.uuid4().hex[:6]}"
     with pair.waiting(prompt, name) as decoding:
-        pair.engines.decode.abort(name)
+        abort(pair.engines.decode, name)
         assert decoding.result(PATIENCE).finish_reason == "abort"
         pair.nothing_is_left()  # once none of its bytes can land any more: the prefiller still stands still
         answer = pair.engines.decode.submit(other, ANSWER).result(PATIENCE).token_ids

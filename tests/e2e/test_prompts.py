@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment
 from kvd.wire.transfer import SCHEDULER_RANK, TransferRecord
-from tests.support.adapters import write_adapter
+from tests.support.adapters import answered, write_adapter
 from tests.support.daemons import wait_for
 from tests.support.deployments import (
     counter,
@@ -24,6 +25,7 @@ from tests.support.deployments import (
     running,
     transfers,
 )
+from tests.support.engine_calls import reset_prefix_cache
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -48,11 +50,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def right(engines: Deployment, prompt: list[int], **more: Any) -> tuple[int, ...]:
-    return engines.decode.submit(prompt, ANSWER, **more).result(120).token_ids
+    return answered(engines.decode, prompt, ANSWER, **more).token_ids
 
 
 def prefilled(engines: Deployment, prompt: list[int], **more: Any) -> Mapping[str, Any]:
-    params = engines.prefill.submit(prompt, 1, PREFILL_PARAMS, **more).result(120).kv_transfer_params
+    params = answered(engines.prefill, prompt, 1, PREFILL_PARAMS, **more).kv_transfer_params
     assert params is not None
     leased(engines)
     return params
@@ -61,7 +63,7 @@ def prefilled(engines: Deployment, prompt: list[int], **more: Any) -> Mapping[st
 def decoded(
     engines: Deployment, prompt: list[int], params: Mapping[str, Any], **more: Any
 ) -> tuple[int, ...]:
-    answer = engines.decode.submit(prompt, ANSWER, params, **more).result(120)
+    answer = answered(engines.decode, prompt, ANSWER, params, **more)
     assert answer.error == ""
     return answer.token_ids
 
@@ -81,7 +83,7 @@ def nothing_is_left(engines: Deployment) -> None:
     """No lease, and no block that any request holds: only then can caches be emptied."""
     leased(engines, 0)
     for engine in (engines.prefill, engines.decode):
-        wait_for(engine.reset_prefix_cache, 60.0)
+        wait_for(partial(reset_prefix_cache, engine), 60.0)
 
 
 def test_one_answers_params_serve_its_prompt_and_no_other(engines: Deployment) -> None:

@@ -14,6 +14,7 @@ from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvd.wire.handshake import GetPeer
 from tests.support.deployments import FLOAT32_STATES, prompt_of, transfers_of
+from tests.support.engine_calls import reset_prefix_cache
 from tests.support.tiny_models import MODELS
 
 pytestmark = pytest.mark.e2e
@@ -61,7 +62,7 @@ def introduce(deployment: Deployment) -> None:
 def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = llama.decode.submit(prompt, ANSWER).result(120)
-    assert llama.decode.reset_prefix_cache()
+    assert reset_prefix_cache(llama.decode)
     introduce(llama)
 
     asked = llama.ask(prompt, ANSWER)
@@ -82,7 +83,7 @@ def test_llama_decodes_what_another_engine_prefilled(llama: Deployment, tokens: 
 def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deployment, tokens: int) -> None:
     prompt = prompt_of(tokens)
     alone = gdn.decode.submit_alone(prompt, ANSWER).result(120)
-    assert gdn.decode.reset_prefix_cache()
+    assert reset_prefix_cache(gdn.decode)
 
     asked = gdn.ask(prompt, ANSWER)
 

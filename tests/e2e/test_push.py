@@ -10,12 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 
 from kvctl.demo.deployment import Asked, Deployment
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, counter, handed_over, prompt_of, running
+from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.matrix import ALWAYS, CELLS, Cell
 from tests.support.tiny_models import MODELS
 
@@ -51,7 +53,7 @@ class Pair:
     def forget(self) -> None:
         """Empty both prefix caches; that works only when no request holds a block."""
         for engine in (self.engines.prefill, self.engines.decode):
-            wait_for(engine.reset_prefix_cache, 60.0)
+            wait_for(partial(reset_prefix_cache, engine), 60.0)
 
     def bytes_of(self, asked: Asked) -> int:
         """Bytes that moved for a request; every worker must have all of its part."""
@@ -144,7 +146,7 @@ def test_what_the_decoder_has_is_not_moved_again_and_what_only_the_prefiller_has
     moved = []
     for forgotten in ((), (pair.engines.decode,), (pair.engines.prefill,)):
         for engine in forgotten:
-            wait_for(engine.reset_prefix_cache, 60.0)
+            wait_for(partial(reset_prefix_cache, engine), 60.0)
         asked = at_once(pair.engines, prompt)
         assert asked.decoded.token_ids == expected
         moved.append(pair.bytes_of(asked))
@@ -159,4 +161,4 @@ def test_in_the_end_no_engine_holds_a_block(pair: Pair) -> None:
     asked_together(pair.engines, [prompt_of(400, seed=number) for number in (4, 5)])
     pair.forget()
     for engine in (pair.engines.prefill, pair.engines.decode):
-        assert engine.metrics().values["vllm:num_requests_running"] == 0
+        assert engine_metrics(engine).values["vllm:num_requests_running"] == 0

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,6 +30,7 @@ from kvd.wire.transfer import TransferRecord
 from tests.support import faulty_prefiller
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import HYBRID_BLOCK, found_out, handed_over, prompt_of
+from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import go_on, stands_still
 from tests.support.matrix import FAULTY, Cell
@@ -103,7 +105,7 @@ class Pair:
     def forget(self, *which: EngineProcess, seconds: float = 60.0) -> None:
         """Empty prefix caches. That is refused as long as any request holds a block, also one that is over."""
         for engine in which or (self.prefill, self.decode):
-            wait_for(engine.reset_prefix_cache, seconds)
+            wait_for(partial(reset_prefix_cache, engine), seconds)
 
     def well(self) -> None:
         """Blocks are back, nobody waits, and the next request is handed over."""
@@ -117,7 +119,7 @@ class Pair:
         assert asked.decoded.token_ids == right["done"]
         self.forget()
         for engine in (self.prefill, self.decode):
-            values = engine.metrics().values
+            values = engine_metrics(engine).values
             assert values["vllm:num_requests_running"] == values["vllm:num_requests_waiting"] == 0
 
     # --- requests ---
@@ -148,7 +150,7 @@ class Pair:
     @staticmethod
     def held(engine: EngineProcess) -> int:
         """Blocks that requests held at the last step."""
-        metrics = engine.metrics()
+        metrics = engine_metrics(engine)
         return metrics.num_blocks - metrics.free_blocks
 
     def answered(self, going: Going, right: dict[str, tuple[int, ...]]) -> TransferRecord:
@@ -309,7 +311,7 @@ def test_what_the_other_side_never_hears_of_ends_by_itself(pair: Pair) -> None:
 def test_an_abort_at_the_decoder_frees_the_prefiller(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=5)
     with pair.mid_prefill(prompt) as going:
-        pair.decode.abort(f"d-{going.name}")
+        abort(pair.decode, f"d-{going.name}")
         assert going.decoding.result(60).finish_reason == "abort"
     assert going.prefilling.result(120).error == ""
     pair.forget(seconds=LEASE_SECONDS - 5)  # without waiting for a lease to run out
@@ -327,7 +329,7 @@ def test_what_shares_the_window_of_a_request_that_was_given_up_arrives_all_the_s
     with pair.mid_prefill(prompt) as going:
         prefilling = pair.prefill.submit(other, 1, there)
         before = pair.held(pair.decode)
-        pair.decode.abort(f"d-{going.name}")
+        abort(pair.decode, f"d-{going.name}")
         wait_for(lambda: pair.held(pair.decode) < before, 30.0)  # reported: nothing can land any more
     record = pair.answered(Going(name, decoding, prefilling), right)
     if record.state == "done":
@@ -342,7 +344,7 @@ def test_an_abort_at_the_prefiller_is_a_miss_at_once(pair: Pair) -> None:
     prompt = prompt_of(LONG, seed=6)
     right = pair.right(prompt)
     with pair.mid_prefill(prompt) as going:
-        pair.prefill.abort(f"p-{going.name}")
+        abort(pair.prefill, f"p-{going.name}")
     assert going.prefilling.result(60).finish_reason == "abort"
     record = pair.decoded(going, right)
     assert (record.state, "aborted" in record.cause) == ("miss", True), record.cause

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import pytest
@@ -22,6 +23,7 @@ from kvctl.demo.engine import Answer
 from kvd.wire.order import ForcedMisses, ForceMiss, ForcePlan, GetForced, NextLoads, When
 from tests.support.daemons import wait_for
 from tests.support.deployments import counter, leased, loading, nothing_is_left, prompt_of, running, transfers
+from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import go_on, halt
 from tests.support.matrix import Cell
@@ -53,7 +55,7 @@ class Stand:
 
     def forget(self) -> None:
         """Empty the decoder's prefix cache; that works only when no request holds a block."""
-        wait_for(self.engines.decode.reset_prefix_cache, 60.0)
+        wait_for(partial(reset_prefix_cache, self.engines.decode), 60.0)
 
     def references(self, prompt: list[int]) -> dict[str, tuple[int, ...]]:
         """What the decoder answers by itself: to the whole prompt, and in the pieces of a hand-over."""

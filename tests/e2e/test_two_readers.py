@@ -21,6 +21,7 @@ from kvctl.processes.errors import EngineGone
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import PATIENT, found_out, prompt_of, transfers
+from tests.support.engine_calls import engine_metrics
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halted
 from tests.support.started_kvd import start_kvd
@@ -71,7 +72,7 @@ class Trio:
         self.gauge("leases.open", 0)
         for engine in living:
             engine.submit([5, 6, 7], 1).result(60)  # blocks are freed, and counted, in a step
-            metrics = engine.metrics()
+            metrics = engine_metrics(engine)
             assert metrics.free_blocks == metrics.num_blocks
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support.deployments import prompt_of, running, transfers_of
+from tests.support.engine_calls import reset_prefix_cache
 from tests.support.matrix import UNEQUAL, Cell
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,7 +36,7 @@ def test_output_equals_what_the_decoder_computes_alone(resharded: Deployment) ->
     for tokens in (100, 700):
         prompt = prompt_of(tokens, seed=ranks)
         alone = resharded.decode.submit_alone(prompt, ANSWER).result(300)
-        assert resharded.decode.reset_prefix_cache()
+        assert reset_prefix_cache(resharded.decode)
 
         asked = resharded.ask(prompt, ANSWER, timeout=300)
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import uuid
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from kvctl.demo.engine import Answer, EngineProcess
+from kvctl.demo.engine_host import answer
 
 RANK = 4
 MODULES = ("q_proj", "v_proj")
@@ -37,3 +44,32 @@ def write_adapter(model: Path, folder: Path, seed: int = 0) -> Path:
     }
     (folder / "adapter_config.json").write_text(json.dumps(written))
     return folder
+
+
+def answered(
+    engine: EngineProcess,
+    prompt: Sequence[int],
+    max_tokens: int,
+    params: Mapping[str, Any] | None = None,
+    adapter: Path | None = None,
+) -> Answer:
+    """The engine's answer, with the adapter in that folder if any."""
+    if adapter is None:
+        return engine.submit(prompt, max_tokens, params).result(120)
+    command = {
+        "id": f"adapted-{uuid.uuid4().hex}",
+        "prompt_token_ids": prompt,
+        "max_tokens": max_tokens,
+        "kv_transfer_params": params,
+        "first_token": None,
+    }
+    said = engine.call(f"{__name__}:_answer", str(adapter), command).result(120)
+    return Answer(**said | {"token_ids": tuple(said["token_ids"])})
+
+
+async def _answer(engine: Any, adapter: str, command: dict[str, Any]) -> dict[str, Any]:
+    """Runs in the engine's host. vLLM knows an adapter by a number of its own."""
+    from vllm.lora.request import LoRARequest
+
+    lora = LoRARequest(Path(adapter).name, 1 + zlib.crc32(adapter.encode()) % 10_000, adapter)
+    return await answer(engine, command, lora)

@@ -17,6 +17,7 @@ from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
+from tests.support.engine_calls import engine_metrics
 from tests.support.tiny_models import MODELS, write_model
 
 
@@ -103,7 +104,7 @@ def loading(deployment: Deployment) -> bool:
 
 def nothing_is_left(deployment: Deployment) -> None:
     """No request runs or waits on the decoder, and every block is free."""
-    metrics = deployment.decode.metrics()
+    metrics = engine_metrics(deployment.decode)
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
     assert [metrics.values[name] for name in names] == [0, 0]
     assert metrics.free_blocks == metrics.num_blocks
