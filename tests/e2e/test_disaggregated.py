@@ -150,6 +150,7 @@ def test_a_finding_ends_with_what_it_is_of(servers: Servers) -> None:
     quiet(servers.hosts)
 
 
+@pytest.mark.matrix
 def test_a_router_that_asks_the_prefiller_for_no_handover_is_named(servers: Servers, tmp_path: Path) -> None:
     strip = between(servers.prefill, asks=without("kv_transfer_params"))
     with strip as stripped, router(stripped, servers.decode, tmp_path / "router.log") as port:
@@ -161,6 +162,7 @@ def test_a_router_that_asks_the_prefiller_for_no_handover_is_named(servers: Serv
     quiet(servers.hosts)
 
 
+@pytest.mark.matrix
 def test_requests_that_go_straight_to_the_decoder_are_named(servers: Servers) -> None:
     began = traffic(servers.decode, 400)
     found = finding(servers.hosts[1], began, "ROUTER_ASKS_NO_PREFILLER")
