@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_type_hints
@@ -42,7 +42,6 @@ class Build:
     frees_failed: Annotated[
         Fact, "frees the blocks of a request whose load left it no tokens, and computes it anew"
     ]
-    knows_policy: Annotated[Fact, "has both policies, recompute and fail"]
 
 
 MEANINGS: dict[str, str] = {
@@ -86,13 +85,10 @@ def probe(root: Path | None = None) -> Build:
         takes_bad_blocks=_takes_bad_blocks(scheduler),
         takes_failed_requests=_takes_failed_requests(where, scheduler),
         frees_failed=_frees_failed(scheduler),
-        knows_policy=scheduler.mentions("kv_load_failure_policy"),
     )
 
 
-def safety(
-    build: Build, groups: Sequence[GroupFacts], policy: str, *, loads: bool = True, scheduler: str = ""
-) -> Safety:
+def safety(build: Build, groups: Sequence[GroupFacts], *, loads: bool = True, scheduler: str = "") -> Safety:
     """How loads of these groups are safe on this build, or why they are not.
 
     Safe means that a load which failed is never taken for one that came, that it ends no engine, and that no request
@@ -101,15 +97,11 @@ def safety(
     """
     if not loads:
         return Safety("none")
-    if policy == "recompute" and not build.knows_policy.holds:
-        return _refuse(
-            f"this vLLM has no policy recompute ({build.knows_policy.evidence})", "use policy fail"
-        )
     if has_state(groups):
-        if build.split_asserts.holds:
-            return _refuse(f"this vLLM {MEANINGS['split_asserts']} ({build.split_asserts.evidence})")
-        if build.claims_wedge.holds:
-            return _refuse(f"this vLLM {MEANINGS['claims_wedge']} ({build.claims_wedge.evidence})")
+        for name in ("split_asserts", "claims_wedge"):
+            fact: Fact = getattr(build, name)
+            if fact.holds:
+                return _refuse(f"this vLLM {MEANINGS[name]} ({fact.evidence})")
     if keeps_prefix(groups):
         if build.takes_bad_blocks.holds:
             return Safety("blocks")
@@ -148,11 +140,11 @@ def _installed() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A module, and of each of its nodes what it stands in."""
+    """A module of vLLM's, and all of its functions, the inner ones last."""
 
     name: str
     tree: ast.Module
-    parents: dict[ast.AST, ast.AST]
+    functions: list[ast.FunctionDef]
 
     @classmethod
     def read(cls, root: Path, path: str) -> _Source:
@@ -163,34 +155,18 @@ class _Source:
                 f"vLLM's {path} cannot be read, so what it does with failed loads is unknown: {error};"
                 " install vLLM with its sources"
             ) from error
-        parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        return cls(path, tree, parents)
-
-    def above(self, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-        """What a node stands in, from the inside, each with its child on the way."""
-        while (parent := self.parents.get(node)) is not None:
-            yield parent, node
-            node = parent
+        return cls(path, tree, [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)])
 
     def function(self, name: str) -> ast.FunctionDef | None:
-        return next(
-            (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef) and n.name == name), None
-        )
+        return next((f for f in self.functions if f.name == name), None)
 
-    def seen(self, node: ast.AST) -> str:
-        """Evidence: function and line."""
-        inside = next((p.name for p, _ in self.above(node) if isinstance(p, ast.FunctionDef)), "")
-        named = node.name if isinstance(node, ast.FunctionDef) else inside
-        return f"{named}, {self.name}:{getattr(node, 'lineno', 0)}"
+    def at(self, node: ast.stmt | ast.expr, *, holds: bool = True) -> Fact:
+        """A fact that was read from this node: function and line."""
+        around = [f.name for f in self.functions if f.lineno <= node.lineno <= (f.end_lineno or 0)]
+        return Fact(holds, f"{around[-1] if around else ''}, {self.name}:{node.lineno}")
 
-    def mentions(self, name: str) -> Fact:
-        found = next(
-            (n for n in ast.walk(self.tree) if isinstance(n, ast.Attribute) and n.attr == name), None
-        )
-        return Fact(holds=True, evidence=self.seen(found)) if found else self.nowhere(name)
-
-    def nowhere(self, name: str) -> Fact:
-        return Fact(holds=False, evidence=f"no {name} in {self.name}")
+    def nowhere(self, what: str) -> Fact:
+        return Fact(holds=False, evidence=f"no {what} in {self.name}")
 
 
 def _names(node: ast.AST) -> set[str]:
@@ -211,8 +187,8 @@ def _split_asserts(scheduler: _Source) -> Fact:
         return scheduler.nowhere(_SPLIT)
     for node in ast.walk(split):
         if isinstance(node, ast.Assert) and _EXTERNAL in _names(node.test):
-            return Fact(holds=True, evidence=scheduler.seen(node))
-    return Fact(holds=False, evidence=scheduler.seen(split))
+            return scheduler.at(node)
+    return scheduler.at(split, holds=False)
 
 
 def _claims_wedge(scheduler: _Source) -> Fact:
@@ -226,36 +202,27 @@ def _claims_wedge(scheduler: _Source) -> Fact:
         and _EXTERNAL in _names(n)
     ]
     if not calls:
-        return Fact(holds=False, evidence=f"no call of {_SPLIT} with external tokens in {scheduler.name}")
-    open_calls = [c for c in calls if not any(_only_synchronous(p, child) for p, child in scheduler.above(c))]
-    return Fact(holds=bool(open_calls), evidence=scheduler.seen((open_calls or calls)[0]))
+        return scheduler.nowhere(f"call of {_SPLIT} with external tokens")
+    branches = [b for n in ast.walk(scheduler.tree) if isinstance(n, ast.If) for b in _only_synchronous(n)]
+    spared = {node for branch in branches for node in ast.walk(branch)}
+    wedging = [call for call in calls if call not in spared]
+    return scheduler.at((wedging or calls)[0], holds=bool(wedging))
 
 
-def _only_synchronous(node: ast.AST, child: ast.AST) -> bool:
-    """Whether ``child`` is a branch of ``node`` that asynchronous loads never take."""
-    if not isinstance(node, ast.If):
-        return False
-    if child in node.orelse:
-        return isinstance(node.test, ast.Name) and node.test.id == "load_kv_async"
-    every = (
-        node.test.values
-        if isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
-        else [node.test]
-    )
-    return child in node.body and any(
-        isinstance(t, ast.UnaryOp)
-        and isinstance(t.op, ast.Not)
-        and isinstance(t.operand, ast.Name)
-        and t.operand.id == "load_kv_async"
-        for t in every
-    )
+def _only_synchronous(node: ast.If) -> list[ast.stmt]:
+    """The branch that asynchronous loads never take, if there is one."""
+    test = node.test
+    every = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    if "not load_kv_async" in map(ast.unparse, every):
+        return node.body
+    return node.orelse if ast.unparse(test) == "load_kv_async" else []
 
 
 def _takes_bad_blocks(scheduler: _Source) -> Fact:
     handler = scheduler.function("_handle_invalid_blocks")
     if handler is None:
         return scheduler.nowhere("_handle_invalid_blocks")
-    return Fact(holds="WAITING_FOR_REMOTE_KVS" in _names(handler), evidence=scheduler.seen(handler))
+    return scheduler.at(handler, holds="WAITING_FOR_REMOTE_KVS" in _names(handler))
 
 
 def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
@@ -265,7 +232,9 @@ def _takes_failed_requests(root: Path, scheduler: _Source) -> Fact:
         source = _Source.read(root, path)
         if not _hands_on(source, name):
             return source.nowhere(name)
-    return scheduler.mentions(name)
+    reads = (n for n in ast.walk(scheduler.tree) if isinstance(n, ast.Attribute) and n.attr == name)
+    found = next(reads, None)
+    return scheduler.at(found) if found is not None else scheduler.nowhere(name)
 
 
 def _frees_failed(scheduler: _Source) -> Fact:
@@ -277,7 +246,7 @@ def _frees_failed(scheduler: _Source) -> Fact:
             if isinstance(node, ast.If) and "num_computed_tokens" in _names(node.test):
                 freed = next((left for left in node.orelse if "free" in _names(left)), None)
                 if freed is not None:
-                    return Fact(holds=True, evidence=scheduler.seen(freed))
+                    return scheduler.at(freed)
     return scheduler.nowhere(f"{name} that frees")
 
 

@@ -91,9 +91,7 @@ def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
     """
     loads = vllm_config.kv_transfer_config.kv_role != "kv_producer"
     configured = getattr(vllm_config.scheduler_config, "scheduler_cls", None)
-    safe = safety(
-        probe(), groups, load_failure_policy(vllm_config), loads=loads, scheduler=_path_of(configured)
-    )
+    safe = safety(probe(), groups, loads=loads, scheduler=_path_of(configured))
     if safe.refused:
         raise UnsupportedBuild(f"vLLM {vllm_version()} cannot load KV safely here: {safe.refused}")
     return safe

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -75,7 +75,7 @@ def source(
     aggregator: str = "Output(failed_recving=failed)\n",
 ) -> Path:
     """A vLLM of the few functions that are looked at."""
-    scheduler = "class Scheduler:\n    policy = config.kv_load_failure_policy\n"
+    scheduler = "class Scheduler:\n"
     scheduler += SPLIT.format(body=split) + SCHEDULE.format(test=test) + BLOCKS + receives + frees
     for path, text in {
         "v1/core/sched/scheduler.py": scheduler,
@@ -94,25 +94,25 @@ def test_a_build_that_handles_all_well(tmp_path: Path) -> None:
     assert not build.claims_wedge.holds
     assert build.takes_bad_blocks.holds
     assert build.takes_failed_requests == Fact(
-        holds=True, evidence="update_from_output, v1/core/sched/scheduler.py:16"
+        holds=True, evidence="update_from_output, v1/core/sched/scheduler.py:15"
     )
-    assert safety(build, DENSE, "recompute") == Safety("blocks")
+    assert safety(build, DENSE) == Safety("blocks")
     for groups in (WINDOWED, MIXED, STATEFUL):
-        assert safety(build, groups, "recompute") == Safety("request")
+        assert safety(build, groups) == Safety("request")
 
 
 def test_an_assertion_on_external_tokens_is_no_place_for_states(tmp_path: Path) -> None:
     build = probe(source(tmp_path, split="assert num_external_computed_tokens == 0"))
     assert build.split_asserts.holds
-    assert "asserts that no token is external" in safety(build, STATEFUL, "recompute").refused
-    assert safety(build, MIXED, "recompute") == Safety("request")
+    assert "asserts that no token is external" in safety(build, STATEFUL).refused
+    assert safety(build, MIXED) == Safety("request")
 
 
 @pytest.mark.parametrize("test", ["self.aligned", "self.aligned or not load_kv_async", "load_kv_async"])
 def test_an_asynchronous_claim_that_is_aligned_stops_the_queue(tmp_path: Path, test: str) -> None:
     build = probe(source(tmp_path, test=test))
     assert build.claims_wedge.holds
-    assert "stops the queue" in safety(build, STATEFUL, "recompute").refused
+    assert "stops the queue" in safety(build, STATEFUL).refused
 
 
 @pytest.mark.parametrize("test", ["self.aligned and not load_kv_async", "not load_kv_async"])
@@ -127,43 +127,35 @@ def test_one_stage_that_drops_the_report_is_enough_to_refuse_what_needs_it(
     build = probe(source(tmp_path, **{loses: "\n"}))
     assert not build.takes_failed_requests.holds
     for groups in (WINDOWED, MIXED, STATEFUL):
-        for policy in ("recompute", "fail"):
-            assert "would be used in silence" in safety(build, groups, policy).refused
-    assert safety(build, DENSE, "recompute") == Safety("blocks")
+        assert "would be used in silence" in safety(build, groups).refused
+    assert safety(build, DENSE) == Safety("blocks")
 
 
 def test_where_blocks_are_all_it_hears_of_our_scheduler_finds_the_request(tmp_path: Path) -> None:
     build = probe(source(tmp_path, receives="\n"))
     assert build.frees_failed.holds
     for groups in (WINDOWED, MIXED, STATEFUL):
-        for policy in ("recompute", "fail"):
-            assert f"--scheduler-cls {SCHEDULER}" in safety(build, groups, policy).refused
-            assert "--scheduler-cls" in safety(build, groups, policy, scheduler="mine.Scheduler").refused
-            assert safety(build, groups, policy, scheduler=SCHEDULER) == Safety("scheduler")
-    assert safety(build, DENSE, "recompute", scheduler=SCHEDULER) == Safety("blocks")
+        assert f"--scheduler-cls {SCHEDULER}" in safety(build, groups).refused
+        assert "--scheduler-cls" in safety(build, groups, scheduler="mine.Scheduler").refused
+        assert safety(build, groups, scheduler=SCHEDULER) == Safety("scheduler")
+    assert safety(build, DENSE, scheduler=SCHEDULER) == Safety("blocks")
 
 
 def test_our_scheduler_changes_nothing_where_requests_are_heard_of(tmp_path: Path) -> None:
-    assert safety(probe(source(tmp_path)), STATEFUL, "fail", scheduler=SCHEDULER) == Safety("request")
+    assert safety(probe(source(tmp_path)), STATEFUL, scheduler=SCHEDULER) == Safety("request")
 
 
 def test_a_build_that_keeps_the_blocks_of_what_failed_is_none_for_our_scheduler(tmp_path: Path) -> None:
     build = probe(source(tmp_path, receives="\n", frees=KEEPS))
     assert not build.frees_failed.holds
-    refused = safety(build, MIXED, "recompute", scheduler=SCHEDULER).refused
+    refused = safety(build, MIXED, scheduler=SCHEDULER).refused
     assert "use vLLM 0.30 or later" in refused
     assert "--scheduler-cls" not in refused
 
 
 def test_an_engine_that_only_prefills_runs_on_any_build(tmp_path: Path) -> None:
     build = probe(source(tmp_path, receives="\n"))
-    assert safety(build, STATEFUL, "fail", loads=False) == Safety("none")
-
-
-def test_a_policy_that_the_build_does_not_have(tmp_path: Path) -> None:
-    build = replace(probe(source(tmp_path)), knows_policy=Fact(holds=False, evidence="nowhere"))
-    assert "use policy fail" in safety(build, DENSE, "recompute").refused
-    assert safety(build, DENSE, "fail") == Safety("blocks")
+    assert safety(build, STATEFUL, loads=False) == Safety("none")
 
 
 def test_without_source_nothing_is_assumed(tmp_path: Path) -> None:
@@ -175,7 +167,7 @@ def test_the_installed_vllm_can_load_every_kind_of_model() -> None:
     pytest.importorskip("vllm")
     build = probe()
     for groups in MODELS.values():
-        assert not safety(build, groups, "recompute").refused
+        assert not safety(build, groups).refused
 
 
 def test_the_page_is_what_the_sources_say() -> None:
@@ -217,7 +209,7 @@ def tables(builds: dict[str, Build]) -> str:
         for f in fields(Build)
     )
     follows = "".join(
-        f"| {model} | " + " | ".join(_short(safety(b, groups, "recompute")) for b in builds.values()) + " |\n"
+        f"| {model} | " + " | ".join(_short(safety(b, groups)) for b in builds.values()) + " |\n"
         for model, groups in MODELS.items()
     )
     where = "".join(
