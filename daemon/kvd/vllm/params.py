@@ -33,6 +33,21 @@ LONGEST_INT = 1024
 """Bits of a number that a message shows in digits: Python makes none of very long ones."""
 _TRUE = (True,)
 """``1`` and ``1.0`` are equal to it."""
+_ENTRIES = {
+    "engine_id": "remote_engine_id",
+    "request_id": "remote_request_id",
+    "generation": "kvd_generation",
+    "host": "kvd_host",
+    "port": "kvd_port",
+    "digest": "kvd_digest",
+    "seal": "kvd_seal",
+    "tokens": "remote_num_tokens",
+    "blocks": "remote_block_ids",
+    "first_blocks": "kvd_first_blocks",
+    "lease_seconds": "kvd_lease_seconds",
+    "lease_opened": "kvd_lease_opened",
+}
+"""The entry for each field of a `RemotePrefill` that a decoder must be given."""
 
 
 def wants_prefill_here(params: object) -> bool:
@@ -51,28 +66,18 @@ def wants_remote_prefill(params: object) -> bool:
 
 def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> dict[str, Any]:
     """The params that a prefiller's answer carries to the decoder."""
+    values = msgspec.to_builtins(prefill)
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        "remote_engine_id": prefill.engine_id,
-        "remote_request_id": prefill.request_id,
+        **{entry: values[field] for field, entry in _ENTRIES.items()},
         "remote_host": prefill.host,
         "remote_port": prefill.port,
-        "remote_block_ids": [list(ids) for ids in prefill.blocks],
-        "remote_num_tokens": prefill.tokens,
-        "kvd_host": prefill.host,
-        "kvd_port": prefill.port,
-        "kvd_digest": prefill.digest,
-        "kvd_seal": prefill.seal,
         "tp_size": tp,
         "pp_size": pp,
         "dcp_size": dcp,
         "transfer_mode": "pull",
         "kvd_contract": CONTRACT,
-        "kvd_first_blocks": list(prefill.first_blocks),
-        "kvd_generation": prefill.generation,
-        "kvd_lease_seconds": prefill.lease_seconds,
-        "kvd_lease_opened": prefill.lease_opened,
         "kvd_checksum": int(prefill.checksum),
     }
 
@@ -83,22 +88,10 @@ def read_remote_prefill(params: Mapping[str, Any], *, own_engine_id: str = "") -
     Raises `BadParams` that names the entry and, where there is one, the next step.
     """
     _check_contract(params, (CONTRACT,), "the prefiller does not run KvdConnector, or another version of it")
-    names = {
-        "engine_id": "remote_engine_id",
-        "request_id": "remote_request_id",
-        "generation": "kvd_generation",
-        **_address(params),
-        "digest": "kvd_digest",
-        "seal": "kvd_seal",
-        "tokens": "remote_num_tokens",
-        "blocks": "remote_block_ids",
-        "first_blocks": "kvd_first_blocks",
-        "lease_seconds": "kvd_lease_seconds",
-        "lease_opened": "kvd_lease_opened",
-    }
+    names = {**_ENTRIES, **_address(params)}
     read = _convert(params, names, RemotePrefill, "hand on what the prefiller returned, unchanged")
     read = msgspec.structs.replace(read, checksum=bool(params.get("kvd_checksum")))
-    _check(read, _address(params)["port"])
+    _check(read, names["port"])
     _check_not_own(read.engine_id, own_engine_id)
     return read
 
@@ -113,16 +106,12 @@ def wants_push(params: object) -> bool:
 def read_remote_push(params: Mapping[str, Any], *, own_engine_id: str = "") -> RemotePush:
     """The decoder's view of the params of a push. Raises `BadParams` that names the entry."""
     _check_contract(params, PUSH_CONTRACTS, "the router must say which contract it speaks")
-    if params.get("transfer_mode") != "push":
+    if (mode := params.get("transfer_mode")) != "push":
         raise BadParams(
-            f"kv_transfer_params have kvd_transfer_id and transfer_mode {short(params.get('transfer_mode'))}:"
+            f"kv_transfer_params have kvd_transfer_id and transfer_mode {short(mode)}:"
             ' a transfer id belongs to "push"'
         )
-    names = {
-        "transfer_id": "kvd_transfer_id",
-        "engine_id": "remote_engine_id",
-        **_address(params),
-    }
+    names = {"transfer_id": "kvd_transfer_id", "engine_id": "remote_engine_id", **_address(params)}
     read = _convert(params, names, RemotePush, "a pushed request needs what names the prefiller")
     _check_not_own(read.engine_id, own_engine_id)
     return read
