@@ -35,9 +35,9 @@ from kvd.geometry.rank import Rank
 from kvd.topology.rate import Probed
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder
 from kvd.worker.peers import register
-from kvd.worker.pull.load import Load
 from kvd.worker.pull.reader import PeerLane
 from kvd.worker.remote import RemotePrefill
 

@@ -17,8 +17,8 @@ from kvd.topology.pairing import PairedBlocks, pair_blocks
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
+from kvd.worker.load import Load, Slice
 from kvd.worker.orders import LoadOrder, plain
-from kvd.worker.pull.load import Load, Slice
 from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PeerLane
 from kvd.worker.remote import RemotePrefill
 

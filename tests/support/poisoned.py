@@ -21,8 +21,8 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
 from kvd.worker.cause import text_of
+from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder, StepOrders
-from kvd.worker.pull.load import Load
 from kvd.worker.worker import WorkerHalf
 
 FILE = "KVCTL_TEST_POISONED"

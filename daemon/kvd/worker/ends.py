@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import queue
 from collections.abc import Callable, Iterator
 
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.plan import Plan
-from kvd.wire.transfer import ReportTransfers, TransferRecord
+from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
-from kvd.worker.pull.load import Load, record
-from kvd.worker.push.arrival import Arrival, record_arrival
+from kvd.worker.load import Load
+from kvd.worker.records import record
 from kvd.worker.session import SessionProtocol
 from kvd.worker.slow_paths import Paths
 
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class LoadEnds:
-    """`load`, `arrival` and `refuse` are called on any thread, `take` in vLLM's step."""
+    """`load` and `refuse` are called on any thread, `take` in vLLM's step."""
 
     def __init__(
         self,
@@ -35,12 +33,9 @@ class LoadEnds:
         paths: Paths,
     ) -> None:
         self._incarnation = incarnation
-        self._of_worker = {
-            "engine_id": engine_id,
-            "rank": str(geometry.rank),
-            "backend": backend,
-            "geometry": geometry,
-        }
+        self._engine_id = engine_id
+        self._backend = backend
+        self._geometry = geometry
         self._session = session
         self._checking = checking
         self._paths = paths
@@ -59,28 +54,22 @@ class LoadEnds:
         load.end(cause)
         self.load(load)
 
-    def load(self, load: Load) -> None:
-        """It has ended."""
-        if load.then is not None:
-            load.then(load)
-        else:
-            self._compared(load, load.plan, functools.partial(record, load))
+    def load(self, load: Load, complete: Callable[[TransferRecord], TransferRecord] | None = None) -> None:
+        """It has ended; ``complete`` adds to its record what its caller knows of it."""
 
-    def arrival(self, arrival: Arrival) -> None:
-        """A pushed load has ended."""
-        self._compared(arrival.load, arrival.plan, functools.partial(record_arrival, arrival))
-
-    def _compared(self, load: Load, plan: Plan | None, made: Callable[..., TransferRecord]) -> None:
         def ended() -> None:
             self._ended.put(load)
-            self._write_down(load, made)
+            self._write_down(load, complete)
 
-        if not self._checking.begin(load, plan, ended):
+        if load.then is not None:
+            load.then(load)
+        elif not self._checking.begin(load, ended):
             ended()
 
-    def _write_down(self, load: Load, made: Callable[..., TransferRecord]) -> None:
+    def _write_down(self, load: Load, complete: Callable[[TransferRecord], TransferRecord] | None) -> None:
         try:
-            entry = made(**self._of_worker)
+            entry = record(load, engine_id=self._engine_id, backend=self._backend, geometry=self._geometry)
+            entry = bounded(complete(entry) if complete else entry)
         except Exception:  # the load has ended all the same
             log.exception("no record of the load of %s", load.order.request_id)
             return

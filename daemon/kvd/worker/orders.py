@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import Cause
@@ -42,6 +43,24 @@ class Fault:
     rank: Rank | None = None
     group: int | None = None
     layer: str = ""
+
+    def concerns(self, geometry: WorkerGeometry) -> bool:
+        """Whether a worker's part of the load is to miss: it has that rank, and holds that layer or group."""
+        if self.rank not in (None, geometry.rank):
+            return False
+        named = self.group is not None or bool(self.layer)
+        return not named or bool(self.withheld(geometry))
+
+    def withheld(self, geometry: WorkerGeometry) -> frozenset[str]:
+        """The layers that are not to arrive on a worker."""
+        return frozenset(
+            layer.name
+            for group in geometry.groups
+            for layer in group.layers
+            if (self.group is not None or self.layer)
+            and self.group in (None, group.index)
+            and self.layer in ("", layer.name)
+        )
 
 
 @dataclass(frozen=True, slots=True)

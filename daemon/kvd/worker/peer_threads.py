@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import SHUTTING_DOWN
 from kvd.worker.context import WorkerContext
+from kvd.worker.load import Load
 from kvd.worker.probe import Told
-from kvd.worker.pull.load import Load
 from kvd.worker.pull.reader import PeerLane
 from kvd.worker.push.receiver import PeerArrivals
 from kvd.worker.watchdog import Watch

@@ -28,7 +28,7 @@ from kvd.topology.grid import Selection
 from kvd.topology.plan import Plan
 from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
 from kvd.topology.transfer_topology import RemoteEngine
-from kvd.worker.pull.load import submitted
+from kvd.worker.load import submitted
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
-from kvd.worker.pull.load import Load
+from kvd.worker.load import Load
 from kvd.worker.stream_event import StreamEvent
 
 log = logging.getLogger(__name__)

@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvd.worker.load import Load
+
 log = logging.getLogger(__name__)
 
 SHORTEST, AFTER_ERROR = 0.01, 1.0
 """Least seconds between two looks, and seconds after a look that failed."""
+STUCK_AFTER = 2.0
+"""Seconds past its deadline after which a posted load that is still not over is called stuck."""
 
 
 class Activity:
@@ -61,3 +65,19 @@ class Watch:
                 due = time.monotonic() + AFTER_ERROR
             left = None if due == math.inf else max(SHORTEST, due - time.monotonic())
             self._wake.wait(left)
+
+
+def complain(load: Load, now: float, peer: str, doing: str) -> None:
+    """Say that a posted load is past its deadline and cannot be ended; less and less often."""
+    if now < load.complain_at:
+        return
+    past = now - load.deadline
+    load.complain_at = now + past
+    log.error(
+        "load of %s from %s is %.0f s past its deadline and cannot be given up while its thread is busy %s: its bytes"
+        " may still land, so its blocks stay in use and the request waits",
+        load.order.request_id,
+        peer,
+        past,
+        doing or "with others",
+    )

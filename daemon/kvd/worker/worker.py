@@ -35,11 +35,10 @@ from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.handshake import ask_for_peer
-from kvd.worker.misses import concerns
+from kvd.worker.load import Load
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
 from kvd.worker.peers import register
-from kvd.worker.pull.load import Load
 from kvd.worker.push.announce import push_key, withdraw
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.remote import RemotePrefill
@@ -153,7 +152,7 @@ class WorkerHalf:
 
     def _begin(self, order: LoadOrder, now: float) -> None:
         load = self._begun[order.request_id] = Load(order, received=now, deadline=now + order.seconds)
-        if order.fault is not None and concerns(order.fault, self.geometry):
+        if order.fault is not None and order.fault.concerns(self.geometry):
             load.fault = order.fault
         if order.refused:
             self._refuse_unannounced(load, order.refused)
@@ -248,7 +247,7 @@ class WorkerHalf:
     def _fail(self, request_id: str, fault: Fault) -> None:
         """This load under way is to miss, if it still is."""
         load = self._begun.get(request_id)
-        if load is None or not concerns(fault, self.geometry):
+        if load is None or not fault.concerns(self.geometry):
             return
         if load.order.transfer_id and fault.when == "layers":
             load.fault = fault  # seen when the next layer arrives

@@ -9,7 +9,6 @@ import pytest
 
 from kvd.geometry.rank import Rank
 from kvd.wire.push import PushAnnounce
-from kvd.worker.misses import concerns, withheld
 from kvd.worker.orders import Fault, StepOrders
 from kvd.worker.push import receiver as arriving
 from tests.support.rigs.bench import eventually, order, prefill, why
@@ -38,14 +37,14 @@ def push(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushRig]:
 
 def test_a_fault_concerns_the_worker_that_it_names_or_that_holds_what_it_names(rig: Rig) -> None:
     geometry = rig.decoder.geometry
-    assert concerns(FLIGHT, geometry)
-    assert concerns(replace(FLIGHT, rank=Rank(0)), geometry)
-    assert not concerns(replace(FLIGHT, rank=Rank(1)), geometry)
-    assert withheld(FLIGHT, geometry) == set()
-    assert withheld(replace(LAYERS, layer="l1"), geometry) == {"l1"}
-    assert withheld(replace(LAYERS, group=0), geometry) == {"l0", "l1"}
-    assert not concerns(replace(LAYERS, layer="l7"), geometry)
-    assert not concerns(replace(LAYERS, group=1), geometry)
+    assert FLIGHT.concerns(geometry)
+    assert replace(FLIGHT, rank=Rank(0)).concerns(geometry)
+    assert not replace(FLIGHT, rank=Rank(1)).concerns(geometry)
+    assert FLIGHT.withheld(geometry) == set()
+    assert replace(LAYERS, layer="l1").withheld(geometry) == {"l1"}
+    assert replace(LAYERS, group=0).withheld(geometry) == {"l0", "l1"}
+    assert not replace(LAYERS, layer="l7").concerns(geometry)
+    assert not replace(LAYERS, group=1).concerns(geometry)
 
 
 # --- pull ---

@@ -26,7 +26,7 @@ from kvd.wire.frame import Message, kind_of
 from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import ChecksumResult, GroupChecksum
 from kvd.worker.cause import Cause
-from kvd.worker.pull.load import Load
+from kvd.worker.load import Load
 from kvd.worker.session import SessionProtocol
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,9 @@ class Checking:
         self._threads: set[threading.Thread] = set()
         self._closing = threading.Event()
 
-    def begin(self, load: Load, plan: Plan | None, ended: Callable[[], None]) -> bool:
+    def begin(self, load: Load, ended: Callable[[], None]) -> bool:
         """Compare a load that has come, and call ``ended`` then, on another thread. False where that is not due."""
+        plan = load.plan
         if load.cause or plan is None or not (load.sums or load.order.prefill.checksum):
             return False
 

@@ -26,12 +26,12 @@ from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error
-from kvd.worker.misses import hold_back
+from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.probe import Probing, Told
-from kvd.worker.pull.load import Load, apply_plan, clear_leftover, complain, look, overdue, post
+from kvd.worker.pull.slices import apply_plan, hold_back, look, post
 from kvd.worker.unclosed import Unclosed
-from kvd.worker.watchdog import Activity
+from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,6 @@ POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 MAX_FAILURES = 3
 HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyError)
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
-STUCK_AFTER = 2.0
-"""Seconds past its deadline after which a posted load that is still not over is called stuck."""
 
 
 @dataclass(frozen=True, slots=True)

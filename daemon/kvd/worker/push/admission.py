@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kvd.worker.pull.load import Load
+from kvd.worker.load import Load
 
 NAMES_KEPT = 900.0
 """Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""

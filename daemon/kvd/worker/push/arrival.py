@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.pairing import read_pairs
 from kvd.topology.plan import Plan, Read
 from kvd.wire.push import PushKey, PushProgress
-from kvd.wire.transfer import BlockRuns, TransferRecord, bounded
-from kvd.worker.cause import Cause, code_of, text_of
-from kvd.worker.pull.load import Load, group_shares
+from kvd.wire.transfer import BlockRuns, TransferRecord
+from kvd.worker.cause import Cause
+from kvd.worker.load import Load
 
 Part = tuple[Rank, str]
 """A layer, as far as that worker of the prefiller supplies it."""
@@ -125,6 +124,19 @@ class Arrival:
             self.first = self.first or now
             self.last = now
 
+    def struck(self, geometry: WorkerGeometry) -> Cause | None:
+        """Why it is to be given up now, where its load is to miss on an operator's order."""
+        fault = self.load.fault
+        if fault is None:
+            return None
+        if fault.when == "flight":
+            due = bool(self.taken)
+        elif missing := fault.withheld(geometry):
+            due = all(layer in missing for _, layer in self.left)
+        else:
+            due = bool(self.first)
+        return fault.cause if due or not self.left else None
+
 
 def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected:
     """What a request takes from each worker of a peer, whatever blocks it has there.
@@ -142,40 +154,22 @@ def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected
     return Expected(frozenset(parts), nbytes, descriptors)
 
 
-def record_arrival(
-    arrival: Arrival, *, engine_id: str, rank: str, backend: str, geometry: WorkerGeometry
-) -> TransferRecord:
-    """The arrival as the ledger keeps it."""
-    load, order = arrival.load, arrival.load.order
-    expected = arrival.expected
-    entry = TransferRecord(
-        transfer_id=f"{order.request_id}@{rank}",
-        request_id=order.request_id,
-        local_engine=engine_id,
-        local_rank=rank,
-        remote_engine=order.prefill.engine_id,
-        remote_generation=order.prefill.generation,
-        remote_request_id=order.transfer_id,
-        backend=arrival.backend or backend,
-        mode="push",
-        state="miss" if load.cause else "done",
-        cause=text_of(load.cause),
-        code=code_of(load.cause),
-        started=time.time() - (time.monotonic() - load.received),
+def record_arrival(arrival: Arrival, record: TransferRecord) -> TransferRecord:
+    """The record of its load, with what is known of the arrival."""
+    order, expected = arrival.load.order, arrival.expected
+    return msgspec.structs.replace(
+        record,
+        backend=arrival.backend or record.backend,
         tokens=order.tokens - order.computed,
         bytes=expected.bytes,
         descriptors=expected.descriptors,
         coalesced_descriptors=arrival.copies,
-        remote_ranks=tuple(sorted(str(arrival.plan.remote_ranks[i]) for i in _positions(arrival))),
-        groups=group_shares(order.block_lists(), arrival.plan, geometry),
+        remote_ranks=tuple(sorted(str(rank) for rank in expected.sources)),
         stages=_stages(arrival),
         attempts=arrival.tries,
-        local_blocks=block_runs(order.block_lists()),
         remote_blocks=arrival.remote_blocks,
         moments=_moments(arrival),
-        checksum=load.checksum,
     )
-    return bounded(entry)
 
 
 def _moments(arrival: Arrival) -> dict[str, float]:
@@ -206,13 +200,6 @@ def _stages(arrival: Arrival) -> dict[str, float]:
         "wait": first - taken,
         "wire": last - first,
     }
-
-
-def _positions(arrival: Arrival) -> Iterator[int]:
-    sources = arrival.expected.sources
-    for index, rank in enumerate(arrival.plan.remote_ranks):
-        if rank in sources:
-            yield index
 
 
 def _needed(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Iterator[tuple[Read, int]]:

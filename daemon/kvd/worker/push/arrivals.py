@@ -6,6 +6,7 @@ this side reads by itself: once its reads have ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -13,10 +14,10 @@ import time
 from kvd.backends.errors import BackendError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
-from kvd.worker.pull.load import clear_leftover
+from kvd.worker.load import clear_leftover
 from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import done, withdraw
-from kvd.worker.push.arrival import Arrival
+from kvd.worker.push.arrival import Arrival, record_arrival
 from kvd.worker.push.window import Windows
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class Arrivals:
             done(self._context.session(), arrival.key)
         arrival.load.end(cause)
         try:
-            self._context.ends.arrival(arrival)
+            self._context.ends.load(arrival.load, functools.partial(record_arrival, arrival))
         except Exception:  # of whoever is told; the thread has other loads to end
             log.exception("end of the load of %s from %s", arrival.load.order.request_id, self._engine_id)
 

@@ -18,7 +18,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.push import LayersThere, PushProgress
-from kvd.worker.pull.load import Load, Slice
+from kvd.worker.load import Load, Slice
 from kvd.worker.push.arrival import Arrival, Part
 
 

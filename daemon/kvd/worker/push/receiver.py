@@ -27,17 +27,15 @@ from kvd.wire.miss import known_code
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
-from kvd.worker.misses import strikes
+from kvd.worker.load import Load
 from kvd.worker.peers import FollowedPeer, PeerChanged
-from kvd.worker.pull.load import Load, complain
-from kvd.worker.pull.reader import STUCK_AFTER
 from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, Part, expect
 from kvd.worker.push.arrivals import Arrivals
 from kvd.worker.push.layer_reads import layer_read
 from kvd.worker.push.window import Windows
-from kvd.worker.watchdog import Activity
+from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +235,7 @@ class PeerArrivals:
         else:
             began = time.monotonic()
             try:
-                load.local = order.block_lists()
+                load.local, load.plan = order.block_lists(), remote.plan
                 expected = expect(remote.plan, load.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):
@@ -266,10 +264,8 @@ class PeerArrivals:
                 self._arrivals.end(arrival, arrival.cause)
             elif self._windows.possible and now >= arrival.withdrawn + QUIESCE_SECONDS:
                 self._arrivals.drop_window()
-        elif (fault := arrival.load.fault) is not None and strikes(
-            fault, arrival, self._context.topology.worker
-        ):
-            self._arrivals.give_up(arrival, fault.cause)
+        elif why := arrival.struck(self._context.topology.worker):
+            self._arrivals.give_up(arrival, why)
         elif not arrival.left and not arrival.reading:
             self._arrivals.end(arrival, None)
         elif now > arrival.load.deadline:

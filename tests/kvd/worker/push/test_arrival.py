@@ -12,7 +12,7 @@ from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushKey
-from kvd.worker.pull.load import Load
+from kvd.worker.load import Load
 from kvd.worker.push.arrival import Arrival, Part, expect
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle

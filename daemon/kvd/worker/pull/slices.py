@@ -1,0 +1,131 @@
+"""How a load is read: cut into slices, compiled, posted on a lane and polled; what a forced miss leaves out of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvd.backends.contract import Lane, State, Traits
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.compile import compile_plan
+from kvd.topology.copies import Copies, compile_request
+from kvd.topology.descriptors import Descriptors, concatenate
+from kvd.topology.pieces import cut, piece
+from kvd.topology.plan import Plan, plan_layers
+from kvd.worker.load import Load, Slice, submitted
+from kvd.worker.orders import Fault
+
+
+def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> None:
+    """Cut the load into slices and compile the first one; `post` compiles the others.
+
+    There is a slice for every ``piece_bytes``, or for so many more as make a piece worth while to the backend (`cut`).
+    Raises `TopologyError` where the blocks of the first slice do not fit.
+    """
+    began = time.monotonic()
+    order = load.order
+    load.local, load.remote = order.block_lists(), order.prefill.block_lists()
+    ends = cut(plan, load.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
+    load.slices = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+    _compiled(load, load.slices[0], plan, traits)
+    load.plan = plan
+    load.planned_at = time.monotonic()
+    load.planned = load.planned_at - began
+
+
+def post(load: Load, lane: Lane, plan: Plan, traits: Traits) -> None:
+    """Submit all transfers of the load on a lane, slice after slice; slices that have come already have none.
+
+    A slice that was not compiled before is now, while the bytes of those before it move.
+
+    Raises `BackendError`, and `TopologyError` where the blocks of a slice do not fit; what was posted before that
+    stands in the slices' ``transfers``.
+    """
+    load.posting = time.monotonic()
+    for slice_ in load.slices[load.pieces_done :]:
+        for index, copies in _compiled(load, slice_, plan, traits).items():
+            begun = time.monotonic()
+            for transfer in submitted(lane, str(plan.remote_ranks[index]), copies):
+                slice_.transfers.append(transfer)
+                load.prepared += max(0.0, transfer.posted - begun)
+                begun = time.monotonic()
+    load.posted = time.monotonic()
+
+
+def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int, Copies]:
+    """What a slice copies, with a selection where the backend is good at it; kept, so a new lane costs no plan."""
+    if slice_.copies is None:
+        tokens, blocks = load.order.tokens, load.local
+        if len(load.slices) > 1:
+            blocks = piece(plan, blocks, begin=slice_.begin, end=slice_.end, tokens=tokens)
+        if traits.strided_lists:
+            slice_.copies = compile_request(plan, blocks, load.remote, tokens=tokens)
+        else:
+            found = compile_plan(plan, blocks, load.remote, tokens=tokens)
+            slice_.copies = {index: Copies(descriptors) for index, descriptors in found.items()}
+    return slice_.copies
+
+
+def look(load: Load, lane: Lane) -> tuple[State, str]:
+    """Poll all transfers: FAILED with a reason as soon as one failed, DONE when all are.
+
+    Counts the slices that came: what comes after the deadline is nothing to rely on, its lease may have ended.
+    """
+    waiting, failed = False, ""
+    for slice_ in load.slices[load.pieces_done :]:
+        for transfer in slice_.transfers:
+            state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+            if state is State.FAILED:
+                failed = failed or f"{transfer.peer}: {transfer.reason}"
+            waiting = waiting or state is State.PENDING
+        if failed:
+            return State.FAILED, failed
+        if not waiting and time.monotonic() <= load.deadline:
+            load.pieces_done += 1
+    return (State.PENDING if waiting else State.DONE), ""
+
+
+def hold_back(
+    load: Load,
+    fault: Fault,
+    local: WorkerGeometry,
+    siblings: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+) -> None:
+    """Leave out of a planned load what is not to arrive: the named layers, else the second half of its slices.
+
+    Of a single slice it is the second half of the copies: the first slice of a planned load is compiled.
+    An empty slice at the end stands for what is missing, so that the load is never whole.
+
+    Raises `TopologyError` where the blocks do not fit.
+    """
+    missing, order = fault.withheld(local), load.order
+    if not missing and len(load.slices) > 1:
+        kept = load.slices[: len(load.slices) // 2]
+        load.slices = [*kept, Slice(kept[-1].end, order.tokens, {})]
+        return
+    rest = Slice(order.computed, order.tokens, {})
+    if not missing:
+        halves = {
+            source: Copies(_first_half(copies)) for source, copies in (load.slices[0].copies or {}).items()
+        }
+        load.slices = [Slice(0, order.computed, halves), rest]
+        return
+    blocks, theirs = order.block_lists(), order.prefill.block_lists()
+    parts: dict[int, list[Descriptors]] = {}
+    for layer, plan in plan_layers(local, siblings, remotes).items():
+        if layer not in missing:
+            for source, rows in compile_plan(plan, blocks, theirs, tokens=order.tokens).items():
+                parts.setdefault(source, []).append(rows)
+    load.slices = [
+        Slice(0, order.computed, {source: Copies(concatenate(rows)) for source, rows in parts.items()}),
+        rest,
+    ]
+
+
+def _first_half(copies: Copies) -> Descriptors:
+    """At least one descriptor, where there is any."""
+    rows = [copies.descriptors, *([copies.selection.descriptors()] if copies.selection is not None else [])]
+    whole = concatenate(rows)
+    count = (len(whole) + 1) // 2
+    return Descriptors(whole.local[:count], whole.remote[:count], whole.length[:count])

@@ -1,0 +1,99 @@
+"""Loads as the ledger keeps them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from kvd.client.records import block_runs
+from kvd.geometry.model import WorkerGeometry
+from kvd.topology.blocks import BlockList
+from kvd.topology.plan import Plan
+from kvd.wire.transfer import GroupShare, TransferRecord
+from kvd.worker.cause import code_of, text_of
+from kvd.worker.load import Load
+
+
+def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry) -> TransferRecord:
+    """The load of the worker of that engine that has this geometry; of a push `kvd.worker.push.arrival` knows more.
+
+    Bytes, coalesced descriptors and remote ranks are of the slices that were compiled, which are not all where a load
+    ended before; blocks, groups and descriptors are of all that it was to fill.
+    """
+    order, plan, now = load.order, load.plan, load.ended
+    local, remote = order.block_lists(), order.prefill.block_lists()
+    sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
+    return TransferRecord(
+        transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),
+        request_id=order.request_id,
+        local_engine=engine_id,
+        local_rank=str(geometry.rank),
+        remote_engine=order.prefill.engine_id,
+        remote_generation=order.prefill.generation,
+        remote_request_id=order.transfer_id or order.prefill.request_id,
+        backend=next((t.backend for t in load.transfers if t.backend), backend),
+        mode="push" if order.transfer_id else "pull",
+        state="miss" if load.cause else "done",
+        cause=text_of(load.cause),
+        code=code_of(load.cause),
+        started=time.time() - (time.monotonic() - load.received),
+        tokens=order.tokens,
+        bytes=sum(copies.nbytes for copies in load.copies),
+        descriptors=_uncoalesced(plan, local) if plan else 0,
+        coalesced_descriptors=sum(copies.runs for copies in load.copies),
+        remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
+        groups=_group_shares(local, plan, geometry),
+        stages={
+            "queued": max(0.0, load.received - order.claimed),
+            "handshake": load.handshake + order.handshake_seconds,
+            "plan": load.planned,
+            "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
+            "wire": max(0.0, now - load.posted) if load.posted else 0.0,
+        },
+        attempts=load.failures + (not load.cause),
+        local_blocks=block_runs(local),
+        remote_blocks=block_runs(remote),
+        moments=_moments(load),
+        checksum=load.checksum,
+    )
+
+
+def _moments(load: Load) -> dict[str, float]:
+    """What happened when, in seconds after the order was received."""
+    ended = [t.ended for t in load.transfers if t.ended]
+    moments = {
+        "queued": load.order.claimed,
+        "handshake": load.received + load.handshake if load.handshake else 0.0,
+        "planned": load.planned_at,
+        "posting": load.posting,
+        "posted": load.posted,
+        "first": min(ended, default=0.0),
+        "last": max(ended, default=0.0),
+        "reported": time.monotonic(),
+    }
+    return {name: at - load.received for name, at in moments.items() if at}
+
+
+def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:
+    """Descriptors that one entry for each block and segment would have made."""
+    return sum(
+        len(r.layers) * r.layer_segments * -(-len(local[r.group].ids) // r.phase.local_period)
+        for r in plan.reads
+        if r.group in local
+    )
+
+
+def _group_shares(
+    local: Mapping[int, BlockList], plan: Plan | None, geometry: WorkerGeometry
+) -> tuple[GroupShare, ...]:
+    """Blocks and bytes of each group that a load fills on this worker; nothing before it was planned."""
+    if plan is None:
+        return ()
+    shares = []
+    for group in geometry.groups:
+        blocks = local.get(group.index)
+        if blocks is None or not len(blocks.ids):
+            continue
+        content = sum(layer.page.content for layer in group.layers)
+        shares.append(GroupShare(group.index, group.kind, len(blocks.ids), content * len(blocks.ids)))
+    return tuple(shares)
