@@ -24,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from kvctl.demo.deployment import Deployment, deploy, engine_id
+from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine_spec import EngineSpec
 from kvd.wire.order import MISS_ENDS, ForcedMisses, ForceMiss, ForcePlan, GetForced, Miss, NextLoads
+from tests.support.deployments import deploy
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.standstill import watching
 from tests.support.tiny_models import MODELS, write_model

@@ -67,16 +67,14 @@ def demo(
 
     Exit code 1 when an output differs or KV did not come from the prefiller.
     """
-    from kvctl.demo.run import Options, run
+    from kvctl.demo.run import run
 
     run(
-        Options(
-            mode=cast("Mode", mode),
-            backend=backend,
-            simulate=simulate,
-            keep=keep,
-            directory=directory,
-            keep_files=keep_files,
-        ),
         settings,
+        mode=cast("Mode", mode),
+        backend=backend,
+        simulate=simulate,
+        keep=keep,
+        directory=directory,
+        keep_files=keep_files,
     )

@@ -12,17 +12,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kvctl.cli.units import Mode
 from kvctl.demo.engine import Answer, EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.processes.daemons import Kvd, two_hosts
+from kvctl.processes.daemons import Kvd
 from kvctl.processes.interruption import held, unwinding
 
 PREFILL_PARAMS: Mapping[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
-"""What a router sends along with the prompt to the prefiller, in mode pull."""
+"""What a router sends along with the prompt to the prefiller; in mode push there is more."""
 
 Start = Callable[[EngineSpec], EngineProcess]
 
@@ -41,7 +40,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Deployment:
-    """Everything that runs; made by `deploy`."""
+    """Everything that runs; made by `launch`."""
 
     prefill_host: Kvd
     decode_host: Kvd
@@ -63,7 +62,7 @@ class Deployment:
         both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
         source = {"remote_engine_id": engine_id(self.prefill_host), "kvd_contract": 2}
         return (
-            {"do_remote_decode": True, "do_remote_prefill": False, **both},
+            {**PREFILL_PARAMS, **both},
             {"do_remote_decode": False, "do_remote_prefill": True, **both, **source}
             | {"remote_host": there.host, "remote_port": there.port},
         )
@@ -148,25 +147,3 @@ def launch(
 def engine_id(host: Kvd) -> str:
     """The id of the engine on a host."""
     return f"{host.name}-engine"
-
-
-@contextlib.contextmanager
-def deploy(
-    work_dir: Path,
-    prefill: EngineSpec,
-    decode: EngineSpec,
-    *,
-    mode: Mode = "pull",
-    extra: Mapping[str, Any] | None = None,
-    settings: Mapping[str, str] | None = None,
-    ready_timeout: float = 300.0,
-) -> Iterator[Deployment]:
-    """Start two kvds and two engines and wait until all are ready; end them all on the way out.
-
-    Arguments as for `launch` and `two_hosts`; ``ready_timeout`` is in seconds for each engine.
-    """
-    with two_hosts(work_dir, settings) as hosts, engines() as start:
-        deployment = launch(start, hosts, prefill, decode, mode=mode, extra=extra)
-        for engine in (deployment.prefill, deployment.decode):
-            engine.wait_ready(ready_timeout)
-        yield deployment

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from kvctl.cli.units import Mode
@@ -119,14 +119,11 @@ def _wait_ready(engines: dict[str, EngineProcess], board: Board) -> None:
     threads = ThreadPoolExecutor(len(engines))
     starting = {threads.submit(engine.wait_ready, START_SECONDS): name for name, engine in engines.items()}
     try:
-        left = set(starting)
-        while left:
-            done, left = wait(left, return_when=FIRST_COMPLETED)
-            for future in done:
-                name, error = starting[future], future.exception()
-                board.end(name, good=error is None)
-                if error is not None:
-                    raise EngineStartFailed(f"the {name} engine did not start: {error}") from error
+        for future in as_completed(starting):
+            name, error = starting[future], future.exception()
+            board.end(name, good=error is None)
+            if error is not None:
+                raise EngineStartFailed(f"the {name} engine did not start: {error}") from error
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
 

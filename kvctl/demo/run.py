@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,57 +28,53 @@ from kvd.client.errors import ClientError
 ENDING = "demo: ending all that was started ..."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the command line asked for.
+def run(
+    settings: Settings,
+    *,
+    mode: Mode,
+    backend: str | None,
+    simulate: bool,
+    keep: bool,
+    directory: Path | None,
+    keep_files: bool,
+) -> None:
+    """Run the demo and print its document.
 
     ``backend`` is None for NIXL, or direct where that is not installed; ``directory`` is for what outlasts a demo, None
     for a throwaway one.
-    """
-
-    mode: Mode = "pull"
-    backend: str | None = None
-    simulate: bool = False
-    keep: bool = False
-    directory: Path | None = None
-    keep_files: bool = False
-
-
-def run(options: Options, settings: Settings) -> None:
-    """Run the demo and print its document.
 
     Raises:
         UsageError: what it runs on is not installed, or cannot do that.
         CheckFailed: something did not start, or a request did not come out right.
         KeyboardInterrupt: it was told to end before the summary.
     """
-    if options.simulate and options.mode == "push":
+    if simulate and mode == "push":
         raise UsageError(
             "--simulate is pull only: its workers compute no layers that could leave one by one",
             "leave --simulate out, or --mode push",
         )
-    _check_installed(simulate=options.simulate)
-    backend = _backend(options.backend)
+    _check_installed(simulate=simulate)
+    backend = _backend(backend)
     with (
         one_interruption("" if sys.stderr.isatty() else ENDING),
-        _workplace(options.directory, keep_files=options.keep_files) as (folder, lasting),
+        _workplace(directory, keep_files=keep_files) as (folder, lasting),
     ):
         began = time.monotonic()
         try:
             with unwinding() as stack:
                 with board(settings.color) as steps:
-                    if options.simulate:
+                    if simulate:
                         running = stack.enter_context(simulated(backend, folder, steps))
                     else:
-                        running = stack.enter_context(real(options.mode, backend, folder, lasting, steps))
+                        running = stack.enter_context(real(mode, backend, folder, lasting, steps))
                     document = summarize(running, send_requests(running, steps), began)
                 show(document, settings)
-                if options.keep:
+                if keep:
                     _keep(running)
                 if not interrupted() or sys.stderr.isatty():
                     _say(ENDING)
         except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
-            raise _failed(error, keep_files=options.keep_files) from error
+            raise _failed(error, keep_files=keep_files) from error
     _judge(document)
 
 

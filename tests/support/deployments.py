@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from kvctl.cli.units import Mode
-from kvctl.demo.deployment import Deployment, deploy, engine_id
+from kvctl.demo.deployment import Deployment, engine_id, engines, launch
 from kvctl.demo.engine import Answer
 from kvctl.demo.engine_spec import EngineSpec
-from kvctl.processes.daemons import Kvd
+from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
@@ -110,7 +110,29 @@ def nothing_is_left(deployment: Deployment) -> None:
     assert metrics.free_blocks == metrics.num_blocks
 
 
-@contextmanager
+@contextlib.contextmanager
+def deploy(
+    work_dir: Path,
+    prefill: EngineSpec,
+    decode: EngineSpec,
+    *,
+    mode: Mode = "pull",
+    extra: Mapping[str, Any] | None = None,
+    settings: Mapping[str, str] | None = None,
+    ready_timeout: float = 300.0,
+) -> Iterator[Deployment]:
+    """Start two kvds and two engines and wait until all are ready; end them all on the way out.
+
+    Arguments as for `launch` and `two_hosts`; ``ready_timeout`` is in seconds for each engine.
+    """
+    with two_hosts(work_dir, settings) as hosts, engines() as start:
+        deployment = launch(start, hosts, prefill, decode, mode=mode, extra=extra)
+        for engine in (deployment.prefill, deployment.decode):
+            engine.wait_ready(ready_timeout)
+        yield deployment
+
+
+@contextlib.contextmanager
 def running(
     model: str,
     folder: Path,
