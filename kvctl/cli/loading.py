@@ -120,9 +120,12 @@ def _value_of(parameter: Any, parser: Callable[[Any], Any] | None) -> Callable[[
         if value is None or value == ():
             # Of a value that is missing typer knows better what to say.
             return thorough(context, value) if parameter.required else value
-        if parser is None:
-            return value
-        return [parser(one) for one in value] if isinstance(value, list | tuple) else parser(value)
+        if parser is None or not isinstance(value, str | list | tuple):
+            return value  # what was typed, or a default
+        try:
+            return parser(value) if isinstance(value, str) else [parser(one) for one in value]
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
     return process
 

@@ -5,12 +5,11 @@ They may stand before or after the command's name: ``kvctl -o json engines`` and
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import os
 from collections.abc import Callable
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -33,55 +32,26 @@ DrawnSettings = Annotated[Settings, DRAWINGS]
 """The settings of a command whose answer can also be had as a drawing."""
 
 
-def common(
-    *,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="|".join(OUTPUT_FORMATS),
-            help="Form of the answer on stdout. [KVCTL_OUTPUT]",
-        ),
-    ] = None,
-    color: Annotated[
-        str | None,
-        typer.Option(
-            "--color",
-            metavar="|".join(COLOR_MODES),
-            help="Colour; auto: on a terminal only. [KVCTL_COLOR, NO_COLOR]",
-        ),
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout", metavar="SECONDS", help="How long to wait for an answer. [KVCTL_TIMEOUT; 5s]"
-        ),
-    ] = None,
-    runtime_dir: Annotated[
-        str | None,
-        typer.Option("--runtime-dir", metavar="DIR", help="Directory of kvd's sockets. [KVCTL_RUNTIME_DIR]"),
-    ] = None,
-    socket: Annotated[
-        str | None,
-        typer.Option(
-            "--socket", metavar="ADDRESS", help="kvd's socket itself: a path or ipc://... [KVCTL_SOCKET]"
-        ),
-    ] = None,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            "--config", metavar="FILE", help="Defaults in YAML. [KVCTL_CONFIG; ~/.config/kvctl/config.yaml]"
-        ),
-    ] = None,
-) -> Given:
-    """The common options as one level of settings."""
-    return Given(
-        output=output, color=color, timeout=timeout, runtime_dir=runtime_dir, socket=socket, config=config
+def _common(drawings: tuple[str, ...]) -> dict[str, inspect.Parameter]:
+    """The common options, each a text or None, by the fields of `Given`; ``output`` knows the ``drawings`` as well."""
+
+    def option(name: str, metavar: str, text: str, *short: str) -> tuple[str, inspect.Parameter]:
+        info = typer.Option(f"--{name.replace('_', '-')}", *short, metavar=metavar, help=text)
+        kind = Annotated[str | None, info]
+        return name, inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+    forms = "|".join((*OUTPUT_FORMATS, *drawings))
+    colors = "|".join(COLOR_MODES)
+    return dict(
+        (
+            option("output", forms, "Form of the answer on stdout. [KVCTL_OUTPUT]", "-o"),
+            option("color", colors, "Colour; auto: on a terminal only. [KVCTL_COLOR, NO_COLOR]"),
+            option("timeout", "SECONDS", "How long to wait for an answer. [KVCTL_TIMEOUT; 5s]"),
+            option("runtime_dir", "DIR", "Directory of kvd's sockets. [KVCTL_RUNTIME_DIR]"),
+            option("socket", "ADDRESS", "kvd's socket itself: a path or ipc://... [KVCTL_SOCKET]"),
+            option("config", "FILE", "Defaults in YAML. [KVCTL_CONFIG; ~/.config/kvctl/config.yaml]"),
+        )
     )
-
-
-COMMON = inspect.signature(common, eval_str=True).parameters
 
 
 def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,14 +79,6 @@ def _drawings(function: Callable[..., Any]) -> tuple[str, ...]:
     return getattr(own.annotation, "__metadata__", ((),))[0] if own else ()
 
 
-def _output(drawings: tuple[str, ...]) -> inspect.Parameter:
-    """The parameter ``output``, with the drawings among its values."""
-    kind, option = get_args(COMMON["output"].annotation)
-    option = copy.copy(option)
-    option.metavar = "|".join((*OUTPUT_FORMATS, *drawings))
-    return COMMON["output"].replace(annotation=Annotated[kind, option])
-
-
 def _unfolded(
     function: Callable[..., Any],
     folded: str,
@@ -128,16 +90,17 @@ def _unfolded(
     if folded not in own:
         return function
 
+    shared = _common(drawings)
+
     @functools.wraps(function)
     def command(context: typer.Context, **values: Any) -> None:
-        given = common(**{name: values.pop(name) for name in COMMON})
+        given = Given(**{name: values.pop(name) for name in shared})
         if "context" in own:
             values["context"] = context
         function(**{folded: fold(context, given)}, **values)
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own.values() if p.name not in (folded, "context")]
-    shared = {**COMMON, "output": _output(drawings)}
     parameters = [context, *kept, *shared.values()]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}

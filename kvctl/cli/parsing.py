@@ -1,12 +1,13 @@
-"""Turns what an operator typed into values: durations, rates, counts, choices; names wrong ones and near misses."""
+"""Turns what an operator typed into values: durations, rates, counts, choices; names wrong ones and near misses.
+
+All of them are parsers for options. They raise `ValueError` that names the text; `kvctl.cli.loading` names the option.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-
-import typer
 
 _PREFIXES = {
     "": 1.0,
@@ -36,12 +37,12 @@ def _meant(value: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(names[name] for name in close)}?" if close else ""
 
 
-def parse_seconds(text: str) -> float:
-    """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``. Raises `ValueError` that names the text."""
+def seconds(text: str) -> float:
+    """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``."""
     number, factor = text, 1.0
-    for unit, seconds in _UNITS.items():
+    for unit, length in _UNITS.items():
         if text.endswith(unit):
-            number, factor = text.removesuffix(unit), seconds
+            number, factor = text.removesuffix(unit), length
             break
     try:
         value = float(number) * factor
@@ -52,11 +53,8 @@ def parse_seconds(text: str) -> float:
     return value
 
 
-def parse_bandwidth(text: str) -> float:
-    """A bandwidth in bytes per second, above zero: ``50GB/s``, ``400Gbit/s``, ``12.5GiB/s``, ``1e9``.
-
-    Raises `ValueError` that names the text.
-    """
+def bandwidth(text: str) -> float:
+    """A bandwidth in bytes per second, above zero: ``50GB/s``, ``400Gbit/s``, ``12.5GiB/s``, ``1e9``."""
     found = _BANDWIDTH.fullmatch(text.strip())
     value = 0.0
     if found:
@@ -67,8 +65,8 @@ def parse_bandwidth(text: str) -> float:
     return value
 
 
-def parse_size(text: str) -> int:
-    """A number of bytes above zero: ``512MiB``, ``2G``, ``65536``. Raises `ValueError` that names the text."""
+def size(text: str) -> int:
+    """A number of bytes above zero: ``512MiB``, ``2G``, ``65536``."""
     found = _SIZE.fullmatch(text.strip())
     value = int(float(found.group(1)) * _PREFIXES[found.group(2) or ""]) if found else 0
     if value < 1:
@@ -77,62 +75,40 @@ def parse_size(text: str) -> int:
 
 
 def parse_choice(text: str, known: tuple[str, ...]) -> str:
-    """``text`` if it is one of ``known``. Raises `ValueError` with the near misses."""
+    """``text`` if it is one of ``known``; the error has the near misses."""
     if text in known:
         return text
     meant = _meant(text, known)
     raise ValueError(f"{text!r} is not one of {', '.join(known)}" + (f"; {meant}" if meant else ""))
 
 
-def seconds(text: str) -> float:
-    """An option's parser for durations."""
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def one_of(*known: str) -> Callable[[str], str]:
+    """The parser of a choice."""
+    return lambda text: parse_choice(text, known)
 
 
-def bandwidth(text: str) -> float:
-    """An option's parser for bandwidths."""
-    try:
-        return parse_bandwidth(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+def some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """The parser of choices with commas between them."""
+    return lambda text: tuple(dict.fromkeys(parse_choice(part.strip(), known) for part in text.split(",")))
 
 
-def count(text: str | int) -> int:
-    """An option's parser for whole numbers above zero. The option's default comes through here as well, as a number."""
-    if isinstance(text, int):
-        return text
+def count(text: str) -> int:
+    """A whole number above zero."""
     if not text.isdecimal() or int(text) == 0:
-        raise typer.BadParameter(f"{text!r} is not a whole number above zero")
+        raise ValueError(f"{text!r} is not a whole number above zero")
     return int(text)
 
 
-def counts(text: str | tuple[int, ...]) -> tuple[int, ...]:
-    """An option's parser for whole numbers above zero with commas between them."""
-    if isinstance(text, tuple):
-        return text
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above zero with commas between them."""
     return tuple(dict.fromkeys(count(part.strip()) for part in text.split(",")))
 
 
-def size(text: str | int) -> int:
-    """An option's parser for numbers of bytes."""
-    if isinstance(text, int):
-        return text
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-def cuda_devices(text: str | tuple[int | None, int | None]) -> tuple[int | None, int | None]:
-    """An option's parser for one device, or two with a comma: numbers of CUDA devices, None for the host's memory."""
-    if isinstance(text, tuple):
-        return text
+def cuda_devices(text: str) -> tuple[int | None, int | None]:
+    """One device, or two with a comma: numbers of CUDA devices, None for the host's memory."""
     found = [_device(part.strip()) for part in text.split(",")]
     if len(found) > 2:
-        raise typer.BadParameter(f"{text!r} names {len(found)} devices; there are two sides")
+        raise ValueError(f"{text!r} names {len(found)} devices; there are two sides")
     return found[0], found[-1]
 
 
@@ -146,23 +122,5 @@ def _device(text: str) -> int | None:
     if text == "cpu":
         return None
     if kind != "cuda" or not (number or "0").isdecimal():
-        raise typer.BadParameter(f"{text!r} is no device; write cpu, cuda or cuda:1")
+        raise ValueError(f"{text!r} is no device; write cpu, cuda or cuda:1")
     return int(number or "0")
-
-
-def some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
-    """An option's parser for choices with commas between them."""
-    choose = one_of(*known)
-    return lambda text: tuple(dict.fromkeys(choose(part.strip()) for part in text.split(",")))
-
-
-def one_of(*known: str) -> Callable[[str], str]:
-    """An option's parser for a choice."""
-
-    def choice(text: str) -> str:
-        try:
-            return parse_choice(text, known)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
-
-    return choice

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
-from kvctl.cli.parsing import near_misses, parse_choice, parse_seconds
+from kvctl.cli.parsing import near_misses, one_of, seconds
 from kvctl.errors import UsageError
 
 OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg"]
@@ -16,9 +16,12 @@ ColorMode = Literal["auto", "always", "never"]
 OUTPUT_FORMATS = ("table", "wide", "json", "jsonl", "yaml")
 DRAWINGS = ("dot", "mermaid", "svg")
 """Forms in which only some documents can be had."""
-COLOR_MODES = ("auto", "always", "never")
+COLOR_MODES = get_args(ColorMode)
 DEFAULT_TIMEOUT = 5.0
 """Seconds that a command waits for an answer."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,15 +75,17 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[
     """
     given = (*flags, _from_environment(environ))
     levels = (*given, _from_file(_first(given, "config"), environ))
-    timeout = _first(levels, "timeout")
+    timeout = _settled(levels, "timeout", seconds)
     where = next((level for level in levels if level.socket or level.runtime_dir), Given())
-    color = cast("ColorMode", _choice(levels, "color", COLOR_MODES) or "auto")
+    color = _settled(levels, "color", one_of(*COLOR_MODES)) or "auto"
     if color == "auto" and environ.get("NO_COLOR"):
         color = "never"
     return Settings(
-        output=cast("OutputFormat", _choice(levels, "output", (*OUTPUT_FORMATS, *drawings)) or "table"),
-        color=color,
-        timeout=_seconds(*timeout) if timeout else DEFAULT_TIMEOUT,
+        output=cast(
+            "OutputFormat", _settled(levels, "output", one_of(*OUTPUT_FORMATS, *drawings)) or "table"
+        ),
+        color=cast("ColorMode", color),
+        timeout=timeout or DEFAULT_TIMEOUT,
         timeout_given=timeout is not None,
         # One level decides where the daemon is: a --runtime-dir must not lose to a KVCTL_SOCKET.
         runtime_dir=None if where.socket else where.runtime_dir,
@@ -145,19 +150,12 @@ def _first(levels: Iterable[Given], key: str) -> tuple[Given, str] | None:
     return None
 
 
-def _choice(levels: Iterable[Given], key: str, known: tuple[str, ...]) -> str | None:
+def _settled(levels: Iterable[Given], key: str, parser: Callable[[str], T]) -> T | None:
     found = _first(levels, key)
     if found is None:
         return None
     level, value = found
     try:
-        return parse_choice(value, known)
+        return parser(value)
     except ValueError as error:
         raise UsageError(f"{level.name_of(key)}: {error}") from None
-
-
-def _seconds(level: Given, value: str) -> float:
-    try:
-        return parse_seconds(value)
-    except ValueError as error:
-        raise UsageError(f"{level.name_of('timeout')}: {error}") from None
