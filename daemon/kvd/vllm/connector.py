@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -24,7 +25,6 @@ from kvd.vllm.builds.versions import (
     joins_layers,
     load_failure_policy,
     log_beside_vllm,
-    one_byte,
     place,
     required_layout,
     safe_loads,
@@ -43,7 +43,6 @@ from kvd.worker.settings import read_settings
 from kvd.worker.worker import WorkerHalf
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionBackend
@@ -140,7 +139,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
-        kv_caches = in_one_form(kv_caches, one_byte())
+        kv_caches = in_one_form(kv_caches, torch.int8)
         where = place(self._vllm_config)
         geometry = worker_geometry(kv_caches, self._kv_cache_config, self._groups, where)
         self._worker = WorkerHalf(

@@ -111,13 +111,6 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
 
-def one_byte() -> Any:
-    """The dtype of one byte, torch's."""
-    import torch
-
-    return torch.int8
-
-
 def required_layout(vllm_config: Any, settings: ConnectorSettings) -> str | None:
     """What to ask of vLLM for the dimensions of KV memory, by the name that this build has for it.
 

@@ -26,7 +26,6 @@ from kvd.worker.settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
-_MISTRAL = ("params.json",)
 _found: dict[str, dict[str, str]] = {}
 _lock = threading.Lock()
 
@@ -73,7 +72,7 @@ def _weights(vllm_config: Any, settings: ConnectorSettings) -> Fingerprint:
     if settings.weights != "auto":
         return Fingerprint(settings.weights, "setting")
     model, load = vllm_config.model_config, vllm_config.load_config
-    load_format = str(getattr(load.load_format, "value", load.load_format))
+    load_format = _text(load.load_format)
     if remote := getattr(model, "model_weights", ""):
         return unknown(f"they come from {str(remote).split(':', maxsplit=1)[0]} storage")
     if load_format == "dummy":
@@ -102,8 +101,8 @@ def _configuration(vllm_config: Any) -> str:
         named = getattr(model, "hf_config_path", None)
         place = _place(named or model.model, None if named else model.revision, None)
         folder = place.parent if place.is_file() else place
-        names = _MISTRAL if _text(getattr(model, "config_format", "")) == "mistral" else None
-        config = read_configuration(folder, names) if names else read_configuration(folder)
+        mistral = _text(getattr(model, "config_format", "")) == "mistral"
+        config = read_configuration(folder, ("params.json",)) if mistral else read_configuration(folder)
         return configuration_fingerprint(OF_FILE, merged(config, overrides), *others)
     except WeightsUnreadable as error:
         log.debug("the configuration is taken as vLLM read it: %s", error)

@@ -12,31 +12,23 @@ import hmac
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from kvd.wire.identity import DIGEST_KEY_BYTES
 
-KEY_BYTES = DIGEST_KEY_BYTES
-"""Length of a key. A prefilling scheduler draws one at its start, and decoders get it from kvd alone."""
 DIGEST_BITS = 128
 _DOMAIN = "kvd prompt digest 1"
 """Changes with what is hashed or how, so that digests of two ways never agree by accident."""
 
 
-def _native(value: Any) -> Any:
-    """Python's own number, or list of them, for numpy's."""
-    return value.tolist()
-
-
-_ENCODE = msgspec.msgpack.Encoder(enc_hook=_native).encode
-"""Each part has its own type and length in msgpack, so no two prompts have the same bytes."""
+_ENCODE = msgspec.msgpack.Encoder(enc_hook=lambda number_or_array: number_or_array.tolist()).encode
+"""Each part has its own type and length in msgpack, so no two prompts have the same bytes. numpy's become Python's."""
 
 
 def new_key() -> bytes:
-    """A key of `KEY_BYTES` random bytes."""
-    return secrets.token_bytes(KEY_BYTES)
+    """A prefilling scheduler's key, drawn at its start; decoders get it from kvd alone."""
+    return secrets.token_bytes(DIGEST_KEY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +70,8 @@ def prompt_digest(key: bytes, parts: PromptParts, tokens: int) -> str:
     Of features those count that begin before ``tokens``, and whole: what a model makes of one may depend on all of it.
     Raises `ValueError` for a key that is none.
     """
-    if len(key) != KEY_BYTES:
-        raise ValueError(f"a key of {len(key)} bytes, wanted are {KEY_BYTES}")
+    if len(key) != DIGEST_KEY_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes, wanted are {DIGEST_KEY_BYTES}")
     ids = parts.token_ids if len(parts.token_ids) <= tokens else parts.token_ids[:tokens]
     features = [
         (_plain(f.modality), _plain(f.identifier), f.offset, f.length)

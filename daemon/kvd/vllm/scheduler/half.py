@@ -31,14 +31,15 @@ from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
-from kvd.vllm.scheduler.unloaded import record_unloaded, report
+from kvd.vllm.scheduler.unloaded import UNLOADED_KEPT_SECONDS, record_unloaded
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
+from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of
-from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
+from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes, plain
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
@@ -210,9 +211,7 @@ class SchedulerHalf:
             LoadOrder(
                 request_id=request.request_id,
                 prefill=claim.prefill,
-                groups={
-                    index: (blocks.first, tuple(blocks.ids.tolist())) for index, blocks in groups.items()
-                },
+                groups=plain(groups),
                 tokens=tokens,
                 seconds=min(most, claim.lease.valid_until - now),
                 claimed=now,
@@ -240,7 +239,8 @@ class SchedulerHalf:
     def _write_down(self, claim: Claim) -> None:
         """No worker will report this miss."""
         entry = record_unloaded(claim, engine_id=self.engine.engine_id, backend=self.settings.backend)
-        report(self._session, self.incarnation, entry)
+        message = ReportTransfers(incarnation=self.incarnation, records=(entry,))
+        self._session.deliver(f"transfer {entry.transfer_id}", message, UNLOADED_KEPT_SECONDS)
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kvd.vllm.prompt.digest import KEY_BYTES
 from kvd.wire.frame import Message
 from kvd.wire.handshake import PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.identity import DIGEST_KEY_BYTES, Endpoint, EngineCard
 from kvd.worker.remote import RemotePrefill
 
 HERE = Endpoint()
@@ -29,7 +28,7 @@ class KnownPeers:
         of = card.engine.engine_id, endpoint
         generation, key = self._found.get(of, ("", b""))
         known = key if generation == card.generation else b""
-        given = card.digest_key if len(card.digest_key) == KEY_BYTES else b""
+        given = card.digest_key if len(card.digest_key) == DIGEST_KEY_BYTES else b""
         self._found[of] = card.generation, known or given
 
     def pushed(self, message: Message) -> None:

@@ -172,4 +172,4 @@ class Pushes:
 
 def wants_push_here(params: Mapping[str, Any] | None) -> bool:
     """Whether a request that is to be prefilled here is to be pushed."""
-    return bool(params) and (params or {}).get("transfer_mode") == "push"
+    return params is not None and params.get("transfer_mode") == "push"

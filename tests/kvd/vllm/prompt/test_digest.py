@@ -11,15 +11,15 @@ import pytest
 
 from kvd.vllm.prompt.digest import (
     DIGEST_BITS,
-    KEY_BYTES,
     Embeds,
     Feature,
     PromptParts,
     new_key,
     prompt_digest,
 )
+from kvd.wire.identity import DIGEST_KEY_BYTES
 
-KEY = bytes(range(KEY_BYTES))
+KEY = bytes(range(DIGEST_KEY_BYTES))
 IMAGE = Feature("image", "a1b2", 4, 3)
 PROMPT = PromptParts(list(range(100, 120)), "a1-adapter", (IMAGE,), "salt")
 
@@ -32,7 +32,7 @@ def test_the_same_prompt_has_the_same_digest_in_another_process_too() -> None:
     made = (
         "from kvd.vllm.prompt.digest import *\n"
         "parts = PromptParts(list(range(100, 120)), 'a1-adapter', (Feature('image', 'a1b2', 4, 3),), 'salt')\n"
-        f"print(prompt_digest(bytes(range({KEY_BYTES})), parts, 20))"
+        f"print(prompt_digest(bytes(range({DIGEST_KEY_BYTES})), parts, 20))"
     )
     there = subprocess.run([sys.executable, "-c", made], check=True, capture_output=True, text=True)
     assert there.stdout.strip() == digest(PROMPT)
@@ -100,15 +100,15 @@ def test_another_key_is_another_digest() -> None:
     assert digest(PROMPT, key=new_key()) != digest(PROMPT)
 
 
-@pytest.mark.parametrize("key", [b"", b"short", bytes(KEY_BYTES + 1)])
+@pytest.mark.parametrize("key", [b"", b"short", bytes(DIGEST_KEY_BYTES + 1)])
 def test_without_a_key_there_is_none(key: bytes) -> None:
-    with pytest.raises(ValueError, match=f"a key of {len(key)} bytes, wanted are {KEY_BYTES}"):
+    with pytest.raises(ValueError, match=f"a key of {len(key)} bytes, wanted are {DIGEST_KEY_BYTES}"):
         digest(PROMPT, key=key)
 
 
 def test_each_engine_has_a_key_of_its_own() -> None:
     assert new_key() != new_key()
-    assert len(new_key()) == KEY_BYTES
+    assert len(new_key()) == DIGEST_KEY_BYTES
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
