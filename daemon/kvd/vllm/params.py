@@ -66,11 +66,12 @@ def wants_remote_prefill(params: object) -> bool:
 
 def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> dict[str, Any]:
     """The params that a prefiller's answer carries to the decoder."""
-    values = msgspec.to_builtins(prefill)
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
-        **{entry: values[field] for field, entry in _ENTRIES.items()},
+        **{entry: getattr(prefill, field) for field, entry in _ENTRIES.items()},
+        "remote_block_ids": [list(ids) for ids in prefill.blocks],
+        "kvd_first_blocks": list(prefill.first_blocks),
         "remote_host": prefill.host,
         "remote_port": prefill.port,
         "tp_size": tp,
