@@ -46,6 +46,7 @@ FINISHED_KEPT = 1024
 """Requests that are remembered as finished, for a better answer than that they are unknown."""
 REPORT_SECONDS = 60.0
 """How long a report is kept for a kvd that is away."""
+_COMPLETE = "its load was complete before the order reached it"
 
 
 @dataclass(slots=True, eq=False)
@@ -65,10 +66,14 @@ class _Order:
 
 @dataclass(slots=True, eq=False)
 class _Followed:
-    """A forced miss from its order to its end; ``request`` is vLLM's, once it is needed."""
+    """A forced miss from its order to its end; while it is ``ordered`` no load was ordered for it yet."""
 
     order: _Order
     miss: Miss
+
+    @property
+    def ordered(self) -> bool:
+        return self.miss.state == "ordered"
 
 
 class Forced:
@@ -82,7 +87,6 @@ class Forced:
         self._requests: dict[str, VllmRequest] = {}
         self._finished: deque[str] = deque(maxlen=FINISHED_KEPT)
         self._standing: list[_Order] = []
-        self._wanted: dict[str, _Followed] = {}  # of those followed, what no load was ordered for yet
         self._followed: dict[str, _Followed] = {}
 
     def connect(
@@ -120,11 +124,8 @@ class Forced:
                 self._standing.append(order)
             for request in plan.requests:
                 if request.request_id not in self._followed:
-                    followed = _Followed(order, _miss(request))
-                    self._followed[request.request_id] = self._wanted[request.request_id] = followed
-                    order.taken += 1
-                    self._report(followed)
-            self._report_order(order)
+                    self._report(order, self._follow(order, request).miss)
+            self._report(order)
         return plan
 
     def _clear(self, message: ClearForced) -> Message:
@@ -136,7 +137,7 @@ class Forced:
             ]
             for order in ended:
                 order.open = False
-                self._report_order(order)
+                self._report(order)
             self._standing = [order for order in self._standing if order.open]
         return ForcedCleared(tuple(order.plan.order_id for order in ended))
 
@@ -148,14 +149,14 @@ class Forced:
 
     def fault(self, claim: Claim) -> Fault | None:
         """How the load that is about to be ordered for a claim is to miss, if it is."""
-        if not self._wanted and not self._standing:
+        if not self._followed and not self._standing:
             return None
         with self._lock:
-            followed = self._wanted.pop(claim.request_id, None)
+            followed = self._followed.get(claim.request_id)
             if not claim.again:  # what is claimed again after a miss is no further load
                 taken = self._draw(claim)
                 followed = followed or taken
-            if followed is None:
+            if followed is None or not followed.ordered:
                 return None
             self._advance(followed, "forced", "forced")
             return _fault(followed.order, began=False)
@@ -166,15 +167,15 @@ class Forced:
             return []
         faults = []
         with self._lock:
-            if self._wanted:
+            if wanted := [followed for followed in self._followed.values() if followed.ordered]:
                 claims = {claim.request_id: claim for claim in self._claims()}
-                for request_id, followed in list(self._wanted.items()):
+                for followed in wanted:
+                    request_id = followed.miss.request_id
                     claim = claims.get(request_id)
                     if claim is None or not claim.waiting:
-                        del self._wanted[request_id]
                         over = claim is None or claim.state is ClaimState.RELEASED
                         if over or followed.order.message.when == "before":
-                            self._end(followed, "late", "its load was complete before the order reached it")
+                            self._change(followed, state="late", cause=_COMPLETE)
                         else:
                             self._advance(followed, "forced", "forced")
                             faults.append((request_id, _fault(followed.order, began=True)))
@@ -182,7 +183,7 @@ class Forced:
             for order in self._standing:
                 self._close_if_over(order)
                 if order.changed:
-                    self._report_order(order)
+                    self._report(order)
             self._standing = [order for order in self._standing if order.open]
         return faults
 
@@ -195,7 +196,7 @@ class Forced:
             if followed.miss.state != "forced":
                 return
             if not cause:
-                self._end(followed, "late", "its load was complete before the order reached it")
+                self._change(followed, state="late", cause=_COMPLETE)
                 return
             now = time.monotonic() - followed.order.began
             quiesced = min(now, max(followed.miss.steps["forced"], quiet - followed.order.began))
@@ -204,11 +205,11 @@ class Forced:
 
     def spared(self, request_id: str, why: str) -> None:
         """No load will be ordered for this request."""
-        if request_id not in self._wanted:
+        if request_id not in self._followed:
             return
         with self._lock:
-            if followed := self._wanted.pop(request_id, None):
-                self._end(followed, "late", why)
+            if (followed := self._followed[request_id]).ordered:
+                self._change(followed, state="late", cause=why)
 
     def over(self, request: VllmRequest) -> None:
         """The request has finished, or was aborted."""
@@ -219,14 +220,21 @@ class Forced:
         if request_id not in self._followed:
             return
         with self._lock:
-            self._wanted.pop(request_id, None)
             followed = self._followed[request_id]
             if followed.miss.state == "rescheduled" and _has_output(request):
                 self._advance(followed, "recovered", "first_token")
             else:
-                self._end(followed, "over", "the request ended before its first token")
+                self._change(followed, state="over", cause="the request ended before its first token")
 
     # --- private, with the lock held ---
+
+    def _follow(self, order: _Order, request: PlannedMiss) -> _Followed:
+        miss = Miss(
+            request_id=request.request_id, prefiller=request.prefiller, state="ordered", tokens=request.tokens
+        )
+        followed = self._followed[request.request_id] = _Followed(order, miss)
+        order.taken += 1
+        return followed
 
     def _draw(self, claim: Claim) -> _Followed | None:
         """The order for further loads that takes this one; all that are open have a look at it."""
@@ -240,9 +248,7 @@ class Forced:
             order.changed = True
             hit = order.random.random() < target.ratio and len(self._followed) < MAX_FOLLOWED
             if hit and taker is None and claim.request_id not in self._followed:
-                order.taken += 1
-                taker = _Followed(order, _miss(planned(claim, self._engine)))
-                self._followed[claim.request_id] = taker
+                taker = self._follow(order, planned(claim, self._engine))
             self._close_if_over(order)
         return taker
 
@@ -274,26 +280,19 @@ class Forced:
         steps = {**followed.miss.steps, step: time.monotonic() - followed.order.began}
         self._change(followed, state=state, steps=steps)
 
-    def _end(self, followed: _Followed, state: MissState, cause: str) -> None:
-        self._change(followed, state=state, cause=cause)
-
     def _change(self, followed: _Followed, **changes: Any) -> None:
         followed.miss = msgspec.structs.replace(followed.miss, **changes)
         if followed.miss.state in MISS_ENDS:
             self._followed.pop(followed.miss.request_id, None)
-        self._report(followed)
+        self._report(followed.order, followed.miss)
 
-    def _report(self, followed: _Followed) -> None:
-        order = followed.order
-        key = f"miss {order.plan.order_id} {followed.miss.request_id}"
-        self._deliver(key, ReportForced(order=self._state(order), miss=followed.miss), REPORT_SECONDS)
-
-    def _report_order(self, order: _Order) -> None:
-        order.changed = False
-        self._deliver(f"order {order.plan.order_id}", ReportForced(order=self._state(order)), REPORT_SECONDS)
-
-    def _state(self, order: _Order) -> OrderState:
-        return OrderState(
+    def _report(self, order: _Order, miss: Miss | None = None) -> None:
+        """Tell kvd how an order stands, with one of its misses or by itself."""
+        if miss is None:
+            key, order.changed = f"order {order.plan.order_id}", False
+        else:
+            key = f"miss {order.plan.order_id} {miss.request_id}"
+        state = OrderState(
             asker=order.message.asker,
             engine_id=self._engine.engine_id,
             incarnation=self._engine.incarnation,
@@ -303,16 +302,11 @@ class Forced:
             taken=order.taken,
             plan=order.plan,
         )
+        self._deliver(key, ReportForced(order=state, miss=miss), REPORT_SECONDS)
 
 
 def _nowhere(_key: str, _message: Message, _seconds: float) -> None:
     """Where reports go before the session stands: nobody has given an order yet."""
-
-
-def _miss(request: PlannedMiss) -> Miss:
-    return Miss(
-        request_id=request.request_id, prefiller=request.prefiller, state="ordered", tokens=request.tokens
-    )
 
 
 def _fault(order: _Order, *, began: bool) -> Fault:
