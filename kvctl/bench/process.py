@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvctl.bench.transport import ucx_environment
-from kvctl.processes import tied
-from kvctl.processes.worker_process import WorkerProcess
+from kvctl.processes.worker_process import WorkerProcess, start_worker
 from kvd.backends.registry import ADAPTERS
 
 START_SECONDS = 90.0
@@ -20,18 +17,8 @@ END_SECONDS = 10.0
 def start(name: str, backend: str, folder: Path, environment: Mapping[str, str]) -> WorkerProcess:
     """The process ``name``, not yet told anything; its log and UCX's are in ``folder``."""
     path = folder / f"{backend}-{name}.log"
-    own = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"} | ucx_environment(ucx_log(name, backend, folder))
-    with path.open("ab") as out:
-        process = subprocess.Popen(
-            tied.command("kvctl.bench.worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=out,
-            cwd=folder,
-            env=dict(os.environ) | own | dict(environment),
-            start_new_session=True,
-        )
-    return WorkerProcess(f"the {name} with {backend}", process, path)
+    own = ucx_environment(ucx_log(name, backend, folder)) | dict(environment)
+    return start_worker(f"the {name} with {backend}", "kvctl.bench.worker", path, own)
 
 
 def ucx_log(name: str, backend: str, folder: Path) -> Path:

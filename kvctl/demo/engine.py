@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvctl.demo.engine_spec import EngineSpec, engine_arguments, environment
 from kvctl.processes.errors import EngineGone, EngineStartFailed, EngineTimeout
+from kvctl.processes.spawn import log_tail, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # A Unix socket's path may have 107 bytes. vLLM appends a UUID to its folder (37), Python's multiprocessing two names.
 LONGEST_SOCKET_FOLDER = 60
-LOG_LINES_IN_ERRORS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +91,14 @@ class EngineProcess:
         lifeline_read, lifeline_write = os.pipe()
         theirs = (commands_read, events_write, lifeline_read)
         try:
-            with spec.log_path.open("ab") as log:
-                process = subprocess.Popen(
-                    # -P: the work folder is the current one and must not become a place to import from.
-                    [sys.executable, "-P", "-m", "kvctl.demo.engine_host", *map(str, theirs)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    cwd=spec.work_dir,
-                    env=environment(spec, sockets),
-                    pass_fds=theirs,
-                    # Ctrl-C at a terminal reaches this process alone, which then stops the engine in order.
-                    start_new_session=True,
-                )
+            process = spawn(
+                # -P: the work folder is the current one and must not become a place to import from.
+                [sys.executable, "-P", "-m", "kvctl.demo.engine_host", *map(str, theirs)],
+                spec.log_path,
+                environment(spec, sockets),
+                cwd=spec.work_dir,
+                pass_fds=theirs,
+            )
         except OSError:
             for descriptor in (commands_write, events_read, lifeline_write):
                 os.close(descriptor)
@@ -126,7 +121,7 @@ class EngineProcess:
         try:
             self._ready.result(timeout)
         except TimeoutError:
-            message = f"the engine is not ready after {timeout:g} s{self._log_tail()}"
+            message = f"the engine is not ready after {timeout:g} s{log_tail(self.spec.log_path)}"
             raise EngineTimeout(message) from None
 
     def submit(
@@ -210,7 +205,7 @@ class EngineProcess:
             with self._lock:
                 self._commands.write(line)
         except (OSError, ValueError) as error:
-            message = f"the engine takes no commands any more ({error}){self._log_tail()}"
+            message = f"the engine takes no commands any more ({error}){log_tail(self.spec.log_path)}"
             raise EngineGone(message) from error
 
     def _read(self, events: int) -> None:
@@ -219,7 +214,7 @@ class EngineProcess:
             for line in lines:
                 self._handle(json.loads(line))
         self._process.wait()
-        message = f"the engine ended with status {self._process.returncode}{self._log_tail()}"
+        message = f"the engine ended with status {self._process.returncode}{log_tail(self.spec.log_path)}"
         if not self._ready.done():
             self._ready.set_exception(EngineStartFailed(message))
         with self._lock:
@@ -234,7 +229,7 @@ class EngineProcess:
             self._ready.set_result(event)
             return
         if kind == "failed":
-            self._ready.set_exception(EngineStartFailed(f"{event['error']}{self._log_tail()}"))
+            self._ready.set_exception(EngineStartFailed(f"{event['error']}{log_tail(self.spec.log_path)}"))
             return
         with self._lock:
             future = self._pending.pop(event.pop("id"), None)
@@ -247,13 +242,6 @@ class EngineProcess:
             future.set_exception(RuntimeError(event["error"]))
         else:
             future.set_result(event["value"])
-
-    def _log_tail(self) -> str:
-        try:
-            lines = self.spec.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return "\n".join(["; the end of its log:", *(f"  {line}" for line in lines[-LOG_LINES_IN_ERRORS:])])
 
 
 @dataclass(frozen=True, slots=True)

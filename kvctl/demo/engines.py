@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -21,6 +20,7 @@ from kvctl.demo.screen import Board
 from kvctl.processes.daemons import two_hosts
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.interruption import held, unwinding
+from kvctl.processes.spawn import spawn
 
 PROMPTS = (300, 1000, 120, 700, 1300, 500)
 """Lengths of the requests' prompts, in tokens."""
@@ -79,15 +79,8 @@ def _written(folder: Path, models: Path) -> Path:
         "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
-    with log_path.open("ab") as log, held():
-        process = subprocess.Popen(
-            [sys.executable, "-c", WRITE_MODEL, str(models)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-        )
+    with held():
+        process = spawn([sys.executable, "-c", WRITE_MODEL, str(models)], log_path, environment)
     try:
         status = process.wait()
     finally:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import random
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,10 +14,9 @@ from typing import Any
 from kvctl.demo.running import DemoOutcome, Running
 from kvctl.demo.screen import Board
 from kvctl.demo.simulated_model import BLOCK_TOKENS, MODEL, PERIOD
-from kvctl.processes import tied
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.interruption import held, unwinding
-from kvctl.processes.worker_process import WorkerProcess, good
+from kvctl.processes.worker_process import WorkerProcess, good, start_worker
 
 PREFILL_RANKS, DECODE_RANKS = 2, 1
 BLOCKS = 48
@@ -93,17 +90,8 @@ def _end(workers: list[WorkerProcess], kind: type[BaseException] | None, *_: obj
 def _start(host: Kvd, place: tuple[int, int], backend: str, folder: Path) -> WorkerProcess:
     rank, ranks = place
     log_path = folder / f"{host.name}-{rank}.log"
-    with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            tied.command("kvctl.demo.simulated_worker"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            cwd=folder,
-            env=dict(os.environ) | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-    worker = WorkerProcess(f"worker tp{rank} of {host.name}-engine", process, log_path)
+    name = f"worker tp{rank} of {host.name}-engine"
+    worker = start_worker(name, "kvctl.demo.simulated_worker", log_path, {})
     who = {
         "engine_id": f"{host.name}-engine",
         "role": host.name,

@@ -17,6 +17,7 @@ from kvctl.errors import UsageError
 from kvctl.processes import tied
 from kvctl.processes.errors import DaemonStartFailed
 from kvctl.processes.interruption import held, unwinding
+from kvctl.processes.spawn import spawn
 from kvd.client.errors import ClientError
 from kvd.client.operator import connect
 from kvd.wire.frame import Message
@@ -120,14 +121,6 @@ def launch(name: str, directory: Path, listen: str, settings: Mapping[str, str])
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     path = directory / "kvd.log"
     places = ("--runtime-dir", str(directory), "--state-dir", str(directory / "state"))
-    with path.open("ab") as log:
-        process = subprocess.Popen(
-            tied.command("kvd.service", *places, "--listen", listen),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={k: v for k, v in os.environ.items() if not k.startswith("KVD_")} | dict(settings),
-            # Ctrl-C at a terminal reaches the parent alone, which ends this one last.
-            start_new_session=True,
-        )
-    return Kvd(name, directory, path, process)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVD_")} | dict(settings)
+    command = tied.command("kvd.service", *places, "--listen", listen)
+    return Kvd(name, directory, path, spawn(command, path, environment))

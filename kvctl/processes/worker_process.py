@@ -9,14 +9,16 @@ import select
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvctl.processes import tied
 from kvctl.processes.errors import WorkerFailed
+from kvctl.processes.spawn import log_tail, spawn
 
 ANSWER_SECONDS = 60.0
-LOG_LINES_IN_ERRORS = 15
 
 
 @dataclass(slots=True)
@@ -43,10 +45,14 @@ class WorkerProcess:
         while b"\n" not in self.unread:
             left = max(0.0, until - time.monotonic())
             if not select.select([out], [], [], left)[0]:
-                raise WorkerFailed(f"{self.name} did not answer within {timeout:g} s{self._log()}")
+                raise WorkerFailed(
+                    f"{self.name} did not answer within {timeout:g} s{log_tail(self.log_path)}"
+                )
             more = os.read(out.fileno(), 1 << 16)
             if not more:
-                raise WorkerFailed(f"{self.name} ended with status {self.process.wait()}{self._log()}")
+                raise WorkerFailed(
+                    f"{self.name} ended with status {self.process.wait()}{log_tail(self.log_path)}"
+                )
             self.unread += more
         line, _, self.unread = self.unread.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
@@ -76,11 +82,19 @@ class WorkerProcess:
             pipe.write(json.dumps(orders).encode() + b"\n")
             pipe.flush()
         except (OSError, ValueError):
-            raise WorkerFailed(f"{self.name} takes no orders any more{self._log()}") from None
+            raise WorkerFailed(f"{self.name} takes no orders any more{log_tail(self.log_path)}") from None
 
-    def _log(self) -> str:
-        lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(["; the end of its log:", *(f"  {line}" for line in lines[-LOG_LINES_IN_ERRORS:])])
+
+def start_worker(name: str, module: str, log_path: Path, environment: Mapping[str, str]) -> WorkerProcess:
+    """Start a module that takes orders, tied to this thread; it runs on one core, in its log's folder.
+
+    ``environment`` comes on top of this process's own.
+    """
+    folder = log_path.parent
+    whole = dict(os.environ) | {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"} | dict(environment)
+    pipe = subprocess.PIPE
+    process = spawn(tied.command(module), log_path, whole, stdin=pipe, stdout=pipe, cwd=folder)
+    return WorkerProcess(name, process, log_path)
 
 
 def good(name: str, answer: dict[str, Any]) -> dict[str, Any]:
