@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from kvctl.bench.run import failed, progress, workplace
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.processes.errors import DaemonStartFailed, WorkerFailed
-from kvctl.views.benchmark import HandshakeBenchmark, HandshakeMeasurement, Quantiles
+from kvctl.views.benchmark import HandshakeBenchmark, HandshakeMeasurement, quantiles
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 
@@ -65,13 +64,3 @@ def measurements(pair: Pair, found: Mapping[Case, Waits]) -> Iterator[HandshakeM
             handshakes_per_second=len(pair[0].workers) / whole.p50,
             bytes=waits.bytes,
         )
-
-
-def quantiles(seconds: Sequence[float]) -> Quantiles:
-    """The nearest ranks: each is a value that was measured."""
-    ordered = sorted(seconds)
-
-    def at(share: float) -> float:
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-    return Quantiles(p50=at(0.5), p90=at(0.9), p99=at(0.99))

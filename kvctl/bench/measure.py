@@ -16,7 +16,7 @@ from kvctl.bench.pair import BackendRun, PairScene, ProcessPair, pair
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.transport import has_rdma, is_slow
 from kvctl.cli.numbers import rate
-from kvctl.views.benchmark import Ceiling, Measurement, Quantiles, Warned
+from kvctl.views.benchmark import Ceiling, Measurement, Warned, quantiles
 from kvd.backends.contract import Operation
 
 LARGE = 64 << 20
@@ -108,16 +108,6 @@ def measure(
     ]
     large = {operation: median(ceilings["large"]) for operation, (_, ceilings) in found.items()}
     return Measured(rows, list(_slow(backend, transports, large, to)), list(_left_out(backend, sweep, found)))
-
-
-def quantiles(values: Iterable[float]) -> Quantiles:
-    """The nearest ranks of some seconds."""
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
-
-    return Quantiles(p50=at(0.5), p90=at(0.9), p99=at(0.99))
 
 
 def _direction(

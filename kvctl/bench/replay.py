@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvctl.bench.measure import Difference, Told, quantiles
+from kvctl.bench.measure import Difference, Told
 from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import BackendRun, ProcessPair, pair
 from kvctl.bench.recorded import RecordedStream, batches
 from kvctl.bench.remote import ServeTarget
+from kvctl.views.benchmark import quantiles
 from kvctl.views.replay import RecordedFigures, Variant
 from kvd.backends.contract import Operation
 from kvd.trace.model import TransferLine

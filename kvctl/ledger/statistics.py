@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from kvd.wire.transfer import LedgerRow, TransferRecord
@@ -15,9 +16,9 @@ ORDERS: dict[str, Callable[[LedgerRow], tuple[float, int]]] = {
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of all lie (nearest rank); 0 of none."""
+    """The smallest value that at least ``share`` of all do not exceed (nearest rank); 0 of none."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
 def moving(record: TransferRecord) -> float:

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
+from kvctl.ledger.statistics import quantile
 from kvctl.views.bars import Bar, bars_text, page
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, Part, Styled, TextTable, number, table
@@ -22,6 +23,12 @@ class Quantiles(Struct, frozen=True, kw_only=True):
     p50: Seconds
     p90: Seconds
     p99: Seconds
+
+
+def quantiles(seconds: Iterable[float]) -> Quantiles:
+    """The nearest ranks: each is a value that was measured."""
+    ordered = sorted(seconds)
+    return Quantiles(p50=quantile(ordered, 0.5), p90=quantile(ordered, 0.9), p99=quantile(ordered, 0.99))
 
 
 class Ceiling(Struct, frozen=True, kw_only=True):

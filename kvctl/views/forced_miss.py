@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, span
 from kvctl.cli.units import Count, Seconds, Time, filled
+from kvctl.ledger.statistics import quantile
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Column, Part, facts, number, state, table
 from kvd.wire.order import AllWaiting, ForcedMisses, ForcePlan, Miss, OneRequest, PlannedMiss, Target
@@ -100,7 +100,7 @@ def planned_document(plan: ForcePlan) -> ForcedMiss:
 def forced_document(forced: ForcedMisses) -> ForcedMiss:
     """The document of an order as it is now."""
     order, plan = forced.order, forced.order.plan
-    seconds = sorted(_recovery(forced.misses))
+    seconds = list(_recovery(forced.misses))
     return filled(
         ForcedMiss,
         plan,
@@ -113,8 +113,8 @@ def forced_document(forced: ForcedMisses) -> ForcedMiss:
         looked=order.looked,
         taken=max(order.taken, len(forced.misses)),
         recovered=len(seconds),
-        recovery_p50=_percentile(seconds, 0.50),
-        recovery_p99=_percentile(seconds, 0.99),
+        recovery_p50=quantile(seconds, 0.50) if seconds else None,
+        recovery_p99=quantile(seconds, 0.99) if seconds else None,
         requests=tuple(filled(ForcedRequest, miss) for miss in forced.misses),
     )
 
@@ -147,11 +147,6 @@ def _recovery(misses: Iterable[Miss]) -> Iterable[float]:
     for miss in misses:
         if miss.state == "recovered":
             yield miss.steps["first_token"] - miss.steps["forced"]
-
-
-def _percentile(ordered: Sequence[float], part: float) -> float | None:
-    """The smallest value that so large a part of all does not exceed."""
-    return ordered[math.ceil(part * len(ordered)) - 1] if ordered else None
 
 
 STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
