@@ -13,18 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvctl.cli import parsing
+from kvctl.cli.option_kinds import duration
 from kvctl.cli.settings import COLOR_MODES, DRAWINGS, OUTPUT_FORMATS, Given, Settings, resolve
 
 Watch = Annotated[
     float | None,
-    typer.Option(
-        "--watch",
-        "-w",
-        metavar="SECONDS",
-        parser=parsing.seconds,
-        help="Ask again every so many seconds until Ctrl-C.",
-    ),
+    duration("--watch", "-w", metavar="SECONDS", help="Ask again every so many seconds until Ctrl-C."),
 ]
 
 

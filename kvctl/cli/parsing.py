@@ -37,6 +37,14 @@ def _meant(value: str, known: Iterable[str]) -> str:
     return f"did you mean {' or '.join(names[name] for name in close)}?" if close else ""
 
 
+def number_or_zero(text: str) -> float:
+    """A number; 0 for a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
 def seconds(text: str) -> float:
     """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``."""
     number, factor = text, 1.0
@@ -44,10 +52,7 @@ def seconds(text: str) -> float:
         if text.endswith(unit):
             number, factor = text.removesuffix(unit), length
             break
-    try:
-        value = float(number) * factor
-    except ValueError:
-        value = 0.0
+    value = number_or_zero(number) * factor
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r} is not a duration above zero; write 5, 0.5, 500ms, 2m or 1h")
     return value
@@ -90,6 +95,14 @@ def one_of(*known: str) -> Callable[[str], str]:
 def some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
     """The parser of choices with commas between them."""
     return lambda text: tuple(dict.fromkeys(parse_choice(part.strip(), known) for part in text.split(",")))
+
+
+def share(text: str) -> float:
+    """A part of something, above zero and at most 1."""
+    value = number_or_zero(text)
+    if not 0 < value <= 1:
+        raise ValueError(f"{text!r} is no share; write a number above 0 and at most 1")
+    return value
 
 
 def count(text: str) -> int:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.cli.parsing import chosen_devices, count, counts, cuda_devices, some_of
+from kvctl.cli.option_kinds import choices, number
+from kvctl.cli.parsing import chosen_devices, counts, cuda_devices
 from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import (
     Backends,
@@ -21,7 +22,7 @@ from kvctl.engines.pair_options import (
     To,
     planned_pair,
 )
-from kvctl.engines.sources import load, planned
+from kvctl.engines.sources import load_pair, planned
 from kvctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,12 +47,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
     local: Local = None,
     remote: Remote = None,
     backends: Backends = None,
-    operations: Annotated[
-        str | None,
-        typer.Option(
-            "--operation", metavar="read,write", parser=some_of(*OPERATIONS), help="[default: both]"
-        ),
-    ] = None,
+    operations: Annotated[str | None, choices("--operation", OPERATIONS, help="[default: both]")] = None,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -66,16 +62,13 @@ def benchmark(  # noqa: PLR0913 - one for each option
     ] = None,
     fragmentation: Annotated[
         str | None,
-        typer.Option(
+        choices(
             "--fragmentation",
-            metavar=",".join((*FRAGMENTATIONS, *RARER)),
-            parser=some_of(*FRAGMENTATIONS, *RARER),
+            (*FRAGMENTATIONS, *RARER),
             help="How blocks lie. [default: the first three]",
         ),
     ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", metavar="N", parser=count, help="[15; quick: 5]")
-    ] = None,
+    rounds: Annotated[int | None, number("--rounds", help="[15; quick: 5]")] = None,
     memory: Memory = 1 << 30,
     devices: Annotated[
         str | None,
@@ -163,5 +156,4 @@ def _pair(
             f"a pair has two engines, and {len(named)} are named",
             "name the reading one and the one it reads from, or give --model; kvctl engines lists those of kvd",
         )
-    here, there = load(named, settings)
-    return here, there
+    return load_pair(named, settings)

@@ -7,7 +7,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from kvctl.cli.parsing import one_of
+from kvctl.cli.option_kinds import choice
 from kvctl.cli.settings import Settings
 from kvctl.cli.units import Mode
 from kvd.backends.registry import MEASURED
@@ -22,19 +22,17 @@ def demo(
     *,
     mode: Annotated[
         str,
-        typer.Option(
+        choice(
             "--mode",
-            metavar="|".join(MODES),
-            parser=one_of(*MODES),
+            MODES,
             help="Who moves the KV: the decoder after the prefill, or the prefiller layer by layer during it.",
         ),
     ] = "pull",
     backend: Annotated[
         str | None,
-        typer.Option(
+        choice(
             "--backend",
-            metavar="|".join(BACKENDS),
-            parser=one_of(*BACKENDS),
+            BACKENDS,
             help="What moves the KV; direct needs no transfer engine. [default: nixl, or direct without NIXL]",
             show_default=False,
         ),

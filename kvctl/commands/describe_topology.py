@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvctl.cli.option_kinds import number
 from kvctl.cli.options import DrawnSettings, Watch
-from kvctl.cli.parsing import bandwidth, count
+from kvctl.cli.parsing import bandwidth
 from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
 from kvctl.engines.pairs import described, suggested
-from kvctl.engines.sources import EngineId, load, ready_row, source
+from kvctl.engines.sources import EngineId, load_pair, ready_row, source
 from kvctl.errors import UsageError
 from kvctl.views.output import show_repeatedly
 from kvctl.views.topology.document import PairDocument, Topology, pair_document
@@ -42,9 +43,7 @@ def describe_topology(
     model: Model = None,
     local: Local = None,
     remote: Remote = None,
-    tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", parser=count, help="Tokens of the request. [8192]")
-    ] = 8192,
+    tokens: Annotated[int, number("--tokens", help="Tokens of the request. [8192]")] = 8192,
     link: Annotated[
         float | None,
         typer.Option(
@@ -90,15 +89,10 @@ def _chosen(
     if len(named) > 2:
         raise UsageError(f"a pair has two engines, and {named[2]!r} is a third")
     if len(named) == 2:
-        return lambda: [_both(load(named, settings))]
+        return lambda: [load_pair(named, settings)]
     if named and not isinstance(source(named[0]), EngineId):
         raise UsageError(f"{named[0]!r} is no engine of kvd, so it takes a second one to read from")
     return lambda: _from_kvd(settings, named[0] if named else None)
-
-
-def _both(engines: tuple[EngineGeometry, ...]) -> tuple[EngineGeometry, EngineGeometry]:
-    here, there = engines
-    return here, there
 
 
 def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:

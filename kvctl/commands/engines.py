@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
+from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
-from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.views.engines import Engines, engine_document
 from kvctl.views.output import show_repeatedly
@@ -24,9 +24,7 @@ def engines(
     *,
     state: Annotated[
         str | None,
-        typer.Option(
-            "--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only engines in this state."
-        ),
+        choice("--state", STATES, help="Only engines in this state."),
     ] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
     watch: Watch = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.cli.parsing import count
+from kvctl.cli.option_kinds import number
 from kvctl.cli.settings import Settings
 from kvctl.errors import DaemonUnreachable, PeerTimeout
 from kvctl.views.event import event_document
@@ -27,9 +27,7 @@ def events(
             metavar="[KIND]...", help="Only events whose kind begins so: transfer, lease.expired ..."
         ),
     ] = None,
-    number: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", parser=count, help="End after so many events.")
-    ] = None,
+    number: Annotated[int | None, number("--count", "-n", help="End after so many events.")] = None,
 ) -> None:
     """Follow what happens, one event a line.
 
@@ -38,12 +36,8 @@ def events(
     """
     presence = _Presence()
     with daemon.connected(settings) as operator:
-        stream = daemon.follow(
-            operator,
-            tuple(kinds or ()),
-            settings.timeout if settings.timeout_given else None,
-            presence.connected,
-        )
+        patience = settings.timeout if settings.timeout_given else None
+        stream = operator.events(tuple(kinds or ()), patience, presence.connected)
         # Only a kvd that answers is worth waiting for: a socket alone says nothing of the process behind it.
         daemon.put(operator, query.GetStatus(), query.KvdStatus)
         shown, last = 0, None

@@ -12,8 +12,10 @@ from typing import Annotated, cast, get_args
 import typer
 
 from kvctl import daemon
-from kvctl.cli.parsing import count, one_of, seconds
+from kvctl.cli.option_kinds import choice, duration, number
+from kvctl.cli.parsing import share
 from kvctl.cli.settings import Settings
+from kvctl.engines.decoder import Decoder, only_decoder
 from kvctl.errors import CheckFailed, DaemonUnreachable, PeerTimeout, UsageError
 from kvctl.views.forced_miss import (
     ClearedOrders,
@@ -23,7 +25,6 @@ from kvctl.views.forced_miss import (
 )
 from kvctl.views.output import show
 from kvd.geometry.rank import Rank
-from kvd.wire import query
 from kvd.wire.order import (
     MISS_ENDS,
     AllWaiting,
@@ -49,17 +50,6 @@ ASK_AGAIN = 1.0
 AWAY_PAUSE = 0.2
 
 
-def ratio(text: str) -> float:
-    """An option's parser for a probability."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise typer.BadParameter(f"{text!r} is no part above 0 and at most 1; write 0.3")
-    return value
-
-
 def whole(text: str) -> int:
     """An option's parser for a whole number."""
     if not text.isdecimal():
@@ -81,20 +71,13 @@ def force_miss(  # noqa: PLR0913 - each is an option
     request: Annotated[
         str, typer.Argument(metavar="REQUEST", help="Id of the request, of its transfer or of its prefill.")
     ] = "",
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine", "-e", metavar="ENGINE", help="The decoding engine; needed where kvd has several."
-        ),
-    ] = "",
+    engine: Decoder = "",
     waiting: Annotated[bool, typer.Option("--waiting", help="All requests that wait for their KV.")] = False,
-    number: Annotated[
-        int | None, typer.Option("--next", metavar="N", parser=count, help="The next N loads.")
-    ] = None,
+    number: Annotated[int | None, number("--next", help="The next N loads.")] = None,
     part: Annotated[
         float | None,
         typer.Option(
-            "--ratio", metavar="P", parser=ratio, help="Of further loads this part, taken at random."
+            "--ratio", metavar="P", parser=share, help="Of further loads this part, taken at random."
         ),
     ] = None,
     seed: Annotated[
@@ -102,19 +85,13 @@ def force_miss(  # noqa: PLR0913 - each is an option
     ] = None,
     span: Annotated[
         float | None,
-        typer.Option(
-            "--for",
-            metavar="SECONDS",
-            parser=seconds,
-            help="An order for further loads ends after this. [10m]",
-        ),
+        duration("--for", metavar="SECONDS", help="An order for further loads ends after this. [10m]"),
     ] = None,
     when: Annotated[
         str | None,
-        typer.Option(
+        choice(
             "--when",
-            metavar="|".join(WHEN),
-            parser=one_of(*WHEN),
+            WHEN,
             help="Before anything is read, in flight, after a part has arrived. [now: as soon as can be]",
         ),
     ] = None,
@@ -160,7 +137,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
     elif further:
         target = NextLoads(count=number or 0, ratio=part or 1.0, seed=seed or 0, seconds=span or 600.0)
     message = ForceMiss(
-        engine_id=engine or _only_engine(settings),
+        engine_id=engine or only_decoder(settings),
         target=target,
         when=cast("When", when or "now"),
         part=LoadPart(group=group, layer=layer, rank=rank),
@@ -184,20 +161,8 @@ def _one_of(**given: bool) -> None:
         )
 
 
-def _only_engine(settings: Settings) -> str:
-    rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
-    here = [
-        row.engine.engine_id for row in rows if row.local and row.scheduler and row.engine.role != "prefill"
-    ]
-    if len(here) == 1:
-        return here[0]
-    if not here:
-        raise UsageError("kvd has no decoding engine", "give one with --engine; `kvctl engines` lists all")
-    raise UsageError(f"kvd has {len(here)} decoding engines: {', '.join(here)}", "give one with --engine")
-
-
 def _clear(settings: Settings, engine: str) -> None:
-    message = ClearForced(engine_id=engine or _only_engine(settings))
+    message = ClearForced(engine_id=engine or only_decoder(settings))
     cleared = daemon.ask(settings, message, ForcedCleared)
     show(ClearedOrders(engine_id=message.engine_id, order_ids=cleared.order_ids), settings)
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from kvctl.cli.parsing import count
+from kvctl.cli.option_kinds import number
+from kvctl.cli.parsing import number_or_zero, share
 from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import Backends, KeyFile, Memory, NoVerify, Report, To
 from kvctl.errors import UsageError
@@ -14,23 +15,9 @@ from kvctl.errors import UsageError
 SECTION = "Measure"
 
 
-def share(text: str | float) -> float:
-    """An option's parser for a share of something."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 1:
-        raise typer.BadParameter(f"{text!r} is no share; write a number above 0 and at most 1")
-    return value
-
-
 def times(text: str) -> float:
     """An option's parser for how many times as fast."""
-    try:
-        value = float(text.removesuffix("x"))
-    except ValueError:
-        value = 0.0
+    value = number_or_zero(text.removesuffix("x"))
     if not 0 < value < 1e9:
         raise typer.BadParameter(f"{text!r} is no speed; write 1, 10 or 0.5")
     return value
@@ -56,11 +43,9 @@ def replay(  # noqa: PLR0913 - one for each option
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", metavar="N", parser=count, help="As fast as possible, N at a time."),
+        number("--concurrency", help="As fast as possible, N at a time."),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", parser=count, help="The first N transfers. [1000]")
-    ] = 1000,
+    limit: Annotated[int, number("--limit", "-n", help="The first N transfers. [1000]")] = 1000,
     scale: Annotated[
         float,
         typer.Option("--scale", metavar="SHARE", parser=share, help="Only this share of each prompt. [1]"),

@@ -6,10 +6,9 @@ import sys
 from typing import Annotated
 
 import msgspec
-import typer
 
+from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
-from kvctl.cli.parsing import one_of
 from kvctl.cli.settings import Settings
 from kvctl.ledger.options import (
     Backend,
@@ -52,17 +51,10 @@ def transfers(  # noqa: PLR0913 (options)
     checksum: Checksum = None,
     since: Since = None,
     slower_than: SlowerThan = None,
-    sort: Annotated[
-        str, typer.Option("--sort", metavar="|".join(SORTS), parser=one_of(*SORTS), help="Which come first.")
-    ] = "newest",
+    sort: Annotated[str, choice("--sort", SORTS, help="Which come first.")] = "newest",
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by",
-            metavar="|".join(GROUPINGS),
-            parser=one_of(*GROUPINGS),
-            help="Count them together, one line for each.",
-        ),
+        choice("--by", GROUPINGS, help="Count them together, one line for each."),
     ] = None,
     source: From = "",
     watch: Watch = None,
@@ -72,17 +64,15 @@ def transfers(  # noqa: PLR0913 (options)
     TIME is from the scheduler's claim to the report, RATE that of the bytes on the wire. With -o jsonl --watch each
     transfer is printed once, as it comes.
     """
-    asked = msgspec.structs.replace(
-        question(
-            engine=engine,
-            peer=peer,
-            request=request,
-            state=state,
-            code=code,
-            backend=backend,
-            since=since,
-            slower_than=slower_than,
-        ),
+    asked = question(
+        engine_id=engine,
+        peer=peer,
+        request_id=request,
+        state=state,
+        code=code,
+        backend=backend,
+        within=since,
+        slower_than=slower_than,
         order=sort,
     )
     wanted = last or (LAST_GROUPED if by else LAST)

@@ -7,31 +7,21 @@ from typing import Annotated, cast
 
 import typer
 
-from kvctl import daemon
-from kvctl.cli.parsing import count, parse_choice
+from kvctl.cli.option_kinds import choices, number
 from kvctl.cli.settings import Settings
+from kvctl.cli.units import filled
+from kvctl.engines.decoder import Decoder, only_decoder
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.verify.endpoint import base_url, served_model
 from kvctl.verify.runs import Endpoints, is_wrong, prompt_of, verified
 from kvctl.views.output import show
 from kvctl.views.verification import Verification
-from kvd.wire import query
 from kvd.wire.order import When
 
 SECTION = "Try faults"
 MOMENTS = ("before", "flight", "layers")
 ANSWER_SECONDS = 120.0
 """How long an answer may take where --timeout does not say."""
-
-
-def moments(text: str) -> tuple[When, ...]:
-    """Moments with commas between them. Raises `UsageError`."""
-    try:
-        return tuple(
-            dict.fromkeys(cast("When", parse_choice(part.strip(), MOMENTS)) for part in text.split(","))
-        )
-    except ValueError as error:
-        raise UsageError(f"--when: {error}") from None
 
 
 def verify(  # noqa: PLR0913 - each is an option
@@ -44,25 +34,14 @@ def verify(  # noqa: PLR0913 - each is an option
     router: Annotated[
         str, typer.Option("--router", metavar="URL", help="Or a router in front of both, in either mode.")
     ] = "",
-    engine: Annotated[
-        str,
-        typer.Option(
-            "--engine", "-e", metavar="ENGINE", help="The decoding engine; needed where kvd has several."
-        ),
-    ] = "",
+    engine: Decoder = "",
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="[the first one served]")] = "",
-    prompts: Annotated[
-        int, typer.Option("--prompts", metavar="N", parser=count, help="How many prompts. [3]")
-    ] = 3,
-    tokens: Annotated[
-        int, typer.Option("--prompt-tokens", metavar="N", parser=count, help="Tokens of the longest. [512]")
-    ] = 512,
-    answer: Annotated[
-        int, typer.Option("--max-tokens", metavar="N", parser=count, help="Tokens of an answer. [16]")
-    ] = 16,
+    prompts: Annotated[int, number("--prompts", help="How many prompts. [3]")] = 3,
+    tokens: Annotated[int, number("--prompt-tokens", help="Tokens of the longest. [512]")] = 512,
+    answer: Annotated[int, number("--max-tokens", help="Tokens of an answer. [16]")] = 16,
     when: Annotated[
         str,
-        typer.Option("--when", metavar=",".join(MOMENTS), help="When the misses are forced. [all of them]"),
+        choices("--when", MOMENTS, help="When the misses are forced. [all of them]"),
     ] = ",".join(MOMENTS),
     yes: Annotated[
         bool, typer.Option("--yes", help="Force misses; without, only the two references are compared.")
@@ -75,7 +54,7 @@ def verify(  # noqa: PLR0913 - each is an option
     """
     if bool(prefill) == bool(router):
         raise UsageError("give either --prefill or --router", "see kvctl verify --help")
-    chosen = moments(when)
+    chosen = cast("tuple[When, ...]", when)
     timeout = settings.timeout if settings.timeout_given else ANSWER_SECONDS
     url = base_url(endpoint)
     place = Endpoints(
@@ -83,17 +62,14 @@ def verify(  # noqa: PLR0913 - each is an option
         prefill=base_url(prefill) if prefill else "",
         router=base_url(router) if router else "",
         model=model or served_model(url, timeout),
-        engine_id=engine or _only_engine(settings),
+        engine_id=engine or only_decoder(settings),
         timeout=timeout,
     )
     asked = [prompt_of(number, tokens * (number + 1) // prompts or 1) for number in range(prompts)]
     runs = tuple(verified(settings, place, asked, chosen if yes else (), answer, _tell))
-    body = Verification(
-        endpoint=place.endpoint,
-        prefill=place.prefill,
-        router=place.router,
-        model=place.model,
-        engine_id=place.engine_id,
+    body = filled(
+        Verification,
+        place,
         prompts=prompts,
         max_tokens=answer,
         references_differ=sum(run.run == "reuse" and not run.equals for run in runs),
@@ -112,12 +88,3 @@ def verify(  # noqa: PLR0913 - each is an option
 def _tell(what: str) -> None:
     if sys.stderr.isatty():
         sys.stderr.write(f"kvctl: {what}\n")
-
-
-def _only_engine(settings: Settings) -> str:
-    rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
-    here = [r.engine.engine_id for r in rows if r.local and r.scheduler and r.engine.role != "prefill"]
-    if len(here) != 1:
-        said = f"kvd has {len(here)} decoding engines{': ' if here else ''}{', '.join(here)}"
-        raise UsageError(said, "give one with --engine; `kvctl engines` lists all")
-    return here[0]

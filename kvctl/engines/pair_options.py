@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvctl.cli.parsing import size, some_of
+from kvctl.cli.option_kinds import choices
+from kvctl.cli.parsing import size
 from kvctl.engines.sources import planned
 from kvctl.errors import UsageError
 from kvd.backends.registry import MEASURED
@@ -29,10 +30,9 @@ Remote = Annotated[
 ]
 Backends = Annotated[
     str | None,
-    typer.Option(
+    choices(
         "--backend",
-        metavar=",".join(MEASURED),
-        parser=some_of(*MEASURED),
+        MEASURED,
         help="Which to try. [default: benchmark: all there are; replay: the recorded one]",
     ),
 ]

@@ -54,6 +54,12 @@ def load(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, ...]
     return tuple(_geometry(rows, found) if isinstance(found, EngineId) else found for found in sources)
 
 
+def load_pair(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, EngineGeometry]:
+    """The two of a pair: the reading engine and the one it reads from. Raises as `load`."""
+    here, there = load(texts, settings)
+    return here, there
+
+
 def source(text: str) -> Source:
     """What ``text`` names. Raises `UsageError` and `CheckFailed`, see `load`."""
     head, colon, tail = text.rpartition(":")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
-from kvctl.cli.parsing import count, one_of, seconds
+from kvctl.cli.option_kinds import choice, duration, number
+from kvctl.cli.parsing import one_of
 from kvd.wire.miss import MISS_MEANINGS
 from kvd.wire.transfer import ListTransfers
 
@@ -23,7 +25,7 @@ Peer = Annotated[
 Request = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")]
 State = Annotated[
     str | None,
-    typer.Option("--state", metavar="|".join(STATES), parser=one_of(*STATES), help="Only done, or misses."),
+    choice("--state", STATES, help="Only done, or misses."),
 ]
 Code = Annotated[
     str | None,
@@ -36,21 +38,16 @@ Code = Annotated[
 ]
 Checksum = Annotated[
     str | None,
-    typer.Option(
-        "--checksum",
-        metavar="|".join(CHECKSUMS),
-        parser=one_of(*CHECKSUMS),
-        help="Only those whose checksums were compared so.",
-    ),
+    choice("--checksum", CHECKSUMS, help="Only those whose checksums were compared so."),
 ]
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
 Since = Annotated[
     float | None,
-    typer.Option("--since", metavar="DURATION", parser=seconds, help="Only of the last 10m, 2h ..."),
+    duration("--since", help="Only of the last 10m, 2h ..."),
 ]
 SlowerThan = Annotated[
     float | None,
-    typer.Option("--slower-than", metavar="DURATION", parser=seconds, help="Only those that took longer."),
+    duration("--slower-than", help="Only those that took longer."),
 ]
 From = Annotated[
     str,
@@ -60,33 +57,11 @@ From = Annotated[
 ]
 
 
-def last_option(help_: str) -> typer.models.OptionInfo:
+def last_option(help_: str) -> OptionInfo:
     """``--last N``, with its own words."""
-    option: typer.models.OptionInfo = typer.Option(
-        "--last", "--limit", "-n", metavar="N", parser=count, help=help_
-    )
-    return option
+    return number("--last", "--limit", "-n", help=help_)
 
 
-def question(
-    *,
-    engine: str = "",
-    peer: str = "",
-    request: str = "",
-    state: str | None = None,
-    code: str | None = None,
-    backend: str = "",
-    since: float | None = None,
-    slower_than: float | None = None,
-) -> ListTransfers:
-    """What to ask the ledger for."""
-    return ListTransfers(
-        engine_id=engine,
-        peer=peer,
-        request_id=request,
-        state=state or "",
-        code=code or "",
-        backend=backend,
-        within=since or 0.0,
-        slower_than=slower_than or 0.0,
-    )
+def question(**asked: Any) -> ListTransfers:
+    """What to ask the ledger for: fields of the question, None for those that nothing was said of."""
+    return ListTransfers(**{field: value for field, value in asked.items() if value is not None})

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
-import msgspec
 import typer
 
 from kvctl.cli.settings import Settings
@@ -55,16 +54,14 @@ def export(  # noqa: PLR0913 (options)
 
     if file == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
-    asked = msgspec.structs.replace(
-        question(
-            engine=engine,
-            peer=peer,
-            request=request,
-            state=state,
-            backend=backend,
-            since=since,
-            slower_than=slower_than,
-        ),
+    asked = question(
+        engine_id=engine,
+        peer=peer,
+        request_id=request,
+        state=state,
+        backend=backend,
+        within=since,
+        slower_than=slower_than,
         blocks=True,
     )
     gathered = gather(settings, asked, last or LAST)
