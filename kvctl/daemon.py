@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +13,6 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
-from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.names import SOCKET_NAME, runtime_dir
 
@@ -65,16 +62,6 @@ def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
     return got
 
 
-def follow(
-    operator: Operator, kinds: tuple[str, ...], timeout: float | None, connected: Callable[[bool], None]
-) -> Iterator[KvdEvent]:
-    """Events as they come; ends when none came for ``timeout`` seconds.
-
-    ``connected`` is told when kvd goes away and when it is there (again). Raises `kvd.client.errors.ClientError`.
-    """
-    return operator.events(kinds, timeout, connected)
-
-
 _MEANINGS: dict[str, type[KvctlError]] = {
     "KVD-NOT-PERMITTED": NotPermitted,
     "KVD-FORCE-UNKNOWN": CheckFailed,
@@ -105,32 +92,21 @@ def _translated(error: client.ClientError, place: Path) -> KvctlError:
 def _who_may(place: Path) -> str:
     """Who may use the socket: taken from the outermost part of its path that shuts this user out."""
     socket = place / SOCKET_NAME
-    shut = next(
-        (p for p in (*reversed(socket.parents), socket) if not os.access(p, _needed(p, socket))), socket
-    )
+    needed = dict.fromkeys(reversed(socket.parents), os.X_OK) | {socket: os.W_OK}
+    shut = next((path for path, access in needed.items() if not os.access(path, access)), socket)
     try:
         status = shut.stat()
     except OSError:
         return f"{shut} cannot even be looked at: become root"
-    owner, group = _user(status.st_uid), _group(status.st_gid)
     mode = stat.S_IMODE(status.st_mode)
-    may = f"user {owner}" + (f" and group {group}" if mode & 0o070 else "")
+    may = f"user {_name(shut.owner, status.st_uid)}"
+    if mode & 0o070:
+        may += f" and group {_name(shut.group, status.st_gid)}"
     return f"{shut} is open to {may} (mode {mode:04o}): become one of them, or root"
 
 
-def _needed(path: Path, socket: Path) -> int:
-    return os.W_OK if path == socket else os.X_OK
-
-
-def _user(uid: int) -> str:
+def _name(look_up: Callable[[], str], number: int) -> str:
     try:
-        return pwd.getpwuid(uid).pw_name
+        return look_up()
     except KeyError:
-        return str(uid)
-
-
-def _group(gid: int) -> str:
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
+        return str(number)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kvctl.doctor.checks import checked
 from kvctl.doctor.losses import LossScene, Lost, ServedEngine, decoding, prefilling
+from kvctl.views.doctor import Check, State
 from kvd.wire.miss import MissCode
 from kvd.wire.outcomes import ASKED_TO_PREFILL, OTHER_PARAMS, NotOffered, Outcome, OutcomeRow
 
@@ -32,17 +34,6 @@ class Reason:
     kind: tuple[Lost, ...]
     fits: Callable[[LossScene], object]
     says: Callable[[LossScene], str]
-    hint: str
-
-
-@dataclass(frozen=True, slots=True)
-class NotHandedOver:
-    """A finding for one engine."""
-
-    engine_id: str
-    reason: str
-    failed: bool
-    found: str
     hint: str
 
 
@@ -234,10 +225,8 @@ REASONS: tuple[Reason, ...] = (
 """In order: the first whose ``kind`` is the one that lost most tokens and that ``fits``."""
 
 
-def not_handed_over(
-    rows: Sequence[OutcomeRow], weights: Mapping[str, object] | None = None
-) -> list[NotHandedOver]:
-    """Findings for the engines of the asked kvd; rows of other kvds tell more of the reasons.
+def not_handed_over(rows: Sequence[OutcomeRow], weights: Mapping[str, object] | None = None) -> list[Check]:
+    """Checks that are not well, for the engines of the asked kvd; rows of other kvds tell more of the reasons.
 
     ``weights`` are the fingerprints of engines that are known, by id: whether two engines run one model is decided by
     these, and by the model's name where one of them is not known.
@@ -265,7 +254,7 @@ def _others(
     return [engine for engine in engines if engine is not me and alike(engine)]
 
 
-def _finding(scene: LossScene) -> NotHandedOver:
+def _finding(scene: LossScene) -> Check:
     loss = scene.loss
     reason = next(r for r in REASONS if loss.main in r.kind and r.fits(scene))
     here = loss.main in ("unclaimed", "not_offered") or scene.me.row.role == "prefill"
@@ -273,13 +262,12 @@ def _finding(scene: LossScene) -> NotHandedOver:
         ("prefills", "went to no decoder") if here else ("prompts", "were computed here, not loaded")
     )
     seen = f"{loss.lost[0]} of {loss.requests} {prompts} of the last {scene.me.row.seconds:g} s"
-    return NotHandedOver(
-        engine_id=scene.me.row.engine_id,
-        reason=reason.name,
-        failed=loss.share >= FAILS_FROM and not scene.me.in_the_dark,  # it may be meant to serve alone
-        found=f"{scene.me.row.engine_id}: {seen} ({loss.share:.0%} of their tokens) {gone}: {reason.says(scene)}",
-        hint=reason.hint,
+    found = (
+        f"{scene.me.row.engine_id}: {seen} ({loss.share:.0%} of their tokens) {gone}: {reason.says(scene)}"
     )
+    failed = loss.share >= FAILS_FROM and not scene.me.in_the_dark  # it may be meant to serve alone
+    state: State = "failed" if failed else "warning"
+    return checked("transfers", state, "NOT_DISAGGREGATED", found, reason.hint, reason.name)
 
 
 def _of(code: str) -> str:

@@ -31,11 +31,7 @@ class Geometry(Struct, frozen=True, kw_only=True):
 
 def geometry_document(engine: EngineGeometry) -> Geometry:
     """The document of an engine."""
-    return filled(
-        Geometry,
-        engine,
-        workers=tuple(worker_to_plain(worker) for worker in engine.workers),
-    )
+    return filled(Geometry, engine, workers=tuple(map(worker_to_plain, engine.workers)))
 
 
 def is_geometry(plain: object) -> bool:
@@ -53,18 +49,9 @@ def engine_of(plain: dict[str, Any]) -> EngineGeometry:
         body = msgspec.convert(plain, Geometry)
     except msgspec.ValidationError as error:
         raise BadGeometry(str(error)) from None
-    workers = tuple(worker_from_plain(worker) for worker in body.workers)
+    workers = tuple(map(worker_from_plain, body.workers))
     ranks = [worker.rank for worker in workers]
     for rank in ranks:
         if ranks.count(rank) > 1:
             raise BadGeometry(f"worker {rank} stands there {ranks.count(rank)} times")
-    return EngineGeometry(
-        engine_id=body.engine_id,
-        generation=body.generation,
-        model=body.model,
-        tp=body.tp,
-        pp=body.pp,
-        dcp=body.dcp,
-        workers=workers,
-        facts=body.facts,
-    )
+    return EngineGeometry(**{**msgspec.structs.asdict(body), "workers": workers})

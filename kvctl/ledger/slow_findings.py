@@ -37,11 +37,14 @@ NOTABLE = 0.001
 """Seconds. A transfer that takes less is not worth a word, wherever its time goes."""
 
 
+Severity = Literal["warning", "info"]
+
+
 class SlowFinding(Struct, frozen=True, kw_only=True):
     """One thing worth doing."""
 
     code: Annotated[str, Meta(description="stable")]
-    severity: Literal["warning", "info"]
+    severity: Severity
     pair: Annotated[str, Meta(description="which transfers: remote to local, backend")]
     message: str
     hint: str
@@ -193,12 +196,6 @@ def _ranks(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFi
         )  # fmt: skip
 
 
-def _finding(code: str, severity: str, pair: SlowPair, message: str, hint: str) -> SlowFinding:
+def _finding(code: str, severity: Severity, pair: SlowPair, message: str, hint: str) -> SlowFinding:
     where = f"{pair.remote_engine} to {pair.local_engine}, {pair.backend}"
-    return SlowFinding(
-        code=code,
-        severity="warning" if severity == "warning" else "info",
-        pair=where,
-        message=message,
-        hint=hint,
-    )
+    return SlowFinding(code=code, severity=severity, pair=where, message=message, hint=hint)

@@ -90,12 +90,12 @@ def _asked(
     except urllib.error.HTTPError as error:
         said = " ".join(error.read(2000).decode(errors="replace").split())
         raise CheckFailed(f"{url}{path} answered {error.code}: {said[:500]}") from None
-    except TimeoutError:
-        raise PeerTimeout(f"{url}{path} did not answer within {timeout:g} s", "give it --timeout") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, TimeoutError):
-            raise PeerTimeout(f"{url} did not answer within {timeout:g} s", "give it --timeout") from None
+            raise PeerTimeout(
+                f"{url}{path} did not answer within {timeout:g} s", "give it --timeout"
+            ) from None
         raise PeerTimeout(f"{url}{path}: {reason}", "is the server there, and is this its URL?") from None
     if not isinstance(answer, dict):
         raise CheckFailed(f"{url}{path} answered with {type(answer).__name__}, not with an object")

@@ -29,6 +29,7 @@ from kvd.wire.order import (
 from kvd.wire.transfer import ListTransfers, TransferList
 
 PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
+Load = Literal["done", "missed", "recovered", "not seen"]
 SEEN_SECONDS = 10.0
 """How long the ledger, or the order's end, is waited for after the answer is here."""
 TRIES = 3
@@ -145,22 +146,13 @@ def _missed(
         if miss is not None:
             break
     run: Run = "flight" if moment == "now" else moment
-    if miss is None:
-        cause = f"the order took other requests' loads {TRIES} times, or none came"
-        return _run(number, prompt, run, name, answer, references, load="not seen", cause=cause)
-    steps = miss.steps
-    recovered = miss.state == "recovered"
-    return _run(
-        number,
-        prompt,
-        run,
-        name,
-        answer,
-        references,
-        load="recovered" if recovered else "missed",
-        cause=miss.cause,
-        recovery=steps["first_token"] - steps["forced"] if recovered else None,
-    )
+    load: Load = "not seen"
+    cause, recovery = f"the order took other requests' loads {TRIES} times, or none came", None
+    if miss is not None:
+        load, cause = "missed", miss.cause
+        if miss.state == "recovered":
+            load, recovery = "recovered", miss.steps["first_token"] - miss.steps["forced"]
+    return _run(number, prompt, run, name, answer, references, load=load, cause=cause, recovery=recovery)
 
 
 def _own_miss(settings: Settings, order_id: str, name: str) -> Miss | None:
@@ -179,7 +171,7 @@ def _own_miss(settings: Settings, order_id: str, name: str) -> Miss | None:
     return own
 
 
-def _loaded(settings: Settings, name: str) -> tuple[Literal["done", "missed", "not seen"], str]:
+def _loaded(settings: Settings, name: str) -> tuple[Load, str]:
     """What the ledger has of a request's load, and why it missed."""
     until = time.monotonic() + SEEN_SECONDS
     while time.monotonic() < until:
@@ -200,7 +192,7 @@ def _run(  # noqa: PLR0913 - the fields of a row
     answer: Completion,
     references: Mapping[Reference, tuple[int, ...]],
     *,
-    load: Literal["done", "missed", "recovered", "not seen"],
+    load: Load,
     cause: str,
     recovery: float | None = None,
 ) -> VerifiedRun:

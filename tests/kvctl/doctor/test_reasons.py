@@ -45,7 +45,7 @@ def engine(
 
 
 def reasons(*rows: OutcomeRow) -> list[tuple[str, str]]:
-    return [(finding.engine_id, finding.reason) for finding in not_handed_over(rows)]
+    return [(finding.found.partition(":")[0], finding.reason) for finding in not_handed_over(rows)]
 
 
 KEEPS = engine("p", "prefill", (40, 40), away=True, offered=40)
@@ -109,7 +109,7 @@ TABLE = [
 @pytest.mark.parametrize(("reason", "here", "others"), TABLE)
 def test_each_pattern_has_its_reason(reason: str, here: OutcomeRow, others: tuple[OutcomeRow, ...]) -> None:
     [finding] = not_handed_over((here, *others))
-    assert (finding.engine_id, finding.reason) == (here.engine_id, reason)
+    assert (finding.found.partition(":")[0], finding.reason) == (here.engine_id, reason)
     assert finding.found.startswith(f"{here.engine_id}: 20 of " if here.role == "decode" else here.engine_id)
     assert finding.hint
 
@@ -170,7 +170,10 @@ def test_short_prompts_that_are_computed_in_place_do_no_harm() -> None:
 
 def test_it_warns_and_from_half_of_the_tokens_on_it_fails() -> None:
     def states(lost: int) -> list[bool]:
-        return [f.failed for f in not_handed_over((engine("d", "decode", plain=lost, loaded=100 - lost),))]
+        return [
+            f.state == "failed"
+            for f in not_handed_over((engine("d", "decode", plain=lost, loaded=100 - lost),))
+        ]
 
     assert states(int(100 * WARNS_FROM) - 1) == []
     assert states(int(100 * WARNS_FROM)) == states(int(100 * FAILS_FROM) - 1) == [False]
@@ -179,7 +182,7 @@ def test_it_warns_and_from_half_of_the_tokens_on_it_fails() -> None:
 
 def test_an_engine_of_both_roles_that_nobody_asks_may_be_meant_to_serve_alone() -> None:
     [finding] = not_handed_over((engine("d", "both", plain=100),))
-    assert not finding.failed
+    assert finding.state == "warning"
 
 
 def test_engines_of_other_models_tell_nothing() -> None:
