@@ -34,10 +34,17 @@ def events(
     Ends with Ctrl-C or after --count. With --timeout it also ends when nothing came for that long: with exit code 4,
     or 3 where kvd itself is gone. A gap in the sequence is told on stderr, and when kvd goes away and comes back.
     """
-    presence = _Presence()
+    gone = False
+
+    def connected(now: bool) -> None:
+        nonlocal gone
+        if now == gone:
+            sys.stderr.write(f"kvctl: kvd {'is back' if now else 'went away; waiting for it to come back'}\n")
+            gone = not now
+
     with daemon.connected(settings) as operator:
         patience = settings.timeout if settings.timeout_given else None
-        stream = operator.events(tuple(kinds or ()), patience, presence.connected)
+        stream = operator.events(tuple(kinds or ()), patience, connected)
         # Only a kvd that answers is worth waiting for: a socket alone says nothing of the process behind it.
         daemon.put(operator, query.GetStatus(), query.KvdStatus)
         shown, last = 0, None
@@ -49,7 +56,7 @@ def events(
             shown += 1
             if shown == number:
                 return
-    if presence.gone:
+    if gone:
         raise DaemonUnreachable(
             f"kvd went away and did not come back; {shown} events came before", "see `systemctl status kvd`"
         )
@@ -58,19 +65,6 @@ def events(
         f"nothing happened for {settings.timeout:g} s; {shown} events{wanted} came",
         "give more --timeout, or none",
     )
-
-
-class _Presence:
-    """Whether kvd is there; tells on stderr when that changes."""
-
-    def __init__(self) -> None:
-        self.gone = False
-
-    def connected(self, now: bool) -> None:
-        """The connection was made, or lost."""
-        if now == self.gone:
-            sys.stderr.write(f"kvctl: kvd {'is back' if now else 'went away; waiting for it to come back'}\n")
-            self.gone = not now
 
 
 def _gap(last: int, now: int) -> str:

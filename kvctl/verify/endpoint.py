@@ -45,12 +45,11 @@ def complete(
     prompt: Sequence[int],
     *,
     max_tokens: int,
-    salt: str,
-    request_id: str,
+    name: str,
     params: Mapping[str, Any] | None = None,
     timeout: float,
 ) -> Completion:
-    """The answer to a prompt of token ids. ``salt`` keeps it apart from what is in any prefix cache.
+    """The answer to a prompt of token ids. ``name`` is its id, and keeps it apart from what is in any prefix cache.
 
     Raises `PeerTimeout` where nobody answers in time, `CheckFailed` for any answer but a completion.
     """
@@ -61,11 +60,11 @@ def complete(
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
-        "cache_salt": salt,
+        "cache_salt": name,
     }
     if params is not None:
         body["kv_transfer_params"] = dict(params)
-    answer = _asked(url, "/v1/completions", body, {"X-Request-Id": request_id}, timeout)
+    answer = _asked(url, "/v1/completions", body, {"X-Request-Id": name}, timeout)
     try:
         choice = answer["choices"][0]
         return Completion(

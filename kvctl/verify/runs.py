@@ -67,15 +67,7 @@ def verified(
     """All runs of all prompts; ``told`` hears of each before it begins. Raises `KvctlError`."""
     for number, prompt in enumerate(prompts):
         told(f"prompt {number + 1} of {len(prompts)}: the references")
-        alone = complete(
-            place.endpoint,
-            place.model,
-            prompt,
-            max_tokens=max_tokens,
-            salt=uuid.uuid4().hex,
-            request_id=uuid.uuid4().hex,
-            timeout=place.timeout,
-        )
+        alone = _answer(place, place.endpoint, prompt, max_tokens, uuid.uuid4().hex)
         name, reused = _handed_over(place, prompt, max_tokens)
         references: dict[Reference, tuple[int, ...]] = {"reuse": reused.tokens, "recompute": alone.tokens}
         load, cause = _loaded(settings, name)
@@ -94,29 +86,29 @@ def is_wrong(run: VerifiedRun) -> bool:
 
 def _handed_over(place: Endpoints, prompt: Sequence[int], max_tokens: int) -> tuple[str, Completion]:
     """The answer with the prefiller's KV, and the id that the request got on the decoder."""
-    name, salt = uuid.uuid4().hex, uuid.uuid4().hex
-
-    def ask(url: str, tokens: int, params: Mapping[str, object] | None) -> Completion:
-        return complete(
-            url,
-            place.model,
-            prompt,
-            max_tokens=tokens,
-            salt=salt,
-            request_id=name,
-            params=params,
-            timeout=place.timeout,
-        )
-
+    name = uuid.uuid4().hex
     if place.router:
-        return name, ask(place.router, max_tokens, None)
-    prefilled = ask(place.prefill, 1, PREFILL_PARAMS)
+        return name, _answer(place, place.router, prompt, max_tokens, name)
+    prefilled = _answer(place, place.prefill, prompt, 1, name, PREFILL_PARAMS)
     if not prefilled.params:
         raise CheckFailed(
             f"{place.prefill} handed nothing on: it answered without kv_transfer_params",
             "is it a prefilling engine with KvdConnector? its log says why a request is not offered",
         )
-    return name, ask(place.endpoint, max_tokens, prefilled.params)
+    return name, _answer(place, place.endpoint, prompt, max_tokens, name, prefilled.params)
+
+
+def _answer(
+    place: Endpoints,
+    url: str,
+    prompt: Sequence[int],
+    max_tokens: int,
+    name: str,
+    params: Mapping[str, object] | None = None,
+) -> Completion:
+    return complete(
+        url, place.model, prompt, max_tokens=max_tokens, name=name, params=params, timeout=place.timeout
+    )
 
 
 def _missed(
