@@ -1,13 +1,5 @@
 """Errors of the command line, each with its exit code.
 
-KvctlError
-├── CheckFailed        1  a check failed or a difference was found
-├── UsageError         2  an argument, variable or configuration value is wrong
-├── DaemonUnreachable  3  no kvd answers at the address
-├── PeerTimeout        4  a peer is away, or something did not happen in time
-├── RefusedError       5  refused for safety or policy
-└── NotPermitted       6  the operating system or the daemon does not let this user
-
 The messages say what happened and name the values; the hints say what to type next.
 """
 

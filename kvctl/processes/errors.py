@@ -1,12 +1,4 @@
-"""Errors of the demo's engines.
-
-EngineError
-├── EngineStartFailed   the engine died or refused its configuration before it was ready
-├── EngineTimeout       the engine is not ready in time
-└── EngineGone          the engine died while a request was in flight, or takes no more commands
-DaemonStartFailed       a kvd of the demo did not come up
-WorkerFailed            a simulated worker did not start, ended, or could not do what it was told
-"""
+"""Errors of the processes that a demo or benchmark starts."""
 
 
 class EngineError(RuntimeError):
