@@ -10,18 +10,7 @@ import typer
 from kvctl.cli.option_kinds import choices, number
 from kvctl.cli.parsing import chosen_devices, counts, cuda_devices
 from kvctl.cli.settings import Settings
-from kvctl.engines.pair_options import (
-    Backends,
-    KeyFile,
-    Local,
-    Memory,
-    Model,
-    NoVerify,
-    Remote,
-    Report,
-    To,
-    planned_pair,
-)
+from kvctl.engines import pair_options
 from kvctl.engines.sources import load_pair, planned
 from kvctl.errors import UsageError
 
@@ -43,10 +32,10 @@ def benchmark(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Argument(metavar="[ENGINE FROM]", help="ENGINE reads from FROM: ids, presets or files."),
     ] = None,
-    model: Model = None,
-    local: Local = None,
-    remote: Remote = None,
-    backends: Backends = None,
+    model: pair_options.Model = None,
+    local: pair_options.Local = None,
+    remote: pair_options.Remote = None,
+    backends: pair_options.Backends = None,
     operations: Annotated[str | None, choices("--operation", OPERATIONS, help="[default: both]")] = None,
     tokens: Annotated[
         str | None,
@@ -69,7 +58,7 @@ def benchmark(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     rounds: Annotated[int | None, number("--rounds", help="[15; quick: 5]")] = None,
-    memory: Memory = 1 << 30,
+    memory: pair_options.Memory = 1 << 30,
     devices: Annotated[
         str | None,
         typer.Option(
@@ -80,15 +69,15 @@ def benchmark(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One size and few rounds: under a minute.")] = False,
-    no_verify: NoVerify = False,
+    no_verify: pair_options.NoVerify = False,
     handshake: Annotated[
         bool,
         typer.Option("--handshake", help="What engines must know of each other first, instead of bytes."),
     ] = False,
     plot: Annotated[bool, typer.Option("--plot", help="Bars below the table.")] = False,
-    report: Report = None,
-    to: To = None,
-    key_file: KeyFile = None,
+    report: pair_options.Report = None,
+    to: pair_options.To = None,
+    key_file: pair_options.KeyFile = None,
 ) -> None:
     """What this host's transfer engines can move of a model's KV.
 
@@ -148,7 +137,7 @@ def _pair(
     named: list[str], model: str | None, local: str | None, remote: str | None, settings: Settings
 ) -> tuple[EngineGeometry, EngineGeometry]:
     """The reading engine and the one it reads from. Raises `UsageError` for what does not go together."""
-    pair = planned_pair(named, model, local, remote)
+    pair = pair_options.planned_pair(named, model, local, remote)
     if pair is not None:
         return pair
     if len(named) != 2:

@@ -25,24 +25,10 @@ from kvctl.views.forced_miss import (
 )
 from kvctl.views.output import show
 from kvd.geometry.rank import Rank
-from kvd.wire.order import (
-    MISS_ENDS,
-    AllWaiting,
-    ClearForced,
-    ForcedCleared,
-    ForcedMisses,
-    ForceMiss,
-    ForcePlan,
-    GetForced,
-    LoadPart,
-    NextLoads,
-    OneRequest,
-    Target,
-    When,
-)
+from kvd.wire import order
 
 SECTION = "Try faults"
-WHEN = get_args(When)
+WHEN = get_args(order.When)
 WAIT_SECONDS = 60.0
 """How long --wait follows where --timeout does not say."""
 ASK_AGAIN = 1.0
@@ -110,7 +96,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
             "--wait", help=f"Follow each request to its first token, for --timeout, else {WAIT_SECONDS:g}s."
         ),
     ] = False,
-    order: Annotated[str, typer.Option("--order", metavar="ID", help="Show an order given before.")] = "",
+    order_id: Annotated[str, typer.Option("--order", metavar="ID", help="Show an order given before.")] = "",
     clear: Annotated[bool, typer.Option("--clear", help="End the orders for further loads.")] = False,
 ) -> None:
     """Have KV loads of a running engine miss, to see it recover.
@@ -120,7 +106,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
     0 when all recovered, 1 when one did not, 4 when time ran out.
     """
     further = number is not None or part is not None
-    _one_of(request=bool(request), waiting=waiting, next=further, order=bool(order), clear=clear)
+    _one_of(request=bool(request), waiting=waiting, next=further, order=bool(order_id), clear=clear)
     if (seed is not None or span is not None) and not further:
         raise UsageError("--seed and --for belong to --next and --ratio", "see kvctl force-miss --help")
     if (group is not None or layer) and when not in (None, "now", "layers"):
@@ -128,22 +114,22 @@ def force_miss(  # noqa: PLR0913 - each is an option
     if clear:
         _clear(settings, engine)
         return
-    if order:
-        _show_order(settings, order, wait=wait)
+    if order_id:
+        _show_order(settings, order_id, wait=wait)
         return
-    target: Target = OneRequest(request)
+    target: order.Target = order.OneRequest(request)
     if waiting:
-        target = AllWaiting()
+        target = order.AllWaiting()
     elif further:
-        target = NextLoads(count=number or 0, ratio=part or 1.0, seed=seed or 0, seconds=span or 600.0)
-    message = ForceMiss(
+        target = order.NextLoads(count=number or 0, ratio=part or 1.0, seed=seed or 0, seconds=span or 600.0)
+    message = order.ForceMiss(
         engine_id=engine or only_decoder(settings),
         target=target,
-        when=cast("When", when or "now"),
-        part=LoadPart(group=group, layer=layer, rank=rank),
+        when=cast("order.When", when or "now"),
+        part=order.LoadPart(group=group, layer=layer, rank=rank),
         carry_out=yes,
     )
-    plan = daemon.ask(settings, message, ForcePlan)
+    plan = daemon.ask(settings, message, order.ForcePlan)
     if not plan.carried_out:
         show(planned_document(plan), settings)
         sys.stderr.write("kvctl: nothing was done; add --yes to do it\n")
@@ -162,13 +148,13 @@ def _one_of(**given: bool) -> None:
 
 
 def _clear(settings: Settings, engine: str) -> None:
-    message = ClearForced(engine_id=engine or only_decoder(settings))
-    cleared = daemon.ask(settings, message, ForcedCleared)
+    message = order.ClearForced(engine_id=engine or only_decoder(settings))
+    cleared = daemon.ask(settings, message, order.ForcedCleared)
     show(ClearedOrders(engine_id=message.engine_id, order_ids=cleared.order_ids), settings)
 
 
 def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
-    forced = daemon.ask(settings, GetForced(order_id=order_id), ForcedMisses)
+    forced = daemon.ask(settings, order.GetForced(order_id=order_id), order.ForcedMisses)
     if not wait:
         show(forced_document(forced), settings)
         if not _over(forced):
@@ -181,16 +167,18 @@ def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
     _judge(forced, body, patience)
 
 
-def _followed(settings: Settings, forced: ForcedMisses, deadline: float) -> ForcedMisses:
+def _followed(settings: Settings, forced: order.ForcedMisses, deadline: float) -> order.ForcedMisses:
     """The order when it is over, or as it was last seen before the deadline. kvd may go away and come back."""
     order_id = forced.order.plan.order_id
     told = False
     with _progress(settings) as tell:
         while not _over(forced) and (left := deadline - time.monotonic()) > 0:
             tell(forced)
-            question = GetForced(order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN))
+            question = order.GetForced(
+                order_id=order_id, revision=forced.revision, seconds=min(left, ASK_AGAIN)
+            )
             try:
-                forced = daemon.ask(settings, question, ForcedMisses)
+                forced = daemon.ask(settings, question, order.ForcedMisses)
             except (DaemonUnreachable, CheckFailed) as error:
                 # A kvd that was started again knows the order when the engine has reported again.
                 if time.monotonic() + AWAY_PAUSE > deadline:
@@ -203,7 +191,7 @@ def _followed(settings: Settings, forced: ForcedMisses, deadline: float) -> Forc
 
 
 @contextlib.contextmanager
-def _progress(settings: Settings) -> Iterator[Callable[[ForcedMisses], None]]:
+def _progress(settings: Settings) -> Iterator[Callable[[order.ForcedMisses], None]]:
     """A line on stderr where that is a terminal; gives the function that renews it."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -213,20 +201,20 @@ def _progress(settings: Settings) -> Iterator[Callable[[ForcedMisses], None]]:
     console = Console(stderr=True, no_color=settings.color == "never")
     with console.status("waiting") as status:
 
-        def tell(forced: ForcedMisses) -> None:
+        def tell(forced: order.ForcedMisses) -> None:
             body = forced_document(forced)
             status.update(f"{body.recovered} of {body.taken} have recovered")
 
         yield tell
 
 
-def _over(forced: ForcedMisses) -> bool:
-    ended = sum(miss.state in MISS_ENDS for miss in forced.misses)
+def _over(forced: order.ForcedMisses) -> bool:
+    ended = sum(miss.state in order.MISS_ENDS for miss in forced.misses)
     complete = ended == len(forced.misses) >= forced.order.taken
     return bool(forced.gone) or (complete and not forced.order.open)
 
 
-def _judge(forced: ForcedMisses, body: ForcedMiss, patience: float) -> None:
+def _judge(forced: order.ForcedMisses, body: ForcedMiss, patience: float) -> None:
     failed = [f"{r.request_id} ({r.state})" for r in body.requests if r.state != "recovered"]
     if forced.gone:
         raise CheckFailed(f"engine {body.engine_id} carries order {body.order_id} out no more: {forced.gone}")

@@ -10,20 +10,7 @@ import msgspec
 from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
-from kvctl.ledger.options import (
-    Backend,
-    Checksum,
-    Code,
-    Engine,
-    From,
-    Peer,
-    Request,
-    Since,
-    SlowerThan,
-    State,
-    last_option,
-    question,
-)
+from kvctl.ledger import options
 from kvctl.ledger.rows import rows
 from kvctl.ledger.statistics import ORDERS
 from kvctl.views.output import show_repeatedly
@@ -40,23 +27,23 @@ def transfers(  # noqa: PLR0913 (options)
     settings: Settings,
     *,
     last: Annotated[
-        int | None, last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")
+        int | None, options.last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")
     ] = None,
-    engine: Engine = "",
-    peer: Peer = "",
-    request: Request = "",
-    state: State = None,
-    code: Code = None,
-    backend: Backend = "",
-    checksum: Checksum = None,
-    since: Since = None,
-    slower_than: SlowerThan = None,
+    engine: options.Engine = "",
+    peer: options.Peer = "",
+    request: options.Request = "",
+    state: options.State = None,
+    code: options.Code = None,
+    backend: options.Backend = "",
+    checksum: options.Checksum = None,
+    since: options.Since = None,
+    slower_than: options.SlowerThan = None,
     sort: Annotated[str, choice("--sort", SORTS, help="Which come first.")] = "newest",
     by: Annotated[
         str | None,
         choice("--by", GROUPINGS, help="Count them together, one line for each."),
     ] = None,
-    source: From = "",
+    source: options.From = "",
     watch: Watch = None,
 ) -> None:
     """The newest KV transfers in kvd's ledger.
@@ -64,7 +51,7 @@ def transfers(  # noqa: PLR0913 (options)
     TIME is from the scheduler's claim to the report, RATE that of the bytes on the wire. With -o jsonl --watch each
     transfer is printed once, as it comes.
     """
-    asked = question(
+    asked = options.question(
         engine_id=engine,
         peer=peer,
         request_id=request,

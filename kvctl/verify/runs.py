@@ -14,18 +14,7 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.verify.endpoint import Completion, complete
 from kvctl.views.verification import Reference, Run, VerifiedRun, first_difference
-from kvd.wire.order import (
-    MISS_ENDS,
-    ClearForced,
-    ForcedCleared,
-    ForcedMisses,
-    ForceMiss,
-    ForcePlan,
-    GetForced,
-    Miss,
-    NextLoads,
-    When,
-)
+from kvd.wire import order
 from kvd.wire.transfer import ListTransfers, TransferList
 
 PREFILL_PARAMS = {"do_remote_decode": True, "do_remote_prefill": False}
@@ -60,7 +49,7 @@ def verified(
     settings: Settings,
     place: Endpoints,
     prompts: Sequence[Sequence[int]],
-    moments: Sequence[When],
+    moments: Sequence[order.When],
     max_tokens: int,
     told: Callable[[str], None],
 ) -> Iterator[VerifiedRun]:
@@ -116,25 +105,25 @@ def _missed(
     place: Endpoints,
     number: int,
     prompt: Sequence[int],
-    moment: When,
+    moment: order.When,
     max_tokens: int,
     references: Mapping[Reference, tuple[int, ...]],
 ) -> VerifiedRun:
     """An answer whose load was made to miss."""
     for _ in range(TRIES):
-        order = ForceMiss(
+        asked = order.ForceMiss(
             engine_id=place.engine_id,
-            target=NextLoads(count=1, seconds=place.timeout),
+            target=order.NextLoads(count=1, seconds=place.timeout),
             when=moment,
             carry_out=True,
         )
-        plan = daemon.ask(settings, order, ForcePlan)
+        plan = daemon.ask(settings, asked, order.ForcePlan)
         try:
             name, answer = _handed_over(place, prompt, max_tokens)
             miss = _own_miss(settings, plan.order_id, name)
         finally:
-            clear = ClearForced(engine_id=place.engine_id, order_id=plan.order_id)
-            daemon.ask(settings, clear, ForcedCleared)
+            clear = order.ClearForced(engine_id=place.engine_id, order_id=plan.order_id)
+            daemon.ask(settings, clear, order.ForcedCleared)
         if miss is not None:
             break
     run: Run = "flight" if moment == "now" else moment
@@ -147,18 +136,18 @@ def _missed(
     return _run(number, prompt, run, name, answer, references, load=load, cause=cause, recovery=recovery)
 
 
-def _own_miss(settings: Settings, order_id: str, name: str) -> Miss | None:
+def _own_miss(settings: Settings, order_id: str, name: str) -> order.Miss | None:
     """What the order did to this very request, once that is over; None where it did nothing to it."""
     until = time.monotonic() + SEEN_SECONDS
     revision = -1
     while (left := until - time.monotonic()) > 0:
-        question = GetForced(order_id=order_id, revision=revision, seconds=min(left, 1.0))
-        forced = daemon.ask(settings, question, ForcedMisses)
+        question = order.GetForced(order_id=order_id, revision=revision, seconds=min(left, 1.0))
+        forced = daemon.ask(settings, question, order.ForcedMisses)
         revision = forced.revision
         own = next((miss for miss in forced.misses if name in miss.request_id), None)
         if own is None and forced.misses:
             return None
-        if own is not None and own.state in MISS_ENDS:
+        if own is not None and own.state in order.MISS_ENDS:
             return own
     return own
 

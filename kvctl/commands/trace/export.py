@@ -12,17 +12,7 @@ import typer
 
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
-from kvctl.ledger.options import (
-    Backend,
-    Engine,
-    Peer,
-    Request,
-    Since,
-    SlowerThan,
-    State,
-    last_option,
-    question,
-)
+from kvctl.ledger import options
 
 SECTION = "Commands"
 LAST = 10_000
@@ -34,14 +24,14 @@ def export(  # noqa: PLR0913 (options)
     file: Annotated[
         str, typer.Argument(metavar="[FILE]", help="Named .gz or .zst it is packed; none: stdout.")
     ] = "-",
-    last: Annotated[int | None, last_option(f"The newest so many. [{LAST}]")] = None,
-    engine: Engine = "",
-    peer: Peer = "",
-    request: Request = "",
-    state: State = None,
-    backend: Backend = "",
-    since: Since = None,
-    slower_than: SlowerThan = None,
+    last: Annotated[int | None, options.last_option(f"The newest so many. [{LAST}]")] = None,
+    engine: options.Engine = "",
+    peer: options.Peer = "",
+    request: options.Request = "",
+    state: options.State = None,
+    backend: options.Backend = "",
+    since: options.Since = None,
+    slower_than: options.SlowerThan = None,
     hash_requests: Annotated[
         bool, typer.Option("--hash-requests", help="Write digests in place of the ids of requests.")
     ] = False,
@@ -54,7 +44,7 @@ def export(  # noqa: PLR0913 (options)
 
     if file == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
-    asked = question(
+    asked = options.question(
         engine_id=engine,
         peer=peer,
         request_id=request,
