@@ -108,16 +108,12 @@ def _bash(root: Command, commands: tuple[Command, ...]) -> str:
         "    done",
         "    case $command:$previous in",
         *(
-            f"        {_bash_pattern(option, command.name)}) {_bash_values(option)}; return ;;"
-            for command in commands
-            for option in command.options
-            if option.takes_value and option not in root.options
+            _bash_case(o, c.name)
+            for c in commands
+            for o in c.options
+            if o.takes_value and o not in root.options
         ),
-        *(
-            f"        {_bash_pattern(option, '*')}) {_bash_values(option)}; return ;;"
-            for option in root.options
-            if option.takes_value
-        ),
+        *(_bash_case(o, "*") for o in root.options if o.takes_value),
         "    esac",
         "    local options= words=",
         "    case $command in",
@@ -139,14 +135,12 @@ def _bash(root: Command, commands: tuple[Command, ...]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _bash_pattern(option: Option, command: str) -> str:
-    return "|".join(f"{command}:{name}" for name in option.names)
-
-
-def _bash_values(option: Option) -> str:
+def _bash_case(option: Option, command: str) -> str:
+    pattern = "|".join(f"{command}:{name}" for name in option.names)
+    values = 'COMPREPLY=($(compgen -f -- "$current"))' if option.takes_path else "COMPREPLY=()"
     if option.choices:
-        return f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
-    return 'COMPREPLY=($(compgen -f -- "$current"))' if option.takes_path else "COMPREPLY=()"
+        values = f'COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$current"))'
+    return f"        {pattern}) {values}; return ;;"
 
 
 def _zsh(root: Command, commands: tuple[Command, ...]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -68,12 +69,8 @@ def first_difference(
     tokens: Sequence[int], reference: Sequence[int]
 ) -> tuple[int, int | None, int | None] | None:
     """(position, expected, got) of the first token that differs from a reference; None where none does."""
-    for position in range(max(len(tokens), len(reference))):
-        expected = reference[position] if position < len(reference) else None
-        got = tokens[position] if position < len(tokens) else None
-        if expected != got:
-            return position, expected, got
-    return None
+    both = enumerate(zip_longest(reference, tokens))
+    return next(((at, expected, got) for at, (expected, got) in both if expected != got), None)
 
 
 def verification_screen(body: Verification, wide: bool) -> Part:

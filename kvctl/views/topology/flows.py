@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvctl.cli.numbers import rate, size, span
+from kvctl.views.screen import sizes
 from kvctl.views.topology.document import PairDocument, RequestDocument
+from kvd.geometry.rank import Rank
 from kvd.topology.describe import EngineSummary
 
 
@@ -68,15 +70,10 @@ def rank_order(name: str) -> tuple[int, ...]:
 
 def rank_names(engine: EngineSummary) -> tuple[str, ...]:
     """The names of all ranks of an engine, by its sizes; context-parallel ranks are TP ranks in turn."""
-    return tuple(
-        f"tp{tp}" + (f".pp{pp}" if pp else "") + (f".dcp{tp % engine.dcp}" if tp % engine.dcp else "")
-        for pp in range(engine.pp)
-        for tp in range(engine.tp)
-    )
+    return tuple(str(Rank(tp, pp, tp % engine.dcp)) for pp in range(engine.pp) for tp in range(engine.tp))
 
 
 def shape(engine: EngineSummary) -> str:
     """``tp4 pp2, blocks of 16``."""
-    sizes = [f"tp{engine.tp}", f"pp{engine.pp}" * (engine.pp > 1), f"dcp{engine.dcp}" * (engine.dcp > 1)]
     blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes) if n)
-    return " ".join(s for s in sizes if s) + (f", blocks of {blocks}" if blocks else "")
+    return sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp) + (f", blocks of {blocks}" if blocks else "")

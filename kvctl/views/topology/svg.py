@@ -13,8 +13,7 @@ from html import escape
 
 from kvctl.cli.numbers import size
 from kvctl.views.topology.document import PairDocument, Topology
-from kvctl.views.topology.flows import Flow, flows, label, least_time, rank_names, rank_order, shape
-from kvd.topology.describe import EngineSummary
+from kvctl.views.topology.flows import Flow, flows, label, least_time, rank_names, shape
 
 WIDTH = 960
 MARGIN = 32
@@ -73,12 +72,17 @@ def topology_svg(body: Topology) -> str:
 def _pair(pair: PairDocument, top: int) -> tuple[list[str], int]:
     """The drawing of a pair whose first pixel row is ``top``, and its height."""
     found = flows(pair)
-    by_source, by_reader = _neighbours(found)
-    heights = (_height(rank_names(pair.remote), by_source), _height(rank_names(pair.local), by_reader))
+    readers_of = {
+        name: [flow.local for flow in found if flow.remote == name] for name in rank_names(pair.remote)
+    }
+    sources_of = {
+        name: [flow.remote for flow in found if flow.local == name] for name in rank_names(pair.local)
+    }
+    heights = (_height(readers_of), _height(sources_of))
     tallest = max(heights)
     right = WIDTH - MARGIN - NODE_WIDTH
-    sources = _column(pair.remote, by_source, MARGIN, top + HEAD + (tallest - heights[0]) // 2)
-    readers = _column(pair.local, by_reader, right, top + HEAD + (tallest - heights[1]) // 2)
+    sources = _column(readers_of, MARGIN, top + HEAD + (tallest - heights[0]) // 2)
+    readers = _column(sources_of, right, top + HEAD + (tallest - heights[1]) // 2)
     notes = _notes(pair)
     parts = [
         *_head(pair, top),
@@ -120,31 +124,19 @@ def _cost(pair: PairDocument) -> str:
     return f" · {request.tokens:,} tokens: {size(request.bytes)} in {copies}{time}"
 
 
-def _neighbours(found: tuple[Flow, ...]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Readers by source and sources by reader, each in order of rank."""
-    by_source: dict[str, list[str]] = {}
-    by_reader: dict[str, list[str]] = {}
-    for flow in found:
-        by_source.setdefault(flow.remote, []).append(flow.local)
-        by_reader.setdefault(flow.local, []).append(flow.remote)
-    for others in (*by_source.values(), *by_reader.values()):
-        others.sort(key=rank_order)
-    return by_source, by_reader
+def _node_height(ends: list[str]) -> int:
+    return max(38, SLOT * len(ends) + 8)
 
 
-def _node_height(name: str, others: dict[str, list[str]]) -> int:
-    return max(38, SLOT * len(others.get(name, ())) + 8)
+def _height(others: dict[str, list[str]]) -> int:
+    return sum(_node_height(ends) + NODE_GAP for ends in others.values()) - NODE_GAP
 
 
-def _height(names: tuple[str, ...], others: dict[str, list[str]]) -> int:
-    return sum(_node_height(name, others) + NODE_GAP for name in names) - NODE_GAP
-
-
-def _column(engine: EngineSummary, others: dict[str, list[str]], x: int, top: int) -> dict[str, Node]:
+def _column(others: dict[str, list[str]], x: int, top: int) -> dict[str, Node]:
+    """The boxes of one side, from ``top`` down; ``others`` are the ranks of the other side of each, in order."""
     nodes: dict[str, Node] = {}
-    for name in rank_names(engine):
-        height = _node_height(name, others)
-        ends = others.get(name, [])
+    for name, ends in others.items():
+        height = _node_height(ends)
         first = top + height // 2 - SLOT * (len(ends) - 1) // 2
         nodes[name] = Node(name, x, top, height, {other: first + SLOT * i for i, other in enumerate(ends)})
         top += height + NODE_GAP
@@ -155,9 +147,9 @@ def _boxes(nodes: dict[str, Node], load: dict[str, int], verb: str) -> list[str]
     parts = []
     for node in nodes.values():
         middle = node.y + node.height // 2
-        box = (node.x, node.y, NODE_WIDTH, node.height)
+        extent = f'width="{NODE_WIDTH}" height="{node.height}"'
         parts += [
-            '<rect class="node" x="{}" y="{}" width="{}" height="{}" rx="6"/>'.format(*box),
+            f'<rect class="node" x="{node.x}" y="{node.y}" {extent} rx="6"/>',
             _text(node.x + NODE_WIDTH // 2, middle - (3 if load else -4), node.name, anchor="middle"),
         ]
         if load:

@@ -95,11 +95,12 @@ ENDS = {"handshake": "handshake", "plan": "planned"}
 
 def whole_transfer_screen(body: WholeTransfer, wide: bool) -> Part:
     """The facts, the timeline, each worker's figures; with ``wide`` its blocks."""
-    generation = [f"generation {g}" if g else "generation unknown" for g in _generations(body)]
+    generations = (body.remote_generation, body.local_generation)
+    remote, local = (f"generation {g}" if g else "generation unknown" for g in generations)
     rows: list[tuple[str, Cell]] = [
         ("request", body.request_id),
-        ("from", f"{body.remote_engine}, {generation[0]}, request {body.remote_request_id or 'unknown'}"),
-        ("to", f"{body.local_engine}, {generation[1]}"),
+        ("from", f"{body.remote_engine}, {remote}, request {body.remote_request_id or 'unknown'}"),
+        ("to", f"{body.local_engine}, {local}"),
         ("state", state(body.state)),
         *([("cause", f"{body.code}: {body.cause}" if body.code else body.cause)] if body.cause else []),
         ("started", clock(body.started)),
@@ -144,35 +145,22 @@ def timeline(parts: tuple[TransferDocument, ...], room: int) -> Part:
 
 def placed(part: TransferDocument) -> Iterator[tuple[str, float, float]]:
     """The stages that took any time: name, begin in seconds after ``started``, length; placed by what is known."""
-    cursor = -part.stages.get("queued", 0.0)
-    if "handshake" not in part.moments and part.moments:
-        cursor -= part.stages.get(
-            "handshake", 0.0
-        )  # before the claim, while the request waited in the scheduler
-    order = sorted(part.stages.items(), key=lambda stage: _early(part, stage[0]))
-    for name, seconds in order:
+    # A handshake that the scheduler waited for comes before the claim, and so before the queue.
+    early = bool(part.moments) and "handshake" not in part.moments
+    begins = BEGINS | {"wire": "first"} if part.mode == "push" else BEGINS
+    cursor = -part.stages.get("queued", 0.0) - early * part.stages.get("handshake", 0.0)
+    for name, seconds in sorted(
+        part.stages.items(), key=lambda stage: not (early and stage[0] == "handshake")
+    ):
         if seconds <= 0:
             continue
         begin = cursor
-        if (mark := part.moments.get(_begin_name(part, name))) is not None:
+        if (mark := part.moments.get(begins.get(name, ""))) is not None:
             begin = mark
         elif (mark := part.moments.get(ENDS.get(name, ""))) is not None:
             begin = mark - seconds
         yield name, begin, seconds
         cursor = begin + seconds
-
-
-def _early(part: TransferDocument, name: str) -> int:
-    """A handshake that the scheduler waited for comes before the claim, and so before the queue."""
-    return 0 if name == "handshake" and part.moments and "handshake" not in part.moments else 1
-
-
-def _begin_name(part: TransferDocument, name: str) -> str:
-    return "first" if part.mode == "push" and name == "wire" else BEGINS.get(name, "")
-
-
-def _generations(body: WholeTransfer) -> tuple[str, str]:
-    return body.remote_generation, body.local_generation
 
 
 def _figures(parts: tuple[TransferDocument, ...]) -> Part:
