@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
@@ -121,6 +123,12 @@ class Config(_Section, frozen=True):
 
 RELOADABLE = frozenset({"log_level", "drain_seconds", "liveness", "leases", "ledger", "orders"})
 """Top-level settings that SIGHUP puts in force; the others need a restart."""
+_ASCENDING = (
+    ("liveness.heartbeat_seconds", "liveness.silent_seconds"),
+    ("liveness.silent_seconds", "liveness.gone_seconds"),
+    ("peer.ping_seconds", "peer.down_seconds"),
+)
+"""Settings of which the second must be larger than the first."""
 
 
 def load(
@@ -128,7 +136,8 @@ def load(
 ) -> Config:
     """The settings of a file (None: the defaults), then ``KVD_SECTION_KEY`` variables, then ``overrides``.
 
-    ``overrides`` are by dotted key. Raises `ConfigError` naming the file and line, the key, and the value found.
+    ``overrides`` are by dotted key. Raises `ConfigError` naming the file and line or the variable, the key, and
+    the value found.
     """
     text, origin = "", "the defaults"
     if path is not None:
@@ -139,19 +148,46 @@ def load(
             why = error.strerror if isinstance(error, OSError) else str(error)
             raise ConfigError(f"cannot read {path}: {why}", hint="give another file with --config") from None
     tree = _parse(text, origin)
-    for key, value in _from_environment(environment):
-        _put(tree, key, value)
+    sources = _Sources(origin, yaml.compose(text, yaml.SafeLoader))
+    for variable, key in _variables().items():
+        if variable in environment:
+            _put(tree, key, environment[variable])
+            sources.given[key] = f"${variable}"
     for key, value in (overrides or {}).items():
         _put(tree, key, value)
-    _reject_unknown(tree, Config, (), text, origin)
+        sources.given[key] = "the command line"
+    _reject_unknown(tree, Config, (), sources)
     try:
         config = msgspec.convert(tree, Config, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            _explain(str(error), tree, text, origin), hint="configs/kvd.yaml explains each key"
+            _explain(str(error), tree, sources), hint="configs/kvd.yaml explains each key"
         ) from None
-    _check(config, origin)
+    _check(config, sources)
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """Where settings stand: in a file, by YAML's own marks, or in what is ``given`` in its place, by dotted key."""
+
+    origin: str
+    file: yaml.Node | None
+    given: dict[str, str] = field(default_factory=dict)
+
+    def place(self, key: str) -> str:
+        """The variable, or the file and the line; the file alone for what it does not hold."""
+        if key in self.given:
+            return self.given[key]
+        node, place = self.file, self.origin
+        for name in key.split("."):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            found = [(at, value) for at, value in pairs if at.value == name]
+            if not found:
+                return self.origin
+            at, node = found[-1]
+            place = f"{self.origin}, line {at.start_mark.line + 1}"
+        return place
 
 
 def endpoint(text: str, key: str) -> tuple[str, int]:
@@ -186,11 +222,11 @@ def _settings(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Ite
             yield (*prefix, name)
 
 
-def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _variables() -> dict[str, str]:
+    """The dotted key of each environment variable; the runtime directory's is also the clients'."""
     known = {PREFIX + "_".join(key).upper(): ".".join(key) for key in _settings(Config)}
-    for variable, value in environment.items():
-        if variable != RUNTIME_DIR_VARIABLE and variable in known:
-            yield known[variable], value
+    del known[RUNTIME_DIR_VARIABLE]
+    return known
 
 
 def _put(tree: dict[str, Any], key: str, value: str) -> None:
@@ -203,71 +239,52 @@ def _put(tree: dict[str, Any], key: str, value: str) -> None:
     kind: Any = Config
     for part in (*path, last):
         kind = get_type_hints(kind)[part]
-    tree[last] = value.split(",") if get_origin(kind) is tuple else value
+    tree[last] = [part for part in value.split(",") if part] if get_origin(kind) is tuple else value
 
 
 def _reject_unknown(
-    tree: dict[Any, Any], struct: type[msgspec.Struct], path: tuple[str, ...], text: str, origin: str
+    tree: dict[Any, Any], struct: type[msgspec.Struct], path: tuple[str, ...], sources: _Sources
 ) -> None:
     hints = get_type_hints(struct)
     for key, value in tree.items():
         dotted = ".".join((*path, str(key)))
         if key not in hints:
             raise ConfigError(
-                f"{_place(origin, text, (*path, str(key)))}: no setting is called {dotted!r}",
+                f"{sources.place(dotted)}: no setting is called {dotted!r}",
                 hint=f"known here: {', '.join(sorted(hints))}",
             )
         kind = hints[key]
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if not isinstance(value, dict):
                 raise ConfigError(
-                    f"{_place(origin, text, (*path, str(key)))}: {dotted} is {value!r}, wanted is a section of keys",
+                    f"{sources.place(dotted)}: {dotted} is {value!r}, wanted is a section of keys",
                     hint=f"known there: {', '.join(sorted(get_type_hints(kind)))}",
                 )
-            _reject_unknown(value, kind, (*path, str(key)), text, origin)
+            _reject_unknown(value, kind, (*path, str(key)), sources)
 
 
-def _explain(error: str, tree: dict[str, Any], text: str, origin: str) -> str:
+def _explain(error: str, tree: dict[str, Any], sources: _Sources) -> str:
     match = re.search(r" - at `\$\.?([^`]*)`", error)
     if not match:
-        return f"{origin}: {error}"
-    value: Any = tree
-    for part in re.findall(r"\w+", match[1].replace("[...]", "")):
-        value = value.get(part) if isinstance(value, dict) else value
+        return f"{sources.origin}: {error}"
     key = match[1].replace("[...]", "")
-    return f"{_place(origin, text, key.split('.'))}: {key} is {value!r}: {error[: match.start()]}"
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else value
+    return f"{sources.place(key)}: {key} is {value!r}: {error[: match.start()]}"
 
 
-def _place(origin: str, text: str, path: Iterable[str]) -> str:
-    """The file and the line of a key, by YAML's own marks; the file alone for what it does not hold."""
-    node, place = yaml.compose(text, yaml.SafeLoader), origin
-    for name in path:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [(key, value) for key, value in pairs if key.value == name]
-        if not found:
-            return origin
-        key, node = found[-1]
-        place = f"{origin}, line {key.start_mark.line + 1}"
-    return place
-
-
-def _check(config: Config, origin: str) -> None:
-    for key, value in (("peer.listen", config.peer.listen), ("metrics.listen", config.metrics.listen)):
-        if value:
+def _check(config: Config, sources: _Sources) -> None:
+    for key in ("peer.listen", "metrics.listen", "peer.advertise"):
+        if value := attrgetter(key)(config):
             endpoint(value, key)
-    if config.peer.advertise:
-        endpoint(config.peer.advertise, "peer.advertise")
     for value in config.peer.connect:
         endpoint(value, "peer.connect")
-    live = config.liveness
-    for low, high in (("heartbeat_seconds", "silent_seconds"), ("silent_seconds", "gone_seconds")):
-        below, above = getattr(live, low), getattr(live, high)
+    for low, high in _ASCENDING:
+        below, above = attrgetter(low)(config), attrgetter(high)(config)
         if below >= above:
+            places = {place for key in (low, high) if (place := sources.place(key)) != sources.origin}
             raise ConfigError(
-                f"{origin}: liveness.{low} is {below:g}, liveness.{high} is {above:g}: it must be the larger"
+                f"{' and '.join(sorted(places)) or sources.origin}: {low} is {below:g}, {high} is {above:g}:"
+                " it must be the larger"
             )
-    if config.peer.ping_seconds >= config.peer.down_seconds:
-        raise ConfigError(
-            f"{origin}: peer.ping_seconds is {config.peer.ping_seconds:g}, peer.down_seconds is "
-            f"{config.peer.down_seconds:g}: it must be the larger"
-        )

@@ -54,6 +54,17 @@ class RequestRefused(ServiceError):
         self.factors = factors
         self.final = final
 
+    @classmethod
+    def passed_on(cls, refused: Refused, who: str = "") -> RequestRefused:
+        """What somebody else refused, to be refused in the same words; ``who`` is named before them."""
+        return cls(
+            refused.code,
+            f"{who}: {refused.message}" if who else refused.message,
+            hint=refused.hint,
+            factors=refused.factors,
+            final=refused.final,
+        )
+
     @property
     def refused(self) -> Refused:
         """What is sent back."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
@@ -75,28 +76,24 @@ class _Bound:
     at: tuple[str, int] | None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Wiring:
     """Carries changes in the registry to whoever has to act on them."""
 
-    daemon: Daemon | None = None
+    daemon: Daemon
 
     def engine_ready(self, engine: LocalEngine) -> None:
         """Its clients learn the generation at once, not with the next heartbeat."""
-        if self.daemon is not None:
-            registered = registration.registered_as(self.daemon, engine)
-            for client in engine.clients:
-                self.daemon.local.send(client.route, registered)
+        registered = registration.registered_as(self.daemon, engine)
+        for client in engine.clients:
+            self.daemon.local.send(client.route, registered)
 
     def engine_up(self, engine: LocalEngine) -> None:
         """Those that it may have to do with learn of it, and it of them."""
-        if self.daemon is not None:
-            self.daemon.handshakes.local_engine_up(engine)
+        self.daemon.handshakes.local_engine_up(engine)
 
     def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """Local users, other kvds, and the engine's own clients are told."""
-        if self.daemon is None:
-            return
         self.daemon.handshakes.local_engine_ended(engine, generation, reason)
         if self.daemon.peer is not None:
             self.daemon.subscribers.engine_ended(
@@ -105,10 +102,9 @@ class _Wiring:
 
     def client_gone(self, client: Client) -> None:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
-        if self.daemon is not None:
-            self.daemon.liveness.unwatch(client)
-            self.daemon.leases.owner_gone(client)
-            self.daemon.readers.client_gone(client)
+        self.daemon.liveness.unwatch(client)
+        self.daemon.leases.owner_gone(client)
+        self.daemon.readers.client_gone(client)
 
 
 async def run_daemon(
@@ -221,15 +217,13 @@ def _assemble(
 ) -> Daemon:  # fmt: skip
     counters: Counter[str] = Counter()
     events = Events(bound.publisher, counters)
-    wiring = _Wiring()
-    registry = Registry(events, wiring)
+    registry = Registry(events, myself.started + config.liveness.settle_seconds)
     router = Router("local", bound.local, counters)
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = PeerLinks(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
         myself, registry, links, events, router.send, CompatibilityCache(compare, counters), config.peer,
-        config.liveness,
     )  # fmt: skip
     links.listener = handshakes
     daemon = Daemon(
@@ -250,7 +244,7 @@ def _assemble(
         local=router,
         peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
     )
-    wiring.daemon = daemon
+    registry.watcher = _Wiring(daemon)
     daemon.local.handlers = dispatch.local_handlers(daemon)
     if daemon.peer is not None:
         daemon.peer.handlers = dispatch.peer_handlers(daemon)
@@ -321,8 +315,8 @@ def _reload(daemon: Daemon, reload: Reload, notifier: Notifier) -> None:
         changed = {f for f in Config.__struct_fields__ if getattr(new, f) != getattr(daemon.config, f)}
         if fixed := changed - RELOADABLE:
             status = f"reloaded, but these need a restart: {', '.join(sorted(fixed))}"
-        daemon.config = new
-        daemon.liveness.settings = daemon.handshakes.liveness = new.liveness
+        daemon.config = msgspec.structs.replace(daemon.config, **{f: getattr(new, f) for f in RELOADABLE})
+        daemon.liveness.settings = new.liveness
         daemon.leases.settings = new.leases
         daemon.ledger.settings = new.ledger
         logging.getLogger("kvd").setLevel(new.log_level.upper())

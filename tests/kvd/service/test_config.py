@@ -86,6 +86,30 @@ def test_variables_override_the_file_and_flags_both(tmp_path: Path) -> None:
     )
 
 
+def refused(environment: dict[str, str], path: Path | None = None, **flags: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        load(path, environment, {key.replace("__", "."): value for key, value in flags.items()})
+    return error.value.message
+
+
+def test_a_mistake_in_a_variable_or_flag_is_not_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "kvd.yaml"
+    path.write_text("ledger:\n  max_rows: 5\nliveness:\n  gone_seconds: 4\n")
+    assert refused({"KVD_LEDGER_MAX_ROWS": "many"}, path).startswith(
+        "$KVD_LEDGER_MAX_ROWS: ledger.max_rows is 'many'"
+    )
+    assert refused({"KVD_LOG_LEVEL": "loud"}).startswith("$KVD_LOG_LEVEL: log_level is 'loud'")
+    assert refused({}, path, log_level="loud").startswith("the command line: log_level is 'loud'")
+    assert refused({"KVD_LIVENESS_SILENT_SECONDS": "9"}, path) == (
+        f"$KVD_LIVENESS_SILENT_SECONDS and {path}, line 4: liveness.silent_seconds is 9, liveness.gone_seconds is 4:"
+        " it must be the larger"
+    )
+
+
+def test_a_variable_that_is_empty_names_no_peer() -> None:
+    assert load(None, {"KVD_PEER_CONNECT": ""}).peer.connect == ()
+
+
 def kvd(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kvd.service", *arguments],

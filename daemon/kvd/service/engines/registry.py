@@ -133,14 +133,20 @@ class Watcher(Protocol):
 
 
 class Registry:
-    """All clients and engines of this host, by incarnation and by engine id."""
+    """All clients and engines of this host, by incarnation and by engine id. ``settled`` is time.monotonic()."""
 
-    def __init__(self, events: Events, watcher: Watcher) -> None:
+    def __init__(self, events: Events, settled: float) -> None:
+        self.watcher: Watcher
         self.clients: dict[str, Client] = {}
         self.engines: dict[str, LocalEngine] = {}
         self._routes: dict[bytes, Client] = {}
         self._events = events
-        self._watcher = watcher
+        self._settled = settled
+
+    @property
+    def settling(self) -> bool:
+        """Whether this kvd is so young that its workers may not all be back."""
+        return time.monotonic() < self._settled
 
     def register(self, client: Client) -> LocalEngine:
         """Take a client, new or known. Raises `RequestRefused` where it contradicts one that lives."""
@@ -151,7 +157,7 @@ class Registry:
             holder = _holder(engine, client)
             if holder is not None and holder.incarnation != client.incarnation:
                 self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
-            if not any(True for _ in engine.clients):
+            if not any(engine.clients):
                 engine.facts = client.engine
         else:
             engine = self.engines[client.engine.engine_id] = LocalEngine(client.engine)
@@ -171,7 +177,7 @@ class Registry:
         if engine.up:
             _wake(engine)
         if engine.up and (known is None or known.state == "gone"):
-            self._watcher.engine_up(engine)
+            self.watcher.engine_up(engine)
         return engine
 
     def heard(self, incarnation: str, route: bytes) -> Client | None:
@@ -210,7 +216,7 @@ class Registry:
         else:
             engine.workers.pop(client.rank, None)
         self._events.emit(f"{client.kind}.gone", client.name, reason=reason, pid=client.pid)
-        self._watcher.client_gone(client)
+        self.watcher.client_gone(client)
         self._settle(engine, f"{client.name}: {reason}")
 
     def forget(self, before: float) -> None:
@@ -227,8 +233,8 @@ class Registry:
 
     def by_route(self, route: bytes) -> Client | None:
         """The living client behind a route, None where there is none."""
-        client = self._routes.get(route)
-        return client if client is not None and client.route == route and client.state != "gone" else None
+        client = self.behind(route)
+        return client if client is not None and client.state != "gone" else None
 
     def behind(self, route: bytes) -> Client | None:
         """The client that registered on a route, also one that is gone: what it sent may be taken after its end."""
@@ -240,15 +246,54 @@ class Registry:
         engine = self.engines.get(engine_id)
         return engine if engine is not None and engine.state == "ready" else None
 
-    async def wait_up(self, engine_id: str, seconds: float, *, settling: bool) -> LocalEngine:
+    def at(self, engine_id: str, generation: str) -> LocalEngine:
+        """The engine, if all its workers are here and it is at that generation (empty: any).
+
+        Raises `RequestRefused`.
+        """
+        engine = self.ready(engine_id)
+        if engine is None:
+            raise self.not_ready(engine_id)
+        if generation not in ("", engine.generation):
+            raise RequestRefused(
+                "KVD-PEER-GENERATION",
+                f"engine {engine_id!r} is generation {engine.generation}, asked for was {generation}",
+                hint="it restarted: blocks of an earlier generation are gone",
+                final=True,
+            )
+        return engine
+
+    def not_ready(self, engine_id: str) -> RequestRefused:
+        """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            known = ", ".join(sorted(self.engines)) or "none"
+            return RequestRefused(
+                "KVD-ENGINE-UNKNOWN",
+                f"no engine {engine_id!r} is registered here; known: {known}",
+                hint="check the engine_id, and that its workers use this kvd (`kvctl workers`)",
+            )
+        if engine.state == "gone":
+            return RequestRefused(
+                "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
+            )
+        here = ", ".join(str(rank) for rank in sorted(engine.workers)) or "none"
+        return RequestRefused(
+            "KVD-ENGINE-PARTIAL",
+            f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
+            + (f" ({engine.reason})" if engine.reason else ""),
+            hint="see the log of the missing ranks; `kvctl workers` lists those that came",
+        )
+
+    async def wait_up(self, engine_id: str, seconds: float) -> LocalEngine:
         """As `wait_ready`; an engine whose scheduler alone is missing is waited for, and given without in the end."""
         until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
-        engine = await self.wait_ready(engine_id, seconds, settling=settling)
+        engine = await self.wait_ready(engine_id, seconds)
         while not engine.up and engine.state != "gone" and (left := until - time.monotonic()) > 0:
             await _woken(engine, left)
-        return await self.wait_ready(engine_id, seconds, settling=settling)
+        return await self.wait_ready(engine_id, seconds)
 
-    async def wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> LocalEngine:
+    async def wait_ready(self, engine_id: str, seconds: float) -> LocalEngine:
         """The engine, waiting ``seconds`` for its missing workers; for an unknown one only while kvd is ``settling``.
 
         Raises `RequestRefused` naming what is missing.
@@ -257,15 +302,15 @@ class Registry:
         while (ready := self.ready(engine_id)) is None:
             engine = self.engines.get(engine_id)
             left = deadline - time.monotonic()
-            if left <= 0 or not (settling or (engine is not None and engine.state == "partial")):
-                raise not_ready(engine_id, engine, self.engines)
+            if left <= 0 or not (self.settling or (engine is not None and engine.state == "partial")):
+                raise self.not_ready(engine_id)
             if engine is None:
                 await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd
                 continue
             await _woken(engine, left)
         return ready
 
-    def ended(self, engine_id: str, generation: str, *, settling: bool) -> bool:
+    def ended(self, engine_id: str, generation: str) -> bool:
         """Whether that generation is over. While kvd is ``settling`` an engine that is not back yet does not count."""
         engine = self.engines.get(engine_id)
         if engine is not None:
@@ -273,7 +318,7 @@ class Registry:
                 return False
             if engine.generation or generation in engine.ended:
                 return True
-        return not settling
+        return not self.settling
 
     def _settle(self, engine: LocalEngine, reason: str) -> None:
         complete = len(engine.workers) >= engine.facts.world_size
@@ -281,21 +326,19 @@ class Registry:
         before, engine.generation = engine.generation, generation
         if generation != before:
             engine.shape = _shape(engine) if generation else ""
-        state: EngineState = (
-            "ready" if complete else "partial" if any(True for _ in engine.clients) else "gone"
-        )
+        state: EngineState = "ready" if complete else "partial" if any(engine.clients) else "gone"
         if state != engine.state:
             engine.state, engine.since = state, time.time()
         engine.reason = reason
         if before and before != generation:
             engine.ended.append(before)
             self._events.emit("engine.gone", engine.facts.engine_id, generation=before, reason=reason)
-            self._watcher.engine_ended(engine, before, reason)
+            self.watcher.engine_ended(engine, before, reason)
         if generation and before != generation:
             self._events.emit(
                 "engine.ready", engine.facts.engine_id, generation=generation, workers=len(engine.workers)
             )
-            self._watcher.engine_ready(engine)
+            self.watcher.engine_ready(engine)
             _wake(engine)
 
 
@@ -354,25 +397,3 @@ def _refuse_conflict(engine: LocalEngine, client: Client) -> None:
             f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
             hint="all workers of one engine_id must come from one engine: give the other one its own id",
         )
-
-
-def not_ready(engine_id: str, engine: LocalEngine | None, engines: dict[str, LocalEngine]) -> RequestRefused:
-    """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
-    if engine is None:
-        known = ", ".join(sorted(engines)) or "none"
-        return RequestRefused(
-            "KVD-ENGINE-UNKNOWN",
-            f"no engine {engine_id!r} is registered here; known: {known}",
-            hint="check the engine_id, and that its workers use this kvd (`kvctl workers`)",
-        )
-    if engine.state == "gone":
-        return RequestRefused(
-            "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
-        )
-    here = ", ".join(str(rank) for rank in sorted(engine.workers)) or "none"
-    return RequestRefused(
-        "KVD-ENGINE-PARTIAL",
-        f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
-        + (f" ({engine.reason})" if engine.reason else ""),
-        hint="see the log of the missing ranks; `kvctl workers` lists those that came",
-    )

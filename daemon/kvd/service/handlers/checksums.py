@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import not_ready
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.senders import registered
-from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.checksum import GetSums, Sums
 
@@ -17,25 +16,12 @@ async def from_worker(daemon: Daemon, caller: Caller, message: GetSums) -> Sums:
     if is_ours(daemon, message.endpoint):
         return await from_peer(daemon, caller, message)
     what = f"checksums of request {message.request_id!r}"
-    answer = await ask_peer(daemon, message.endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
-    if not isinstance(answer, Sums):
-        raise passed_on(answer, message.endpoint)
-    return answer
+    return await ask_peer(daemon, message.endpoint, what, message, Sums)
 
 
 async def from_peer(daemon: Daemon, _caller: Caller, message: GetSums) -> Sums:
     """A question for a worker here. Raises `RequestRefused`."""
-    engine = daemon.registry.ready(message.engine_id)
-    if engine is None:
-        known = daemon.registry.engines
-        raise not_ready(message.engine_id, known.get(message.engine_id), known)
-    if message.generation != engine.generation:
-        raise RequestRefused(
-            "KVD-PEER-GENERATION",
-            f"engine {message.engine_id!r} is generation {engine.generation}, asked for was {message.generation}",
-            hint="it restarted: blocks of an earlier generation are gone",
-            final=True,
-        )
+    engine = daemon.registry.at(message.engine_id, message.generation)
     worker = engine.workers.get(message.rank)
     if worker is None:
         raise RequestRefused(
@@ -44,4 +30,4 @@ async def from_peer(daemon: Daemon, _caller: Caller, message: GetSums) -> Sums:
             hint="`kvctl workers` lists them",
             final=True,
         )
-    return await ask_worker(daemon, worker, message, Sums)
+    return await ask_client(daemon, worker, message, Sums)

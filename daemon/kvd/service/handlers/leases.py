@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
+from kvd.service.handlers.forwarding import Answer, ask_peer, is_ours
 from kvd.service.handlers.senders import scheduler_of
-from kvd.service.peers.forwarding import ask_peer, is_ours, passed_on
 from kvd.service.sockets.router import Caller
-from kvd.wire.frame import Message
-from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.reply import Ok
 
@@ -30,13 +28,10 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
     """A decoder's claim, answered here or by the prefiller's kvd. Raises `RequestRefused`."""
     settings = daemon.config.leases
     daemon.readers.claims(daemon.registry.behind(caller.route), message, settings.max_seconds)
-    answer: Message
     if is_ours(daemon, message.key.endpoint):
-        answer = await peer_lease_claim(daemon, caller, message)
+        answer = await daemon.leases.claim(message)
     else:
-        answer = await _ask_owner(daemon, message.key, message, settings.confirm_seconds + 1.0)
-    if not isinstance(answer, LeaseClaimed):
-        raise passed_on(answer, message.key.endpoint)
+        answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
     return answer
 
@@ -52,10 +47,7 @@ async def release(daemon: Daemon, message: LeaseRelease) -> Ok:
     """Bring a release to the kvd that has the lease. Raises `RequestRefused` where it could not be delivered."""
     if is_ours(daemon, message.key.endpoint):
         return peer_lease_release(daemon, None, message)
-    answer = await _ask_owner(daemon, message.key, message, daemon.config.peer.handshake_seconds)
-    if not isinstance(answer, Ok):
-        raise passed_on(answer, message.key.endpoint)
-    return answer
+    return await _ask_owner(daemon, message, Ok, daemon.config.peer.handshake_seconds)
 
 
 async def peer_lease_claim(daemon: Daemon, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
@@ -69,6 +61,9 @@ def peer_lease_release(daemon: Daemon, _caller: Caller | None, message: LeaseRel
     return Ok()
 
 
-async def _ask_owner(daemon: Daemon, key: LeaseKey, message: Message, seconds: float) -> Message:
+async def _ask_owner(
+    daemon: Daemon, message: LeaseClaim | LeaseRelease, kind: type[Answer], seconds: float
+) -> Answer:
+    key = message.key
     what = f"lease {key.request_id!r} of engine {key.engine_id!r}"
-    return await ask_peer(daemon, key.endpoint, what, message, seconds)
+    return await ask_peer(daemon, key.endpoint, what, message, kind, seconds)

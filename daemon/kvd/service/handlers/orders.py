@@ -10,18 +10,17 @@ import os
 import pwd
 import time
 import uuid
-from typing import TypeVar
 
 import msgspec
 
 from kvd.geometry.errors import GeometryError
 from kvd.service.daemon import Daemon
 from kvd.service.engines.miss_history import OrderHistory
-from kvd.service.engines.registry import Client, LocalEngine, not_ready
+from kvd.service.engines.registry import Client, LocalEngine
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
-from kvd.wire.frame import Message, kind_of
 from kvd.wire.order import (
     MISS_ENDS,
     Asker,
@@ -38,17 +37,16 @@ from kvd.wire.order import (
     OrderState,
     ReportForced,
 )
-from kvd.wire.reply import Ok, Refused
+from kvd.wire.reply import Ok
 
 ANSWER_SECONDS = 3.0
 """What a scheduler may take to answer. It answers between two steps of Python, not of the model."""
+STOPPED = "the engine may be stopped: see `kvctl workers`"
 LONGEST_WAIT = 30.0
 """Seconds that a question for changes is kept at most."""
 LONGEST_CAUSE = 500
 MAX_NAME = 512
 MAX_SECONDS = 7 * 86400.0
-
-Answer = TypeVar("Answer", bound=Message)
 
 
 async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> ForcePlan:
@@ -59,7 +57,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
         _check(message)
         scheduler = await _permitted(daemon, caller, message.engine_id)
         _check_part(daemon, daemon.registry.engines[message.engine_id], message.part)
-        plan = await _ask(daemon, scheduler, message, ForcePlan)
+        plan = await ask_client(daemon, scheduler, message, ForcePlan, ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
         daemon.counters["orders.refused"] += 1
         daemon.events.emit(
@@ -89,7 +87,8 @@ async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> 
     """End orders for further loads. Raises `RequestRefused`."""
     scheduler = await _permitted(daemon, caller, message.engine_id)
     asker = Asker(order_id=message.order_id, uid=caller.uid, pid=caller.pid)
-    cleared = await _ask(daemon, scheduler, msgspec.structs.replace(message, asker=asker), ForcedCleared)
+    message = msgspec.structs.replace(message, asker=asker)
+    cleared = await ask_client(daemon, scheduler, message, ForcedCleared, ANSWER_SECONDS, STOPPED)
     for order_id in cleared.order_ids:
         daemon.events.emit("order.cleared", message.engine_id, order=order_id, uid=caller.uid, pid=caller.pid)
     return cleared
@@ -207,7 +206,7 @@ async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> Client:
                 hint="become one of them, or have orders.group set in the configuration of kvd",
             )
     if engine is None or engine.state == "gone":
-        raise not_ready(engine_id, engine, daemon.registry.engines)
+        raise daemon.registry.not_ready(engine_id)
     if scheduler is None:
         raise RequestRefused(
             "KVD-ENGINE-PARTIAL",
@@ -226,30 +225,6 @@ def _belongs(uid: int, group: str) -> bool:
     return wanted.gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
 
 
-# --- the way to the scheduler, and back ---
-
-
-async def _ask(daemon: Daemon, scheduler: Client, message: Message, kind: type[Answer]) -> Answer:
-    away = f"{scheduler.name} did not answer a {kind_of(message)} within {ANSWER_SECONDS:g} s"
-    if scheduler.state == "silent":
-        away = f"{scheduler.name} is silent: {scheduler.reason}"
-    else:
-        try:
-            answer = await daemon.local.ask(scheduler.route, message, ANSWER_SECONDS)
-        except TimeoutError:
-            pass
-        else:
-            if isinstance(answer, kind):
-                return answer
-            if isinstance(answer, Refused):
-                raise RequestRefused(answer.code, answer.message, hint=answer.hint, final=answer.final)
-            raise RequestRefused(
-                "KVD-CLIENT-PROTOCOL",
-                f"{scheduler.name} answered a {kind_of(message)} with {kind_of(answer)}",
-            )
-    raise RequestRefused("KVD-WORKER-AWAY", away, hint="the engine may be stopped: see `kvctl workers`")
-
-
 def _forced(daemon: Daemon, history: OrderHistory) -> ForcedMisses:
     order = history.order
     target = order.plan.target
@@ -258,7 +233,7 @@ def _forced(daemon: Daemon, history: OrderHistory) -> ForcedMisses:
     engine = daemon.registry.engines.get(order.engine_id)
     gone = ""
     if engine is None or engine.state == "gone":
-        if not daemon.handshakes.settling:
+        if not daemon.registry.settling:
             gone = engine.reason if engine is not None else "it is not registered here any more"
     elif engine.scheduler is not None and engine.scheduler.incarnation != order.incarnation:
         gone = "it was started again"

@@ -12,10 +12,10 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import Client, not_ready
+from kvd.service.engines.registry import Client
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.senders import registered
-from kvd.service.peers.forwarding import ANSWER_SECONDS, HOP_SECONDS, ask_peer, ask_worker, is_ours, passed_on
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint
@@ -183,17 +183,9 @@ def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:
         generation = message.generations[0]
     elif isinstance(message, PushWithdraw):
         generation = message.generation
-    engine = daemon.registry.ready(key.prefiller)
-    if engine is None:
+    if daemon.registry.ready(key.prefiller) is None:
         raise _absent(daemon, key.prefiller, generation)
-    if generation not in ("", engine.generation):
-        raise RequestRefused(
-            "KVD-PEER-GENERATION",
-            f"engine {key.prefiller!r} is generation {engine.generation}, asked for was {generation}",
-            hint="it restarted: blocks of an earlier generation are gone",
-            final=True,
-        )
-    return tuple(engine.workers.values())
+    return tuple(daemon.registry.at(key.prefiller, generation).workers.values())
 
 
 def _decoder(daemon: Daemon, engine_id: str, rank: Rank) -> Client:
@@ -212,16 +204,15 @@ def _decoder(daemon: Daemon, engine_id: str, rank: Rank) -> Client:
 
 def _absent(daemon: Daemon, engine_id: str, generation: str) -> RequestRefused:
     """Not all of it is here: for good, or until its workers have registered with a kvd that has just started."""
-    refusal = not_ready(engine_id, daemon.registry.engines.get(engine_id), daemon.registry.engines)
-    return RequestRefused(
-        refusal.code, refusal.message, hint=refusal.hint, final=_over(daemon, engine_id, generation)
-    )
+    refusal = daemon.registry.not_ready(engine_id)
+    refusal.final = _over(daemon, engine_id, generation)
+    return refusal
 
 
 def _over(daemon: Daemon, engine_id: str, generation: str) -> bool:
     engine = daemon.registry.engines.get(engine_id)
     gone = engine is not None and engine.state == "gone"
-    return gone or daemon.registry.ended(engine_id, generation, settling=daemon.handshakes.settling)
+    return gone or daemon.registry.ended(engine_id, generation)
 
 
 # --- the way ---
@@ -244,9 +235,7 @@ async def _pass_on(daemon: Daemon, message: Push, endpoint: Endpoint) -> None:
             hint="raise peer.max_message_bytes on both kvds",
             final=True,
         )
-    answer = await ask_peer(daemon, endpoint, what, message, ANSWER_SECONDS + HOP_SECONDS)
-    if not isinstance(answer, Ok):
-        raise passed_on(answer, endpoint)
+    await ask_peer(daemon, endpoint, what, message, Ok)
 
 
 async def _ask_workers(daemon: Daemon, workers: Iterable[Client], message: Push) -> None:
@@ -258,7 +247,7 @@ async def _ask_workers(daemon: Daemon, workers: Iterable[Client], message: Push)
 
 async def _refusal_of(daemon: Daemon, worker: Client, message: Push) -> RequestRefused | None:
     try:
-        await ask_worker(daemon, worker, message, Ok)
+        await ask_client(daemon, worker, message, Ok)
     except RequestRefused as refusal:
         return refusal
     return None

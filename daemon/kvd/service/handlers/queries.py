@@ -11,7 +11,7 @@ from kvd.geometry.rank import Rank
 from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.log import dropped
-from kvd.service.peers.handshakes import HERE
+from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
 from kvd.wire.query import (

@@ -7,29 +7,25 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
-from kvd.service.config import LivenessSettings, PeerSettings
+from kvd.service.config import PeerSettings
 from kvd.service.engines.registry import LocalEngine, Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache, next_step
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
+from kvd.service.peers.peer_engine import HERE, Key, PeerEngine
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, Role
+from kvd.wire.identity import Endpoint, Role
 from kvd.wire.reply import Refused
 
 log = logging.getLogger(__name__)
 
 Push = Callable[[bytes, Message], None]
-Key = tuple[Endpoint, str]
-"""Where a peer engine is and its id; ``Endpoint()`` for one at this kvd."""
-HERE = Endpoint()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +40,6 @@ class Myself:
     started_at: float
 
 
-@dataclass(slots=True)
-class PeerEngine:
-    """A peer engine as fetched; ``shape`` as its kvd says.
-
-    ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
-    time, also in an earlier generation of either: they are given the next one unasked.
-    """
-
-    card: EngineCard
-    shape: str = ""
-    state: Literal["ready", "unreachable", "gone"] = "ready"
-    reason: str = ""
-    since: float = field(default_factory=time.time)
-    users: dict[str, str] = field(default_factory=dict)
-    friends: set[str] = field(default_factory=set)
-    answers: dict[tuple[str, bool, bool], PeerReady] = field(default_factory=dict)
-    """One message for all that get the same: the local engine, whether it was cached, whether without workers."""
-
-
 class Handshakes:
     """All peer engines that local ones use or used."""
 
@@ -75,11 +52,9 @@ class Handshakes:
         push: Push,
         compatibility: CompatibilityCache,
         peer: PeerSettings,
-        liveness: LivenessSettings,
     ) -> None:
         self.peers: dict[Key, PeerEngine] = {}
         self.trusted = {HERE}  # besides them, whom clients name
-        self.liveness = liveness
         self._peer = peer
         self._myself = myself
         self._registry = registry
@@ -92,11 +67,6 @@ class Handshakes:
         self._refused: set[tuple[str, str]] = set()
         self._handing_out = asyncio.Lock()
         self._greeting: set[asyncio.Task[None]] = set()
-
-    @property
-    def settling(self) -> bool:
-        """Whether this kvd is so young that its workers may not all be back."""
-        return time.monotonic() - self._myself.started < self.liveness.settle_seconds
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
         """What `get` would give where the engine was given that peer before; None where that takes any work."""
@@ -125,9 +95,7 @@ class Handshakes:
 
     async def _get(self, ask: GetPeer, asker: bytes) -> PeerReady:
         began = time.monotonic()
-        engine = await self._registry.wait_ready(
-            ask.local_engine, self._peer.handshake_seconds, settling=self.settling
-        )
+        engine = await self._registry.wait_ready(ask.local_engine, self._peer.handshake_seconds)
         key = self._key(ask)
         peer, cached = await (self._here(ask, key) if key[0] == HERE else self._there(ask, key))
         if ask.generation and peer.card.generation != ask.generation:
@@ -167,22 +135,10 @@ class Handshakes:
     def _answer(
         self, peer: PeerEngine, endpoint: Endpoint, engine: LocalEngine, route: bytes, seconds: float = 0.0
     ) -> PeerReady:
-        """What a client of a local engine is told of a peer: one object for all that are told the same."""
+        """What the client of a local engine behind ``route`` is told of a peer."""
         client = self._registry.by_route(route)
-        brief = client is not None and client.kind == "scheduler"  # it alone gets the key
-        which = engine.facts.engine_id, seconds > 0, brief
-        ready = peer.answers.get(which)
-        if ready is None:
-            ready = peer.answers[which] = PeerReady(
-                local_engine=engine.facts.engine_id,
-                peer=msgspec.structs.replace(
-                    peer.card, **({"workers": ()} if brief else {"digest_key": b""})
-                ),
-                endpoint=endpoint,
-                seconds=seconds,
-                cached=seconds == 0,
-            )
-        return ready
+        brief = client is not None and client.kind == "scheduler"
+        return peer.answer(engine.facts.engine_id, endpoint, seconds, brief=brief)
 
     def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engines (id, generation) behind an endpoint that local ones use."""
@@ -205,8 +161,7 @@ class Handshakes:
         peer = self.peers.get((endpoint, engine_id))
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
-        peer.state, peer.reason, peer.since = "gone", reason, time.time()
-        peer.answers.clear()
+        peer.change("gone", reason)
         self._refused = {pair for pair in self._refused if pair[1] != generation}
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
@@ -247,9 +202,12 @@ class Handshakes:
         self.peer_engine_gone(HERE, engine_id, generation, reason)
 
     def forget(self, before: float) -> None:
-        """Drop peer engines that have been gone since before Unix time ``before``."""
+        """Drop peer engines that have been gone, or their kvd away, since before Unix time ``before``.
+
+        Who reads from one whose kvd is away goes on: it may live. Its kvd is pinged no more, unless it is asked again.
+        """
         for key, peer in list(self.peers.items()):
-            if peer.state == "gone" and peer.since < before:
+            if peer.state != "ready" and peer.since < before:
                 del self.peers[key]
 
     def _key(self, ask: GetPeer) -> Key:
@@ -285,12 +243,12 @@ class Handshakes:
 
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         wait = self._registry.wait_up if ask.keyed else self._registry.wait_ready
-        engine = await wait(ask.engine_id, self._peer.handshake_seconds, settling=self.settling)
+        engine = await wait(ask.engine_id, self._peer.handshake_seconds)
         known = self.peers.get(key)
         if known is None or known.state == "gone" or known.card.generation != engine.generation:
             return self._keep(key, PeerEngine(engine.card(), engine.shape)), True
         if engine.scheduler is not None:
-            _learn_key(known, engine.scheduler.digest_key)
+            known.learn_key(engine.scheduler.digest_key)
         return known, True
 
     async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
@@ -334,13 +292,10 @@ class Handshakes:
             # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
             return self._keep(key, PeerEngine(answer.card, answer.shape))
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
+        where = f"the kvd at {endpoint.host}:{endpoint.port}"
         if isinstance(answer, Refused):
-            raise RequestRefused(
-                answer.code, f"the kvd at {endpoint.host}:{endpoint.port}: {answer.message}", hint=answer.hint
-            )
-        raise RequestRefused(
-            "KVD-PEER-PROTOCOL", f"the kvd at {endpoint.host}:{endpoint.port} answered {kind_of(answer)}"
-        )
+            raise RequestRefused.passed_on(answer, where)
+        raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")
 
     def _keep(self, key: Key, fetched: PeerEngine) -> PeerEngine:
         live = [
@@ -353,7 +308,7 @@ class Handshakes:
         known = self.peers.get(key)
         if known is not None:
             if known.state != "gone" and known.card.generation == fetched.card.generation:
-                _learn_key(known, fetched.card.digest_key)
+                known.learn_key(fetched.card.digest_key)
                 return known
             if known.state != "gone":
                 self.peer_engine_gone(
@@ -386,14 +341,7 @@ class Handshakes:
     def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
-                peer.state, peer.reason, peer.since = state, reason, time.time()
-
-
-def _learn_key(peer: PeerEngine, key: bytes) -> None:
-    """The scheduler of that generation came after its workers, or is another one: whoever asks is to have its key."""
-    if key and key != peer.card.digest_key:
-        peer.card = msgspec.structs.replace(peer.card, digest_key=key)
-        peer.answers.clear()
+                peer.change(state, reason)
 
 
 def complementary(local: Role, peer: Role) -> bool:

@@ -41,9 +41,7 @@ class Subscribers:
         subscriber.using.add((engine.facts.engine_id, engine.generation))
         subscriber.given[engine.facts.engine_id, engine.generation] = time.monotonic()
 
-    def pinged(
-        self, route: bytes, ping: Ping, registry: Registry, *, settling: bool
-    ) -> tuple[tuple[str, str], ...]:
+    def pinged(self, route: bytes, ping: Ping, registry: Registry) -> tuple[tuple[str, str], ...]:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
         for old, subscriber in list(self._by_route.items()):
@@ -52,7 +50,7 @@ class Subscribers:
         before = self._by_route.get(route)
         given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
         self._by_route[route] = Subscriber(ping.kvd_id, {*ping.using, *given}, now, given)
-        return tuple(pair for pair in ping.using if registry.ended(*pair, settling=settling))
+        return tuple(pair for pair in ping.using if registry.ended(*pair))
 
     def users(self, engine: LocalEngine) -> list[str]:
         """Ids of the kvds that use an engine's present generation."""

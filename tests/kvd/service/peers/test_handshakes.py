@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from kvd.geometry.codec import decode_worker
-from kvd.service.config import LivenessSettings, PeerSettings
+from kvd.service.config import PeerSettings
 from kvd.service.engines.registry import Client, LocalEngine, Registry
+from kvd.service.errors import RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
@@ -19,6 +20,7 @@ from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.reply import RefusalFactor, Refused
 from tests.support.daemons import facts, worker
 
 THERE = Endpoint("there", 1)
@@ -54,7 +56,8 @@ class OtherKvd:
 def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     """Those of a kvd with one engine, ``d``, which fits any other."""
     events = Events(None, counters)
-    registry = Registry(events, Unwatched())
+    registry = Registry(events, settled=0.0)
+    registry.watcher = Unwatched()
     card = worker(facts("d")).card
     registry.register(
         Client(
@@ -65,7 +68,7 @@ def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     myself = Myself("here", "g", "host", Endpoint("here", 1), time.monotonic(), time.time())
     return Handshakes(
         myself, registry, cast("PeerLinks", other), events, lambda *_: None,
-        CompatibilityCache(lambda *_: (), counters), PeerSettings(), LivenessSettings(),
+        CompatibilityCache(lambda *_: (), counters), PeerSettings(),
     )  # fmt: skip
 
 
@@ -93,3 +96,40 @@ def test_whoever_asks_while_an_answer_is_handed_out_starts_no_second_flight(turn
 
     asyncio.run(run())
     assert (counters["handshakes.flights"], [type(m) for m in other.asked]) == (1, [DescribeEngine])
+
+
+def test_engines_whose_kvd_stays_away_are_forgotten_so_that_its_link_can_end() -> None:
+    async def run() -> None:
+        handshakes = handshakes_with(OtherKvd(described()), Counter())
+        await handshakes.get(ask())
+        handshakes.link_down(THERE, "no answer")
+        handshakes.forget(time.time() - 60)
+        assert [e for e, _ in handshakes.using(THERE)] == ["p"], "it was away for a moment only"
+        handshakes.forget(time.time() + 60)
+        assert (handshakes.using(THERE), handshakes.peers) == ((), {})
+
+    asyncio.run(run())
+
+
+def test_an_engine_whose_kvd_answers_is_not_forgotten() -> None:
+    async def run() -> None:
+        handshakes = handshakes_with(OtherKvd(described()), Counter())
+        await handshakes.get(ask())
+        handshakes.forget(time.time() + 60)
+        assert handshakes.using(THERE) == (("p", "h"),)
+
+    asyncio.run(run())
+
+
+def test_a_refusal_of_the_other_kvd_is_passed_on_whole() -> None:
+    factors = (RefusalFactor("tp", "1", "3", ok=False),)
+    other = OtherKvd(Refused(code="KVD-X", message="no", hint="do this", factors=factors, final=True))
+
+    async def run() -> None:
+        with pytest.raises(RequestRefused) as error:
+            await handshakes_with(other, Counter()).get(ask())
+        assert error.value.refused == Refused(
+            code="KVD-X", message="the kvd at there:1: no", hint="do this", factors=factors, final=True
+        )
+
+    asyncio.run(run())
