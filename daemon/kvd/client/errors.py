@@ -1,13 +1,4 @@
-"""Errors of the client side of the wire.
-
-ClientError             message, hint
-├── Unreachable         no kvd behind the socket: the message names the socket tried
-│   └── NotPermitted    this user may not use the socket
-├── TimedOut            kvd is there, but no answer came within the time given
-├── RefusedByDaemon     kvd said no: code, message, hint and factors as it sent them
-├── Unencodable         the message itself cannot be put on the wire: nothing was sent
-└── ProtocolError       what came back is not an answer to what was asked
-"""
+"""Errors of the client side of the wire."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Errors of the daemon.
-
-ServiceError     message, hint
-├── ConfigError  settings that cannot be used: the file, the key, the value found and what is wanted
-├── StartError   the sockets or directories cannot be had
-├── LedgerError  the ledger cannot be opened, written or read
-├── PeerAway     another kvd did not answer in time
-└── Refusal      what a client asked cannot be done: carries the `Refused` that is sent back
-"""
+"""Errors of the daemon."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Errors of traces.
-
-TraceError             code, message with file and line, hint
-├── NotATrace          the file cannot be read, or is something else
-├── TraceVersionError  a trace of a schema that this version does not read
-├── TraceCut           it ends before its last line: a copy or an export that was interrupted
-├── BadTrace           a line that cannot be true: not of its shape, ids below zero or beyond the engine's memory ...
-└── TraceTooLarge      more than this version takes: a line, a list of blocks, the whole; found before it is read
-"""
+"""Errors of traces."""
 
 from __future__ import annotations
 
@@ -38,12 +30,12 @@ class TraceCut(TraceError):
 
 
 class BadTrace(TraceError):
-    """A line that cannot be true."""
+    """A line that cannot be true: not of its shape, ids below zero or beyond the engine's memory."""
 
     code = "KVD-TRACE-BAD"
 
 
 class TraceTooLarge(TraceError):
-    """More than this version takes."""
+    """More than this version takes; found before it is read."""
 
     code = "KVD-TRACE-LARGE"

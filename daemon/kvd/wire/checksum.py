@@ -6,7 +6,7 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
@@ -23,7 +23,7 @@ class SumsOf(msgspec.Struct, frozen=True, array_like=True):
     which: int = 0
 
 
-class GetSums(msgspec.Struct, tag="get_sums", frozen=True, kw_only=True):
+class GetSums(Request, tag="get_sums", frozen=True, kw_only=True):
     """A decoding worker to one worker of the prefilling engine: the sums of these blocks of a request.
 
     ``request_id`` is the prefiller's, of a push the transfer id. ``endpoint`` is of the prefiller's kvd. Answered by

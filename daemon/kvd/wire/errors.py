@@ -1,12 +1,4 @@
-"""Errors of the wire.
-
-WireError
-├── Malformed        not a frame of ours: not msgpack, truncated, wrong shape
-├── VersionMismatch  a frame of another wire version
-└── UnknownMessage   a well-formed frame of a kind this version does not have
-
-Each carries a stable ``code`` and a ``message`` that can be sent back as `kvd.wire.reply.Refused`.
-"""
+"""Errors of the wire; a code and a message can be sent back as `kvd.wire.reply.Refused`."""
 
 from __future__ import annotations
 

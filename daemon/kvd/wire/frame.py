@@ -1,6 +1,6 @@
 """Framing: one msgpack frame ``[version, correlation, message]`` over ROUTER/DEALER.
 
-The message is a tagged union of the structs in this package. Requests carry a correlation id > 0 that the
+The message is a `Request` or a `Reply` of this package, told by its tag. Requests carry a correlation id > 0 that the
 reply repeats; pushes carry 0. A reader decodes in two steps, so that a wrong version or an unknown kind is
 told apart from noise.
 
@@ -14,108 +14,27 @@ Wire versions
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TypeAlias
 
 import msgspec
 
-from kvd.wire.checksum import GetSums, Sums
+from kvd.wire import checksum, handshake, lease, order, outcomes, push, query, registration, reply, transfer
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch
-from kvd.wire.handshake import (
-    DescribeEngine,
-    EngineDescribed,
-    EngineEnded,
-    GetPeer,
-    PeerGone,
-    PeerReady,
-    Ping,
-    Pong,
-)
-from kvd.wire.lease import (
-    LeaseClaim,
-    LeaseClaimed,
-    LeaseClosed,
-    LeaseEnded,
-    LeaseExtend,
-    LeaseOpened,
-    LeaseRelease,
-)
-from kvd.wire.order import (
-    ClearForced,
-    ForcedCleared,
-    ForcedMisses,
-    ForceMiss,
-    ForcePlan,
-    GetForced,
-    ReportForced,
-)
-from kvd.wire.outcomes import GetOutcomes, Outcomes, ReportOutcomes
-from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
-from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines, ListWorkers, WorkerList
-from kvd.wire.registration import (
-    Heartbeat,
-    NotRegistered,
-    Registered,
-    RegisterScheduler,
-    RegisterWorker,
-    Unregister,
-)
-from kvd.wire.reply import Ok, Refused
-from kvd.wire.transfer import GetKeptEngine, KeptEngine, ListTransfers, ReportTransfers, TransferList
+from kvd.wire.reply import Reply, Request
 
 WIRE_VERSION = 2
 
-Message: TypeAlias = (
-    RegisterWorker
-    | RegisterScheduler
-    | Registered
-    | Heartbeat
-    | NotRegistered
-    | Unregister
-    | GetPeer
-    | PeerReady
-    | PeerGone
-    | DescribeEngine
-    | EngineDescribed
-    | EngineEnded
-    | Ping
-    | Pong
-    | LeaseOpened
-    | LeaseClaim
-    | LeaseClaimed
-    | LeaseRelease
-    | LeaseExtend
-    | LeaseEnded
-    | LeaseClosed
-    | PushAnnounce
-    | PushWithdraw
-    | PushProgress
-    | PushDone
-    | GetSums
-    | Sums
-    | ReportTransfers
-    | ListTransfers
-    | TransferList
-    | GetKeptEngine
-    | KeptEngine
-    | ForceMiss
-    | ForcePlan
-    | ClearForced
-    | ForcedCleared
-    | ReportForced
-    | GetForced
-    | ForcedMisses
-    | ListEngines
-    | EngineList
-    | ListWorkers
-    | WorkerList
-    | GetStatus
-    | KvdStatus
-    | ReportOutcomes
-    | GetOutcomes
-    | Outcomes
-    | Ok
-    | Refused
-)
+Message: TypeAlias = Request | Reply
+_FAMILIES = (checksum, handshake, lease, order, outcomes, push, query, registration, reply, transfer)
+MESSAGES = {
+    str(struct.__struct_config__.tag): struct
+    for family in _FAMILIES
+    for struct in vars(family).values()
+    if isinstance(struct, type) and issubclass(struct, Message) and struct not in (Request, Reply)
+}
+"""All kinds of message of this version, by their tags."""
 
 
 class _Envelope(msgspec.Struct, array_like=True):
@@ -125,7 +44,7 @@ class _Envelope(msgspec.Struct, array_like=True):
 
 
 _ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
-_BODY: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_BODY: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(reduce(or_, MESSAGES.values()))
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -158,7 +77,7 @@ def decode(frame: bytes) -> tuple[Message, int]:
         return _BODY.decode(envelope.body), envelope.correlation
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         kind = _kind(envelope.body)
-        if kind is not None and kind not in KINDS:
+        if kind is not None and kind not in MESSAGES:
             raise UnknownMessage(
                 f"no message of kind {kind!r} in wire version {WIRE_VERSION}", envelope.correlation
             ) from None
@@ -168,10 +87,6 @@ def decode(frame: bytes) -> tuple[Message, int]:
 def kind_of(message: Message) -> str:
     """The message's tag, as it stands on the wire and in counters."""
     return str(type(message).__struct_config__.tag)
-
-
-KINDS = frozenset(str(struct.__struct_config__.tag) for struct in Message.__args__)
-"""All kinds of message of this version."""
 
 
 def _kind(body: bytes) -> str | None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 
-class GetPeer(msgspec.Struct, tag="get_peer", frozen=True, kw_only=True):
+class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
     """A local client of engine ``local_engine`` wants peer engine ``engine_id`` behind ``endpoint``.
 
     ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached
@@ -50,7 +48,7 @@ class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):
     reason: str
 
 
-class DescribeEngine(msgspec.Struct, tag="describe_engine", frozen=True, kw_only=True):
+class DescribeEngine(Request, tag="describe_engine", frozen=True, kw_only=True):
     """kvd to kvd: the card of an engine of yours, and tell me when it changes.
 
     ``keyed``: it is worth waiting a moment for the engine's scheduler, which has the key. Answered by
@@ -83,7 +81,7 @@ class EngineEnded(Reply, tag="engine_gone", frozen=True, kw_only=True):
     reason: str
 
 
-class Ping(msgspec.Struct, tag="ping", frozen=True, kw_only=True):
+class Ping(Request, tag="ping", frozen=True, kw_only=True):
     """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use."""
 
     kvd_id: str

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 from kvd.wire.identity import LeaseKey, ReaderId
 from kvd.wire.registration import OpenLease
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 LeaseEnd = Literal["released", "expired", "aborted"]
 
 
-class LeaseOpened(msgspec.Struct, tag="lease_opened", frozen=True, kw_only=True):
+class LeaseOpened(Request, tag="lease_opened", frozen=True, kw_only=True):
     """The prefiller's scheduler opened leases. Answered by `Ok`."""
 
     engine_id: str
     leases: tuple[OpenLease, ...]
 
 
-class LeaseClaim(msgspec.Struct, tag="lease_claim", frozen=True, kw_only=True):
+class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
     """A reader means to read (or still means to: a claim renews). Answered by `LeaseClaimed`.
 
     A prefill may have several readers: `n` answers of one prompt, a retry, two decoders.
@@ -48,7 +46,7 @@ class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     ended: bool = False
 
 
-class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=True):
+class LeaseRelease(Request, tag="lease_release", frozen=True, kw_only=True):
     """A reader needs the blocks no longer; ``result`` says whether it got them. Answered by `Ok`.
 
     Kept by the sender and sent again until answered. Releasing an unknown lease is no error, nor is releasing twice.
@@ -59,7 +57,7 @@ class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=Tru
     result: Literal["done", "miss", "aborted"] = "done"
 
 
-class LeaseExtend(msgspec.Struct, tag="lease_extend", frozen=True, kw_only=True):
+class LeaseExtend(Request, tag="lease_extend", frozen=True, kw_only=True):
     """kvd to the owning scheduler: keep it for ``seconds`` more.
 
     Answered by `LeaseClaimed` with what remains.
@@ -76,7 +74,7 @@ class LeaseEnded(Reply, tag="lease_ended", frozen=True, kw_only=True):
     end: LeaseEnd
 
 
-class LeaseClosed(msgspec.Struct, tag="lease_closed", frozen=True, kw_only=True):
+class LeaseClosed(Request, tag="lease_closed", frozen=True, kw_only=True):
     """The owning scheduler freed the blocks by itself (its own clock ran out, the request was aborted).
 
     Answered by `Ok`.

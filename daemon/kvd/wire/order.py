@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from kvd.geometry.rank import Rank
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 When = Literal["now", "before", "flight", "layers"]
 """When a load is made to miss: as soon as can be, before anything of it is read, when it is under way, when a part of
@@ -69,7 +69,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
         return f"uid {self.uid}, pid {self.pid}, order {self.order_id}"
 
 
-class ForceMiss(msgspec.Struct, tag="force_miss", frozen=True, kw_only=True):
+class ForceMiss(Request, tag="force_miss", frozen=True, kw_only=True):
     """Make loads of an engine miss; unless it is to ``carry_out``, only say what that would do.
 
     Answered by `ForcePlan`, or refused with nothing changed. ``asker`` is filled in by kvd.
@@ -117,7 +117,7 @@ class ForcePlan(Reply, tag="force_plan", frozen=True, kw_only=True):
     requests: tuple[PlannedMiss, ...] = ()
 
 
-class ClearForced(msgspec.Struct, tag="clear_forced", frozen=True, kw_only=True):
+class ClearForced(Request, tag="clear_forced", frozen=True, kw_only=True):
     """End an order, or all of an engine, for loads that it has not reached yet. Answered by `ForcedCleared`."""
 
     engine_id: str
@@ -165,14 +165,14 @@ class Miss(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: int | None = None
 
 
-class ReportForced(msgspec.Struct, tag="report_forced", frozen=True, kw_only=True):
+class ReportForced(Request, tag="report_forced", frozen=True, kw_only=True):
     """The scheduler to kvd: an order as it is now, or one of its misses. Answered by `Ok`."""
 
     order: OrderState
     miss: Miss | None = None
 
 
-class GetForced(msgspec.Struct, tag="get_forced", frozen=True, kw_only=True):
+class GetForced(Request, tag="get_forced", frozen=True, kw_only=True):
     """What became of an order (empty: of the newest).
 
     Answered by `ForcedMisses`: at once where it differs from ``revision``, else when it changes or after ``seconds``.

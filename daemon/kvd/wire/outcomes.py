@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from kvd.wire.identity import Endpoint, Role
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 Outcome = Literal[
     "offered",
@@ -66,7 +66,7 @@ class OutcomeCount(msgspec.Struct, frozen=True, array_like=True):
 Counts = Annotated[tuple[OutcomeCount, ...], msgspec.Meta(max_length=MOST_COUNTS)]
 
 
-class ReportOutcomes(msgspec.Struct, tag="report_served", frozen=True, kw_only=True):
+class ReportOutcomes(Request, tag="report_served", frozen=True, kw_only=True):
     """A scheduler's totals since its start, and those that a kvd has acknowledged. Answered by `Ok`."""
 
     engine_id: str
@@ -74,7 +74,7 @@ class ReportOutcomes(msgspec.Struct, tag="report_served", frozen=True, kw_only=T
     known: Counts = ()
 
 
-class GetOutcomes(msgspec.Struct, tag="get_served", frozen=True, kw_only=True):
+class GetOutcomes(Request, tag="get_served", frozen=True, kw_only=True):
     """How requests were served in the last ``seconds``. Answered by `Outcomes`.
 
     With ``peers`` also at engines of those kvds that this one has a link to and that answer at once.

@@ -10,6 +10,7 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
+from kvd.wire.reply import Request
 from kvd.wire.transfer import BlockRuns
 
 
@@ -37,7 +38,7 @@ class PushKey(msgspec.Struct, frozen=True, kw_only=True):
     decoder_endpoint: Endpoint = Endpoint()
 
 
-class PushAnnounce(msgspec.Struct, tag="push_announce", frozen=True, kw_only=True):
+class PushAnnounce(Request, tag="push_announce", frozen=True, kw_only=True):
     """A decoding worker to all workers of the prefilling engine: these are the blocks for that transfer.
 
     ``generations`` are the prefiller's and the decoder's. ``tokens`` are to be there in the end, the first
@@ -57,7 +58,7 @@ class PushAnnounce(msgspec.Struct, tag="push_announce", frozen=True, kw_only=Tru
     digest: str = ""
 
 
-class PushWithdraw(msgspec.Struct, tag="push_withdraw", frozen=True, kw_only=True):
+class PushWithdraw(Request, tag="push_withdraw", frozen=True, kw_only=True):
     """A decoding worker to all workers of the prefilling engine: write no more.
 
     Answered by `Ok` once every worker has it. Each of them says by a `PushProgress` with ``quiet`` when none of its
@@ -82,7 +83,7 @@ class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
     blocks: BlockRun | None = None
 
 
-class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=True):
+class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
     """A prefilling worker to one decoding worker: layers are there, or it failed, or nothing is under way any more.
 
     ``failed`` is the cause, ``code`` that of `kvd.wire.miss`. Without ``quiet`` beside it something may still land, and
@@ -101,7 +102,7 @@ class PushProgress(msgspec.Struct, tag="push_progress", frozen=True, kw_only=Tru
     sums: bool = False
 
 
-class PushDone(msgspec.Struct, tag="push_done", frozen=True, kw_only=True):
+class PushDone(Request, tag="push_done", frozen=True, kw_only=True):
     """A decoding worker to all workers of the prefilling engine: it has everything; the blocks are its no longer.
 
     Answered by `Ok` once every worker has it. Sent where the decoder reads by itself.

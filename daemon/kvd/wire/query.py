@@ -6,10 +6,10 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 
-class ListEngines(msgspec.Struct, tag="list_engines", frozen=True, kw_only=True):
+class ListEngines(Request, tag="list_engines", frozen=True, kw_only=True):
     """All engines that this kvd knows, local ones and peers. Answered by `EngineList`."""
 
     cards: bool = False
@@ -44,7 +44,7 @@ class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
     rows: tuple[EngineRow, ...]
 
 
-class ListWorkers(msgspec.Struct, tag="list_workers", frozen=True, kw_only=True):
+class ListWorkers(Request, tag="list_workers", frozen=True, kw_only=True):
     """The local workers and schedulers. Answered by `WorkerList`."""
 
 
@@ -74,7 +74,7 @@ class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):
     rows: tuple[WorkerRow, ...]
 
 
-class GetStatus(msgspec.Struct, tag="get_status", frozen=True, kw_only=True):
+class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):
     """How this kvd is. Answered by `KvdStatus`."""
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import msgspec
 
 from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, Secretive, WorkerCard
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 
-class RegisterWorker(msgspec.Struct, tag="register_worker", frozen=True):
+class RegisterWorker(Request, tag="register_worker", frozen=True):
     """A worker presents its card. Answered by `Registered`."""
 
     card: WorkerCard
@@ -37,7 +37,7 @@ class OpenReader(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class RegisterScheduler(Secretive, tag="register_scheduler", frozen=True, kw_only=True):
+class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=True, kw_only=True):
     """An engine's scheduler presents itself, with the leases it holds open and those that it reads under.
 
     ``digest_key`` is a secret of its own, for the schedulers of peers alone (`EngineCard`). Answered by `Registered`.
@@ -66,7 +66,7 @@ class Registered(Reply, tag="registered", frozen=True, kw_only=True):
     heartbeat_seconds: float = 0.25
 
 
-class Heartbeat(msgspec.Struct, tag="heartbeat", frozen=True, kw_only=True):
+class Heartbeat(Request, tag="heartbeat", frozen=True, kw_only=True):
     """A registered client is alive.
 
     Answered by `Registered`, or by `NotRegistered` when kvd does not know it.
@@ -81,7 +81,7 @@ class NotRegistered(Reply, tag="not_registered", frozen=True, kw_only=True):
     kvd_generation: str
 
 
-class Unregister(msgspec.Struct, tag="unregister", frozen=True, kw_only=True):
+class Unregister(Request, tag="unregister", frozen=True, kw_only=True):
     """An orderly goodbye. Answered by `Ok`."""
 
     incarnation: str

@@ -1,8 +1,12 @@
-"""Answers: what tells them from requests, and the two that any request may get."""
+"""What tells answers from requests, and the two answers that any request may get."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What one side sends to have it done, or answered."""
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from kvd.wire.identity import EngineFacts
-from kvd.wire.reply import Reply
+from kvd.wire.reply import Reply, Request
 
 TransferState = Literal["done", "miss"]
 Order = Literal["newest", "slowest", "largest"]
@@ -135,7 +135,7 @@ def _first_runs(blocks: tuple[BlockRuns, ...]) -> tuple[BlockRuns, ...]:
     return tuple(kept)
 
 
-class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_only=True):
+class ReportTransfers(Request, tag="report_transfers", frozen=True, kw_only=True):
     """A worker's finished transfers, or misses that only the scheduler knows (`SCHEDULER_RANK`).
 
     Answered by `Ok` once they are on disk; kept and sent again until then.
@@ -145,7 +145,7 @@ class ReportTransfers(msgspec.Struct, tag="report_transfers", frozen=True, kw_on
     records: tuple[TransferRecord, ...]
 
 
-class ListTransfers(msgspec.Struct, tag="list_transfers", frozen=True, kw_only=True):
+class ListTransfers(Request, tag="list_transfers", frozen=True, kw_only=True):
     """The first ``limit`` transfers in ``order`` that match all given filters. Answered by `TransferList`.
 
     ``after`` and ``before`` are ledger sequence numbers: only later ones, only earlier ones (0: all). ``engine_id`` is
@@ -191,7 +191,7 @@ class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
     more: bool = False
 
 
-class GetKeptEngine(msgspec.Struct, tag="get_kept_engine", frozen=True, kw_only=True):
+class GetKeptEngine(Request, tag="get_kept_engine", frozen=True, kw_only=True):
     """What the ledger keeps of an engine's generation that records name. Answered by `KeptEngine` or `Refused`."""
 
     engine_id: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from kvd.service.daemon import Daemon
 from kvd.service.handlers.dispatch import local_handlers, peer_handlers
-from kvd.wire.frame import Message
+from kvd.wire.frame import MESSAGES
 from kvd.wire.lease import LeaseExtend
 from kvd.wire.reply import Reply
 
@@ -16,6 +16,6 @@ def test_each_message_is_a_request_or_an_answer() -> None:
     no_daemon = cast("Daemon", object())
     requests: set[Any] = {*local_handlers(no_daemon), *peer_handlers(no_daemon)}
     kvds_own = {LeaseExtend}
-    answers = {kind for kind in get_args(Message) if issubclass(kind, Reply)}
+    answers = {kind for kind in MESSAGES.values() if issubclass(kind, Reply)}
     assert requests.isdisjoint(answers)
-    assert requests | answers | kvds_own == set(get_args(Message))
+    assert requests | answers | kvds_own == set(MESSAGES.values())
