@@ -72,7 +72,7 @@ class Mailbox:
     wake: int
     state: SessionState = field(default_factory=lambda: SessionState(since=time.monotonic()))
     changed: threading.Condition = field(default_factory=threading.Condition)
-    inbox: deque[Pending | Message] = field(default_factory=deque)
+    inbox: deque[Pending] = field(default_factory=deque)
     counters: Counter[str] = field(default_factory=Counter)
     closing: bool = False
 

@@ -19,7 +19,7 @@ from kvd.client.errors import ProtocolError, RefusedByDaemon, SocketNotPermitted
 from kvd.wire.errors import WireError
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, runtime_dir
+from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, events_address, runtime_dir, socket_address
 from kvd.wire.reply import Refused
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -42,7 +42,7 @@ class Operator:
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.DEALER)
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_RETRIED)
-        self._socket.connect(f"ipc://{directory / SOCKET_NAME}")
+        self._socket.connect(socket_address(directory))
         self._ids = itertools.count(1)
 
     def check_connected(self) -> None:
@@ -96,7 +96,7 @@ class Operator:
         subscriber = _socket(self._context, zmq.SUB)
         monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         # After the monitor, which must see this connection made.
-        subscriber.connect(f"ipc://{self.directory / EVENTS_NAME}")
+        subscriber.connect(events_address(self.directory))
         for kind in kinds or ("",):
             subscriber.subscribe(kind)
         return _events(subscriber, monitor, timeout, connected or (lambda _: None))

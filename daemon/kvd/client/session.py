@@ -98,15 +98,6 @@ class KvdSession:
         now = time.monotonic()
         return self._put(Pending(message, Future(), now + keep_seconds, keep_seconds, key, due=now + after))
 
-    def cast(self, message: Message) -> bool:
-        """Send once, if that is possible now. False where the queue is full; drops are counted (``dropped``)."""
-        if not self._usable() or len(self._mailbox.inbox) >= QUEUE:
-            self._mailbox.counters["dropped"] += 1
-            return False
-        self._mailbox.inbox.append(message)
-        os.eventfd_write(self._mailbox.wake, 1)
-        return True
-
     def close(self, timeout: float = 2.0) -> None:
         """Say goodbye and end the thread, within ``timeout`` seconds. Whatever still waits fails. Idempotent."""
         if self._pid != os.getpid():
@@ -119,16 +110,10 @@ class KvdSession:
             wake, self._mailbox.wake = self._mailbox.wake, -1
             os.close(wake)
 
-    def _usable(self) -> bool:
-        return not self._mailbox.closing and self._pid == os.getpid()
-
     def _put(self, pending: Pending) -> Future[Message]:
-        if not self._usable():
-            why = (
-                "is closed"
-                if self._pid == os.getpid()
-                else f"belongs to process {self._pid}, this is {os.getpid()}"
-            )
+        if self._mailbox.closing or self._pid != os.getpid():
+            ours = self._pid == os.getpid()
+            why = "is closed" if ours else f"belongs to process {self._pid}, this is {os.getpid()}"
             pending.future.set_exception(ClientError(f"the session {why}", hint="make a new KvdSession"))
         elif len(self._mailbox.inbox) >= QUEUE:
             self._mailbox.counters["dropped"] += 1

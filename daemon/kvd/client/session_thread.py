@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
 from typing import Literal
 
@@ -107,9 +106,7 @@ class SessionThread:
         """Send now; False where that is not possible. Raises `Unencodable`, which has been counted and logged."""
         try:
             frame = encode(message() if callable(message) else message, correlation)
-        except (
-            Exception
-        ) as error:  # whatever is wrong with one message must not keep the others from being sent
+        except Exception as error:  # what is wrong with one message must not keep the others from being sent
             self.mailbox.counters["unencodable"] += 1
             why = f"a message cannot be encoded: {type(error).__name__}: {error}"
             log.error("%s: %s", self.mailbox.name, why)  # noqa: TRY400 (the sender's future has the traceback)
@@ -245,11 +242,6 @@ class SessionThread:
     def _take_inbox(self) -> None:
         while self.mailbox.inbox:
             item = self.mailbox.inbox.popleft()
-            if not isinstance(item, Pending):
-                with suppress(Unencodable):
-                    if not (self.registration == "registered" and self._send(item, 0)):
-                        self.mailbox.counters["dropped"] += 1
-                continue
             if item.key is not None and (older := self.deliveries.get(item.key)):
                 fail(self.waiting.pop(older), ClientError(f"a newer delivery {item.key!r} took its place"))
             if len(self.waiting) >= QUEUE:
@@ -285,9 +277,7 @@ class SessionThread:
             fail(pending, error)
             return
         if pending.key is None and sent:
-            pending.due = (
-                pending.gives_up
-            )  # a call is sent once a connection; registering again makes it due again
+            pending.due = pending.gives_up  # it is sent once a connection; registering makes it due again
         else:
             pending.due = now + (UNANSWERED_SECONDS if sent else DELIVER_AGAIN[0])
 
@@ -297,18 +287,11 @@ class SessionThread:
             self.mailbox.counters["deliveries.dropped"] += 1
             log.error("%s: delivery %s dropped after %g s", self.mailbox.name, pending.key, pending.timeout)
         if self.mailbox.state.connected:
-            fail(
-                pending,
-                TimedOut(f"kvd at {self.mailbox.address} did not answer within {pending.timeout:g} s"),
-            )
+            why = f"kvd at {self.mailbox.address} did not answer within {pending.timeout:g} s"
+            fail(pending, TimedOut(why))
         else:
-            fail(
-                pending,
-                Unreachable(
-                    f"kvd at {self.mailbox.address} could not be reached within {pending.timeout:g} s",
-                    hint="see `systemctl status kvd`",
-                ),
-            )
+            why = f"kvd at {self.mailbox.address} could not be reached within {pending.timeout:g} s"
+            fail(pending, Unreachable(why, hint="see `systemctl status kvd`"))
 
     def _forget(self, correlation: int, pending: Pending) -> None:
         self.waiting.pop(correlation, None)
@@ -336,8 +319,7 @@ class SessionThread:
     def close(self) -> None:
         """Fail whatever still waits, and close the sockets."""
         for item in [*self.waiting.values(), *self.mailbox.inbox]:
-            if isinstance(item, Pending):
-                fail(item, ClientError("the session was closed before kvd answered"))
+            fail(item, ClientError("the session was closed before kvd answered"))
         self.waiting.clear()
         self.mailbox.inbox.clear()
         self.socket.disable_monitor()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvd.geometry.model import WorkerGeometry
 from kvd.service.config import Config
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
@@ -23,8 +21,6 @@ from kvd.service.peers.subscribers import Subscribers
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 
-Decode = Callable[[bytes], WorkerGeometry]
-
 
 @dataclass(slots=True)
 class Daemon:
@@ -36,7 +32,6 @@ class Daemon:
     config: Config
     myself: Myself
     directory: Path
-    decode: Decode
     counters: Counter[str]
     events: Events
     registry: Registry

@@ -26,10 +26,6 @@ class Notifier:
         """The sockets are bound (again, after a reload)."""
         self._send(f"READY=1\nSTATUS={status}\nMAINPID={os.getpid()}")
 
-    def status(self, status: str) -> None:
-        """One line for ``systemctl status``."""
-        self._send(f"STATUS={status}")
-
     def reloading(self) -> None:
         """A reload began; `ready` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")

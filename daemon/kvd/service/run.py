@@ -23,10 +23,9 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from kvd.geometry import codec
 from kvd.service import metrics
 from kvd.service.config import RELOADABLE, Config, endpoint
-from kvd.service.daemon import Daemon, Decode
+from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
 from kvd.service.engines.outcome_counts import OutcomeCounts
@@ -37,7 +36,7 @@ from kvd.service.handlers import dispatch, leases, outcomes, queries, registrati
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
-from kvd.service.peers.compatibility import Compare, CompatibilityCache, compare_cards, rehearse
+from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
@@ -112,16 +111,13 @@ async def run_daemon(
     reload: Reload,
     notifier: Notifier,
     monitor: LoopMonitor,
-    *,
-    decode: Decode = codec.decode_worker,
-    compare: Compare = compare_cards,
 ) -> None:
     """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``monitor`` is that of the loop.
 
     Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
     """
     stop = asyncio.Event()
-    async with _running(config, decode, compare) as (daemon, tasks):
+    async with _running(config) as (daemon, tasks):
         daemon.loop_monitor = monitor
         loop = asyncio.get_running_loop()
         _on_signals(loop, stop, lambda: _reload(daemon, reload, notifier))
@@ -145,9 +141,7 @@ async def run_daemon(
 
 
 @contextlib.asynccontextmanager
-async def _running(
-    config: Config, decode: Decode, compare: Compare
-) -> AsyncIterator[tuple[Daemon, list[asyncio.Task[None]]]]:
+async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.Task[None]]]]:
     keys = curve.load(config.peer.curve)
     if config.peer.listen:
         curve.refuse_open_bind(endpoint(config.peer.listen, "peer.listen")[0], keys)
@@ -159,7 +153,7 @@ async def _running(
         myself = _myself(config, bound.at)
         ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger)
         stack.callback(ledger.close, config.drain_seconds)
-        daemon = _assemble(config, myself, decode, compare, keys, bound, ledger)
+        daemon = _assemble(config, myself, keys, bound, ledger)
         stack.callback(daemon.liveness.close)
         stack.callback(daemon.leases.close)
         stack.push_async_callback(daemon.links.close)
@@ -212,9 +206,7 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
     return _Bound(context, local, publisher, peer, monitors, at)
 
 
-def _assemble(
-    config: Config, myself: Myself, decode: Decode, compare: Compare, keys: Keys | None, bound: _Bound, ledger: Ledger
-) -> Daemon:  # fmt: skip
+def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, ledger: Ledger) -> Daemon:
     counters: Counter[str] = Counter()
     events = Events(bound.publisher, counters)
     registry = Registry(events, myself.started + config.liveness.settle_seconds)
@@ -223,14 +215,13 @@ def _assemble(
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = PeerLinks(bound.context, config.peer, keys, events, lambda: ping)
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, CompatibilityCache(compare, counters), config.peer,
+        myself, registry, links, events, router.send, CompatibilityCache(compare_cards, counters), config.peer,
     )  # fmt: skip
     links.listener = handshakes
     daemon = Daemon(
         config=config,
         myself=myself,
         directory=config.directory,
-        decode=decode,
         counters=counters,
         events=events,
         registry=registry,

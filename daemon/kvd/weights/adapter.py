@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
+from typing import TypeVar
 
 from kvd.weights.blocks import digest_files
 from kvd.weights.configuration import NOISE, digest_configuration
@@ -33,6 +34,8 @@ _NOISE = NOISE | {
 }  # fmt: skip
 _SETS = ("target_modules", "modules_to_save", "layers_to_transform", "exclude_modules", "target_parameters")
 
+K = TypeVar("K")
+V = TypeVar("V")
 _Seen = tuple[tuple[int, int, int], ...]
 _known: OrderedDict[str, tuple[_Seen, str]] = OrderedDict()
 _loaded: OrderedDict[tuple[int, str], str] = OrderedDict()
@@ -48,10 +51,7 @@ def loaded_adapter(number: int, path: str, *, anew: bool = False) -> str:
         known = None if anew else _loaded.get((number, path))
     made = known or adapter_fingerprint(path)
     with _lock:
-        _loaded[number, path] = made
-        _loaded.move_to_end((number, path))
-        while len(_loaded) > KEPT:
-            _loaded.popitem(last=False)
+        _keep(_loaded, (number, path), made)
     return made
 
 
@@ -83,11 +83,15 @@ def adapter_fingerprint(path: str) -> str:
     except WeightsUnreadable:
         made = _by_name(path)
     with _lock:
-        _known[folder] = (seen, made)
-        _known.move_to_end(folder)
-        while len(_known) > KEPT:
-            _known.popitem(last=False)
+        _keep(_known, folder, (seen, made))
     return made
+
+
+def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > KEPT:
+        kept.popitem(last=False)
 
 
 def _by_name(path: str) -> str:

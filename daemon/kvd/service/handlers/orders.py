@@ -13,7 +13,6 @@ import uuid
 
 import msgspec
 
-from kvd.geometry.errors import GeometryError
 from kvd.service.daemon import Daemon
 from kvd.service.engines.miss_history import OrderHistory
 from kvd.service.engines.registry import Client, LocalEngine
@@ -56,7 +55,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
     try:
         _check(message)
         scheduler = await _permitted(daemon, caller, message.engine_id)
-        _check_part(daemon, daemon.registry.engines[message.engine_id], message.part)
+        _check_part(daemon.registry.engines[message.engine_id], message.part)
         plan = await ask_client(daemon, scheduler, message, ForcePlan, ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
         daemon.counters["orders.refused"] += 1
@@ -147,21 +146,18 @@ def _check(message: ForceMiss) -> None:
         )
     if not isinstance(target, NextLoads):
         return
+    wrong = ""
     if not 0 < target.ratio <= 1:
-        raise RequestRefused(
-            "KVD-BAD-ORDER", f"the ratio is {target.ratio}, wanted is more than 0 and at most 1"
-        )
-    if target.count < 0:
-        raise RequestRefused(
-            "KVD-BAD-ORDER", f"the next {target.count} loads cannot miss: wanted is 0 or more"
-        )
-    if not 0 < target.seconds <= MAX_SECONDS:
-        raise RequestRefused(
-            "KVD-BAD-ORDER", f"{target.seconds} s is no time for an order, wanted are up to {MAX_SECONDS:g}"
-        )
+        wrong = f"the ratio is {target.ratio}, wanted is more than 0 and at most 1"
+    elif target.count < 0:
+        wrong = f"the next {target.count} loads cannot miss: wanted is 0 or more"
+    elif not 0 < target.seconds <= MAX_SECONDS:
+        wrong = f"{target.seconds} s is no time for an order, wanted are up to {MAX_SECONDS:g}"
+    if wrong:
+        raise RequestRefused("KVD-BAD-ORDER", wrong)
 
 
-def _check_part(daemon: Daemon, engine: LocalEngine, part: LoadPart) -> None:
+def _check_part(engine: LocalEngine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
@@ -173,11 +169,7 @@ def _check_part(daemon: Daemon, engine: LocalEngine, part: LoadPart) -> None:
     if part.group is None and not part.layer:
         return
     found: dict[str, int] = {}
-    for worker in workers:
-        try:
-            geometry = daemon.decode(worker.card.geometry if worker.card else b"")
-        except GeometryError:
-            continue
+    for geometry in (worker.geometry for worker in workers if worker.geometry):
         found |= {layer.name: group.index for group in geometry.groups for layer in group.layers}
     if any(part.group in (None, group) and part.layer in ("", layer) for layer, group in found.items()):
         return

@@ -134,24 +134,15 @@ def _check(message: Push) -> None:
             )
     if not isinstance(message, PushAnnounce):
         return
+    wrong = ""
     if not all(message.generations):
-        raise RequestRefused(
-            "KVD-BAD-PUSH",
-            f"transfer {key.transfer_id!r} is announced with generations {message.generations}, both must be named",
-            final=True,
-        )
-    if not (math.isfinite(message.seconds) and message.seconds > 0):
-        raise RequestRefused(
-            "KVD-BAD-PUSH",
-            f"transfer {key.transfer_id!r} is announced for {message.seconds} s, wanted is a positive number",
-            final=True,
-        )
-    if not 0 <= message.computed <= message.tokens:
-        raise RequestRefused(
-            "KVD-BAD-PUSH",
-            f"transfer {key.transfer_id!r} is announced with {message.computed} of {message.tokens} tokens computed",
-            final=True,
-        )
+        wrong = f"with generations {message.generations}, both must be named"
+    elif not (math.isfinite(message.seconds) and message.seconds > 0):
+        wrong = f"for {message.seconds} s, wanted is a positive number"
+    elif not 0 <= message.computed <= message.tokens:
+        wrong = f"with {message.computed} of {message.tokens} tokens computed"
+    if wrong:
+        raise RequestRefused("KVD-BAD-PUSH", f"transfer {key.transfer_id!r} is announced {wrong}", final=True)
 
 
 def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvd.geometry.codec import shape_of
+from kvd.geometry.codec import decode_worker, shape_of
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
@@ -29,7 +29,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
     card = message.card
     _check_identity(card.engine, card.incarnation, card.rank)
     try:
-        geometry = daemon.decode(card.geometry)
+        geometry = decode_worker(card.geometry)
     except GeometryError as error:
         raise RequestRefused(
             getattr(error, "code", "KVD-GEOMETRY"),

@@ -15,7 +15,7 @@ from kvd.service.config import Config, endpoint
 from kvd.service.errors import StartError
 from kvd.service.sockets import curve
 from kvd.service.sockets.curve import Keys
-from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
+from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, events_address, socket_address
 
 LOCK_NAME = "kvd.lock"
 ZAP_DOMAIN = "kvd"
@@ -71,7 +71,7 @@ def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) ->
     """The ROUTER for workers and operators, a plain socket (`Router.run`). Raises `StartError`."""
     socket = _plain(context, zmq.ROUTER)
     _limit(socket, config.local.max_message_bytes, config.local.queue)
-    _bind(socket, f"ipc://{directory / SOCKET_NAME}")
+    _bind(socket, socket_address(directory))
     (directory / SOCKET_NAME).chmod(0o660)
     return socket
 
@@ -80,7 +80,7 @@ def bind_events(context: zmq.asyncio.Context, directory: Path) -> zmq.Socket[byt
     """The PUB for events; a plain socket, since sending on it never waits. Raises `StartError`."""
     socket = _plain(context, zmq.PUB)
     _limit(socket, 1 << 20, 10_000)
-    _bind(socket, f"ipc://{directory / EVENTS_NAME}")
+    _bind(socket, events_address(directory))
     (directory / EVENTS_NAME).chmod(0o660)
     return socket
 
