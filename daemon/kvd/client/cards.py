@@ -20,5 +20,5 @@ def engine_geometry(card: EngineCard, workers: tuple[WorkerGeometry, ...] = ()) 
         pp=card.engine.pp,
         dcp=card.engine.dcp,
         workers=workers or tuple(decode_worker(w.geometry) for w in card.workers),
-        facts={**card.engine.facts, "backend": ",".join(sorted({w.backend for w in card.workers}))},
+        facts=card.facts,
     )

@@ -42,20 +42,13 @@ class RequestRefused(ServiceError):
         final: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
-        self.code = code
-        self.factors = factors
-        self.final = final
+        self.code, self.factors, self.final = code, factors, final
 
     @classmethod
     def passed_on(cls, refused: Refused, who: str = "") -> RequestRefused:
         """What somebody else refused, to be refused in the same words; ``who`` is named before them."""
-        return cls(
-            refused.code,
-            f"{who}: {refused.message}" if who else refused.message,
-            hint=refused.hint,
-            factors=refused.factors,
-            final=refused.final,
-        )
+        message = f"{who}: {refused.message}" if who else refused.message
+        return cls(refused.code, message, hint=refused.hint, factors=refused.factors, final=refused.final)
 
     @property
     def refused(self) -> Refused:

@@ -213,7 +213,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     router = Router("local", bound.local, counters)
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
-    links = PeerLinks(bound.context, config.peer, keys, events, lambda: ping)
+    links = PeerLinks(bound.context, config.peer, keys, events, ping)
     handshakes = Handshakes(
         myself, registry, links, events, router.send, CompatibilityCache(compare_cards, counters), config.peer,
     )  # fmt: skip

@@ -90,7 +90,7 @@ def adapter_fingerprint(path: str) -> str:
 def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
     kept[key] = value
     kept.move_to_end(key)
-    if len(kept) > KEPT:
+    while len(kept) > KEPT:
         kept.popitem(last=False)
 
 

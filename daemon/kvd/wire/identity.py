@@ -95,3 +95,8 @@ class EngineCard(Secretive, frozen=True, kw_only=True):
     generation: str
     workers: tuple[WorkerCard, ...]
     digest_key: bytes = b""
+
+    @property
+    def facts(self) -> dict[str, str | int | float | bool | None]:
+        """What compatibility is decided on: the engine's facts, and the backends of its workers."""
+        return {**self.engine.facts, "backend": ",".join(sorted({worker.backend for worker in self.workers}))}

@@ -64,7 +64,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetKeptEngine: partial(reports.get_kept_engine, daemon),
         ListEngines: partial(queries.list_engines, daemon),
         ListWorkers: partial(queries.list_workers, daemon),
-        GetStatus: partial(queries.get_status, daemon),
+        GetStatus: lambda *_: queries.status(daemon),
         ReportOutcomes: partial(outcomes.report_outcomes, daemon),
         GetOutcomes: partial(outcomes.get_outcomes, daemon),
     }
@@ -75,7 +75,7 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
     return {
         DescribeEngine: partial(handshake.describe_engine, daemon),
         Ping: partial(handshake.ping, daemon),
-        LeaseClaim: partial(leases.peer_lease_claim, daemon),
+        LeaseClaim: lambda _, claim: daemon.leases.claim(claim),
         LeaseRelease: partial(leases.peer_lease_release, daemon),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, daemon)),
         GetSums: partial(checksums.from_peer, daemon),

@@ -50,11 +50,6 @@ async def release(daemon: Daemon, message: LeaseRelease) -> Ok:
     return await _ask_owner(daemon, message, Ok, daemon.config.peer.handshake_seconds)
 
 
-async def peer_lease_claim(daemon: Daemon, _caller: Caller, message: LeaseClaim) -> LeaseClaimed:
-    """A claim on one of our own engines' leases, which another kvd may have passed on."""
-    return await daemon.leases.claim(message)
-
-
 def peer_lease_release(daemon: Daemon, _caller: Caller | None, message: LeaseRelease) -> Ok:
     """A release of one of our own engines' leases, which another kvd may have passed on."""
     daemon.leases.release(message)

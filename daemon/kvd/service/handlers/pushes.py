@@ -16,6 +16,7 @@ from kvd.service.engines.registry import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.senders import registered
+from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint
@@ -95,28 +96,27 @@ def _place(daemon: Daemon, ids: int) -> Iterator[None]:
 
 def _tell(daemon: Daemon, message: Push, here: str, there: str) -> None:
     key = message.key
-    rank = str(key.rank)
-    if isinstance(message, PushDone):
-        daemon.counters["push.done"] += 1
-    elif isinstance(message, PushAnnounce):
-        daemon.counters["push.announced"] += 1
+
+    def emit(what: str, **detail: Detail) -> None:
         daemon.events.emit(
-            "push.announced", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
-            tokens=message.tokens, computed=message.computed,
+            f"push.{what}", key.transfer_id, engine=here, peer=there, rank=str(key.rank), attempt=key.attempt,
+            **detail,
         )  # fmt: skip
-    elif isinstance(message, PushWithdraw):
-        daemon.counters["push.withdrawn"] += 1
-        daemon.events.emit(
-            "push.withdrawn", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt
-        )
-    else:
-        daemon.counters["push.progress"] += 1
-        if message.failed:
-            daemon.counters["push.failed"] += 1
-            daemon.events.emit(
-                "push.failed", key.transfer_id, engine=here, peer=there, rank=rank, attempt=key.attempt,
-                source=str(message.source), cause=message.failed[:LONGEST_CAUSE],
-            )  # fmt: skip
+
+    match message:
+        case PushDone():
+            daemon.counters["push.done"] += 1
+        case PushAnnounce():
+            daemon.counters["push.announced"] += 1
+            emit("announced", tokens=message.tokens, computed=message.computed)
+        case PushWithdraw():
+            daemon.counters["push.withdrawn"] += 1
+            emit("withdrawn")
+        case PushProgress():
+            daemon.counters["push.progress"] += 1
+            if message.failed:
+                daemon.counters["push.failed"] += 1
+                emit("failed", source=str(message.source), cause=message.failed[:LONGEST_CAUSE])
 
 
 # --- what is refused ---

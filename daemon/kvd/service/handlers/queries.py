@@ -17,7 +17,6 @@ from kvd.wire.identity import EngineCard
 from kvd.wire.query import (
     EngineList,
     EngineRow,
-    GetStatus,
     KvdStatus,
     ListEngines,
     ListWorkers,
@@ -106,11 +105,6 @@ def list_workers(daemon: Daemon, _caller: Caller, _query: ListWorkers) -> Worker
             for c in clients
         )
     )
-
-
-def get_status(daemon: Daemon, _caller: Caller, _query: GetStatus) -> KvdStatus:
-    """This kvd now."""
-    return status(daemon)
 
 
 def status(daemon: Daemon) -> KvdStatus:

@@ -7,6 +7,7 @@ import msgspec
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import scheduler_of
+from kvd.service.ledger.store import named_engines
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
 from kvd.wire.miss import known_code
@@ -69,13 +70,8 @@ def _completed(daemon: Daemon, incarnation: str, record: TransferRecord) -> Tran
 
 def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> list[EngineCard]:
     """Cards of engines that these records name and the ledger does not have, as far as they are known here."""
-    named = {
-        key
-        for r in records
-        for key in ((r.local_engine, r.local_generation), (r.remote_engine, r.remote_generation))
-    }
     found = []
-    for engine_id, generation in named - daemon.ledger.known:
+    for engine_id, generation in named_engines(records) - daemon.ledger.known:
         local = daemon.registry.ready(engine_id)
         if local is not None and local.generation == generation:
             found.append(local.card())

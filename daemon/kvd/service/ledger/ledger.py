@@ -157,12 +157,11 @@ class Ledger:
 
     def _refresh(self, database: sqlite3.Connection, records: tuple[TransferRecord, ...]) -> None:
         now = time.monotonic()
-        named = {
+        stale = [
             key
-            for r in records
-            for key in ((r.local_engine, r.local_generation), (r.remote_engine, r.remote_generation))
-        }
-        stale = [key for key in named if now - self._seen.get(key, 0.0) > store.REFRESH_SECONDS]
+            for key in store.named_engines(records)
+            if now - self._seen.get(key, 0.0) > store.REFRESH_SECONDS
+        ]
         if stale:
             self._seen = {key: at for key, at in self._seen.items() if now - at <= store.REFRESH_SECONDS}
             self._seen |= dict.fromkeys(stale, now)

@@ -113,6 +113,12 @@ def known_engines(database: sqlite3.Connection) -> set[EngineKey]:
     return set(database.execute("SELECT engine_id, generation FROM engines"))
 
 
+def named_engines(records: Iterable[TransferRecord]) -> set[EngineKey]:
+    """The engines on both sides of these records."""
+    local = {(record.local_engine, record.local_generation) for record in records}
+    return local | {(record.remote_engine, record.remote_generation) for record in records}
+
+
 def insert(database: sqlite3.Connection, records: Iterable[TransferRecord]) -> tuple[TransferRecord, ...]:
     """Write records down; those that were not there before."""
     now = time.time()
@@ -183,10 +189,8 @@ def _row(record: TransferRecord, now: float) -> tuple[object, ...]:
 
 
 def _kept(card: EngineCard) -> KeptEngine:
-    backends = ",".join(sorted({worker.backend for worker in card.workers}))
-    facts = msgspec.structs.replace(card.engine, facts={**card.engine.facts, "backend": backends})
     return KeptEngine(
-        engine=facts,
+        engine=msgspec.structs.replace(card.engine, facts=card.facts),
         generation=card.generation,
         geometries=tuple(worker.geometry for worker in card.workers),
     )

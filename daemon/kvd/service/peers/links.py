@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol, cast
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -56,7 +57,7 @@ class Listener(Protocol):
 
 
 class PeerLink:
-    """The way to one other kvd."""
+    """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class PeerLink:
         settings: PeerSettings,
         events: Events,
         listener: Listener,
+        me: Ping,
     ) -> None:
         self.endpoint = endpoint
         self.state: Literal["connecting", "up", "down"] = "connecting"
@@ -78,17 +80,13 @@ class PeerLink:
         self._listener = listener
         self._ids = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Message]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._receive()), loop.create_task(self._ping(me))]
 
     @property
     def name(self) -> str:
         """``host:port``."""
         return f"{self.endpoint.host}:{self.endpoint.port}"
-
-    def start(self, me: Callable[[], Ping]) -> None:
-        """Begin to receive and to ping; ``me`` makes a Ping without its ``using``."""
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._receive()), loop.create_task(self._ping(me))]
 
     async def ask(self, message: Message, seconds: float) -> Message:
         """Ask the peer; a `Refused` is returned like any answer.
@@ -151,16 +149,11 @@ class PeerLink:
             else:
                 self._events.counters["peers.late"] += 1
 
-    async def _ping(self, me: Callable[[], Ping]) -> None:
+    async def _ping(self, me: Ping) -> None:
         heard = time.monotonic()
         while True:
             began = time.monotonic()
-            ping = me()
-            message = Ping(
-                kvd_id=ping.kvd_id,
-                kvd_generation=ping.kvd_generation,
-                using=self._listener.using(self.endpoint),
-            )
+            message = msgspec.structs.replace(me, using=self._listener.using(self.endpoint))
             try:
                 answer = await self._ask(message, self._settings.ping_seconds)
             except PeerAway as away:
@@ -212,7 +205,7 @@ class PeerLinks:
         settings: PeerSettings,
         keys: Keys | None,
         events: Events,
-        me: Callable[[], Ping],
+        me: Ping,
     ) -> None:
         self.links: dict[Endpoint, PeerLink] = {}
         self.listener: Listener
@@ -235,9 +228,9 @@ class PeerLinks:
                 raise PeerAway(
                     f"{MAX_LINKS} other kvds are linked already; none can be added for {endpoint.host}"
                 )
-            link = PeerLink(endpoint, self._connect(endpoint), self._settings, self._events, self.listener)
-            self.links[endpoint] = link
-            link.start(self._me)
+            link = self.links[endpoint] = PeerLink(
+                endpoint, self._connect(endpoint), self._settings, self._events, self.listener, self._me
+            )
         return link
 
     async def prune(self) -> None:
