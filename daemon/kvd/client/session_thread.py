@@ -16,13 +16,7 @@ from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unencodabl
 from kvd.client.mailbox import DELIVER_AGAIN, QUEUE, Fresh, Mailbox, Pending, SessionState, fail
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
-from kvd.wire.registration import (
-    Heartbeat,
-    NotRegistered,
-    Registered,
-    RegisterWorker,
-    Unregister,
-)
+from kvd.wire.registration import Heartbeat, NotRegistered, Registered, RegisterWorker, Unregister
 from kvd.wire.reply import Refused, Reply
 
 log = logging.getLogger(__name__)

@@ -106,12 +106,7 @@ class _Wiring:
         self.daemon.readers.client_gone(client)
 
 
-async def run_daemon(
-    config: Config,
-    reload: Reload,
-    notifier: Notifier,
-    monitor: LoopMonitor,
-) -> None:
+async def run_daemon(config: Config, reload: Reload, notifier: Notifier, monitor: LoopMonitor) -> None:
     """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``monitor`` is that of the loop.
 
     Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.

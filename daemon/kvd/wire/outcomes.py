@@ -14,15 +14,7 @@ from kvd.wire.identity import Endpoint, Role
 from kvd.wire.reply import Reply, Request
 
 Outcome = Literal[
-    "offered",
-    "pushed",
-    "not_offered",
-    "loaded",
-    "cached",
-    "unused",
-    "refused",
-    "missed",
-    "plain",
+    "offered", "pushed", "not_offered", "loaded", "cached", "unused", "refused", "missed", "plain"
 ]
 """What became of a request's prompt, where the engine was asked to prefill for another
 

@@ -26,17 +26,8 @@ from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListWorkers
-from kvd.wire.registration import (
-    Heartbeat,
-    RegisterScheduler,
-    RegisterWorker,
-    Unregister,
-)
-from kvd.wire.transfer import (
-    GetKeptEngine,
-    ListTransfers,
-    ReportTransfers,
-)
+from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
+from kvd.wire.transfer import GetKeptEngine, ListTransfers, ReportTransfers
 
 PUSHES: tuple[type[Any], ...] = (PushAnnounce, PushWithdraw, PushProgress, PushDone)
 

@@ -14,15 +14,7 @@ from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
-from kvd.wire.query import (
-    EngineList,
-    EngineRow,
-    KvdStatus,
-    ListEngines,
-    ListWorkers,
-    WorkerList,
-    WorkerRow,
-)
+from kvd.wire.query import EngineList, EngineRow, KvdStatus, ListEngines, ListWorkers, WorkerList, WorkerRow
 
 
 def list_engines(
