@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
-from kvd.wire.identity import EngineCard
+from kvd.wire.identity import EngineCard, EngineFacts
 
 
 def engine_geometry(card: EngineCard, workers: tuple[WorkerGeometry, ...] = ()) -> EngineGeometry:
@@ -12,13 +14,21 @@ def engine_geometry(card: EngineCard, workers: tuple[WorkerGeometry, ...] = ()) 
 
     ``workers`` are its workers' geometries in the card's order, where they have been read before.
     """
+    known = workers or tuple(decode_worker(worker.geometry) for worker in card.workers)
+    return described_engine(msgspec.structs.replace(card.engine, facts=card.facts), card.generation, known)
+
+
+def described_engine(
+    engine: EngineFacts, generation: str, workers: tuple[WorkerGeometry, ...]
+) -> EngineGeometry:
+    """The engine of which these facts are told, with its workers."""
     return EngineGeometry(
-        engine_id=card.engine.engine_id,
-        generation=card.generation,
-        model=card.engine.model,
-        tp=card.engine.tp,
-        pp=card.engine.pp,
-        dcp=card.engine.dcp,
-        workers=workers or tuple(decode_worker(w.geometry) for w in card.workers),
-        facts=card.facts,
+        engine_id=engine.engine_id,
+        generation=generation,
+        model=engine.model,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        workers=workers,
+        facts=dict(engine.facts),
     )

@@ -7,7 +7,6 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 
-from kvd.wire.identity import Endpoint
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
@@ -43,9 +42,11 @@ def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
         lines += [f"# TYPE {metric} gauge", f"{metric} {value:g}"]
     if status.peers:
         lines.append("# TYPE kvd_peer_up gauge")
-        lines += [f'kvd_peer_up{{peer="{_peer(p.endpoint)}"}} {int(p.state == "up")}' for p in status.peers]
+        lines += [
+            f'kvd_peer_up{{peer="{_label(str(p.endpoint))}"}} {int(p.state == "up")}' for p in status.peers
+        ]
         lines.append("# TYPE kvd_peer_rtt_seconds gauge")
-        lines += [f'kvd_peer_rtt_seconds{{peer="{_peer(p.endpoint)}"}} {p.rtt:g}' for p in status.peers]
+        lines += [f'kvd_peer_rtt_seconds{{peer="{_label(str(p.endpoint))}"}} {p.rtt:g}' for p in status.peers]
     lines += _served(served)
     lines += [
         "# TYPE kvd_build_info gauge",
@@ -137,7 +138,3 @@ def _metric(name: str) -> str:
 
 def _label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-
-
-def _peer(endpoint: Endpoint) -> str:
-    return _label(f"{endpoint.host}:{endpoint.port}")

@@ -28,9 +28,10 @@ from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
+from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import Readers
-from kvd.service.engines.registry import Client, LocalEngine, Registry
+from kvd.service.engines.registry import Registry
 from kvd.service.errors import ConfigError, LedgerError, StartError
 from kvd.service.handlers import dispatch, leases, outcomes, queries, registration
 from kvd.service.ledger.ledger import Ledger
@@ -117,9 +118,7 @@ async def run_daemon(config: Config, reload: Reload, notifier: Notifier, monitor
         loop = asyncio.get_running_loop()
         _on_signals(loop, stop, lambda: _reload(daemon, reload, notifier))
         where = daemon.directory / SOCKET_NAME
-        peers = (
-            f", peers at {daemon.myself.endpoint.host}:{daemon.myself.endpoint.port}" if daemon.peer else ""
-        )
+        peers = f", peers at {daemon.myself.endpoint}" if daemon.peer else ""
         log.info(
             "serving %s%s as %s generation %s", where, peers, daemon.myself.kvd_id, daemon.myself.generation
         )

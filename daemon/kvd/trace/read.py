@@ -188,16 +188,7 @@ def _geometry(lines: _Lines, line: EngineLine, workers: list[WorkerGeometry]) ->
     ranks = {worker.rank for worker in workers}
     if len(ranks) < len(workers):
         raise BadTrace(f"{lines.place}: engine {line.engine_id!r} has two workers of one rank", _AGAIN)
-    return EngineGeometry(
-        engine_id=line.engine_id,
-        generation=line.generation,
-        model=line.model,
-        tp=line.tp,
-        pp=line.pp,
-        dcp=line.dcp,
-        workers=tuple(workers),
-        facts=dict(line.facts),
-    )
+    return EngineGeometry(**{**msgspec.structs.asdict(line), "workers": tuple(workers)})
 
 
 def _transfers(begun: _Begun) -> Iterator[TransferLine]:

@@ -32,19 +32,8 @@ def write_trace(
             _put(out, msgspec.structs.replace(engine.line, workers=0))
             continue
         clean = without_addresses(engine.geometry)
-        _put(
-            out,
-            EngineLine(
-                engine_id=clean.engine_id,
-                generation=clean.generation,
-                model=clean.model,
-                tp=clean.tp,
-                pp=clean.pp,
-                dcp=clean.dcp,
-                facts=clean.facts,
-                workers=len(clean.workers),
-            ),
-        )
+        told = {name: getattr(clean, name) for name in EngineLine.__struct_fields__}
+        _put(out, EngineLine(**{**told, "workers": len(clean.workers)}))
         for worker in clean.workers:
             _put(out, WorkerLine(geometry=worker_to_plain(worker)))
     count = 0

@@ -22,6 +22,10 @@ class Endpoint(msgspec.Struct, frozen=True):
     host: str = ""
     port: int = 0
 
+    def __str__(self) -> str:
+        """As it stands in messages."""
+        return f"{self.host}:{self.port}"
+
 
 class LeaseKey(msgspec.Struct, frozen=True, kw_only=True):
     """Names a lease from the decoder's side: the prefilling engine, its kvd, its request."""

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvd.service.config import LeaseSettings
+from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
-from kvd.service.engines.registry import Client
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
 from kvd.wire.lease import (
@@ -56,10 +56,6 @@ class LeaseEntry:
     timer: asyncio.TimerHandle
     readers: dict[str, float] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
-
-    def last_read(self) -> float:
-        """Until when any of its readers may read (time.monotonic()); 0 where none is left."""
-        return max(self.readers.values(), default=0.0)
 
 
 class LeaseTable:
@@ -146,7 +142,7 @@ class LeaseTable:
         lease.readers.pop(reader, None)  # where its claim was lost on the way it is not there
         if len(lease.readers) + len(lease.gone) < MAX_READERS:  # one that was let in always finds its place
             lease.gone.add(reader)
-        left = lease.last_read()
+        left = max(lease.readers.values(), default=0.0)
         if left <= time.monotonic():
             self._remember_end(name)
             self._end(name, "aborted" if release.result == "aborted" else "released", release.result)

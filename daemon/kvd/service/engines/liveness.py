@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, field
 
 from kvd.service.config import LivenessSettings
-from kvd.service.engines.registry import Client, Registry
+from kvd.service.engines.local_engine import Client
+from kvd.service.engines.registry import Registry
 
 log = logging.getLogger(__name__)
 

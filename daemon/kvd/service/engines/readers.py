@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from kvd.service.engines.registry import Client
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease

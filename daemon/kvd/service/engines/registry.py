@@ -3,117 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
-from kvd.geometry.model import WorkerGeometry
-from kvd.geometry.rank import Rank
 from kvd.service.engines.contradictions import contradiction
+from kvd.service.engines.local_engine import Client, EngineState, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
-from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.wire.names import generation_of
 
-ClientState = Literal["alive", "silent", "gone"]
-EngineState = Literal["ready", "partial", "gone"]
-ENDED_KEPT = 64
-"""Generations of an engine that are remembered as ended."""
 SCHEDULER_SECONDS = 2.0
 """How long the scheduler of an engine with all its workers is waited for: after a restart of kvd it is near."""
-
-
-@dataclass(slots=True)
-class Client:
-    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
-
-    ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
-    ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not
-    only silent.
-    """
-
-    kind: Literal["worker", "scheduler"]
-    engine: EngineFacts
-    incarnation: str
-    pid: int
-    route: bytes
-    rank: Rank | None = None
-    card: WorkerCard | None = None
-    geometry: WorkerGeometry | None = None
-    shape: str = ""
-    policy: str = ""
-    digest_key: bytes = field(default=b"", repr=False)
-    uid: int = -1
-    regions: int = 0
-    registered_bytes: int = 0
-    state: ClientState = "alive"
-    reason: str = ""
-    ended: bool = False
-    heard: float = field(default_factory=time.monotonic)
-    registered: float = field(default_factory=time.time)
-    since: float = field(default_factory=time.time)
-
-    @property
-    def name(self) -> str:
-        """``ENGINE/tp0`` or ``ENGINE/scheduler``, as it stands in messages."""
-        return f"{self.engine.engine_id}/{self.rank or 'scheduler'}"
-
-
-@dataclass(slots=True)
-class LocalEngine:
-    """A local engine: the clients of it that live.
-
-    ``generation`` and ``shape`` (`_shape`) are empty unless all workers are here.
-    """
-
-    facts: EngineFacts
-    workers: dict[Rank, Client] = field(default_factory=dict)
-    scheduler: Client | None = None
-    generation: str = ""
-    shape: str = ""
-    state: EngineState = "partial"
-    since: float = field(default_factory=time.time)
-    reason: str = ""
-    ended: deque[str] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
-    waiters: set[asyncio.Future[None]] = field(default_factory=set)
-
-    @property
-    def clients(self) -> Iterator[Client]:
-        """Its living workers and its scheduler."""
-        yield from self.workers.values()
-        if self.scheduler is not None:
-            yield self.scheduler
-
-    @property
-    def up(self) -> bool:
-        """Whether it serves: vLLM makes its scheduler once the workers have warmed up."""
-        return self.state == "ready" and self.scheduler is not None
-
-    def card(self) -> EngineCard:
-        """What peers are told of it. Only for an engine that is ready."""
-        cards = (worker.card for worker in self.ordered)
-        key = self.scheduler.digest_key if self.scheduler is not None else b""
-        return EngineCard(
-            engine=self.facts,
-            generation=self.generation,
-            workers=tuple(c for c in cards if c),
-            digest_key=key,
-        )
-
-    @property
-    def ordered(self) -> tuple[Client, ...]:
-        """Its workers in the order of ranks."""
-        return tuple(self.workers[rank] for rank in sorted(self.workers))
-
-    @property
-    def geometries(self) -> tuple[WorkerGeometry, ...]:
-        """What its workers' cards hold, in the order of ranks."""
-        return tuple(worker.geometry for worker in self.ordered if worker.geometry)
 
 
 class Watcher(Protocol):
@@ -175,7 +77,7 @@ class Registry:
             )
         self._settle(engine, "")
         if engine.up:
-            _wake(engine)
+            engine.wake()
         if engine.up and (known is None or known.state == "gone"):
             self.watcher.engine_up(engine)
         return engine
@@ -290,7 +192,7 @@ class Registry:
         until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
         engine = await self.wait_ready(engine_id, seconds)
         while not engine.up and engine.state != "gone" and (left := until - time.monotonic()) > 0:
-            await _woken(engine, left)
+            await engine.woken(left)
         return await self.wait_ready(engine_id, seconds)
 
     async def wait_ready(self, engine_id: str, seconds: float) -> LocalEngine:
@@ -307,7 +209,7 @@ class Registry:
             if engine is None:
                 await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd
                 continue
-            await _woken(engine, left)
+            await engine.woken(left)
         return ready
 
     def ended(self, engine_id: str, generation: str) -> bool:
@@ -325,7 +227,7 @@ class Registry:
         generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
         before, engine.generation = engine.generation, generation
         if generation != before:
-            engine.shape = _shape(engine) if generation else ""
+            engine.shape = engine.find_shape() if generation else ""
         state: EngineState = "ready" if complete else "partial" if any(engine.clients) else "gone"
         if state != engine.state:
             engine.state, engine.since = state, time.time()
@@ -339,36 +241,7 @@ class Registry:
                 "engine.ready", engine.facts.engine_id, generation=generation, workers=len(engine.workers)
             )
             self.watcher.engine_ready(engine)
-            _wake(engine)
-
-
-async def _woken(engine: LocalEngine, seconds: float) -> None:
-    """Wait until the engine is more complete, ``seconds`` at most."""
-    waiter = asyncio.get_running_loop().create_future()
-    engine.waiters.add(waiter)
-    try:
-        await asyncio.wait_for(waiter, seconds)
-    except TimeoutError:
-        pass
-    finally:
-        engine.waiters.discard(waiter)
-
-
-def _wake(engine: LocalEngine) -> None:
-    for waiter in engine.waiters:
-        if not waiter.done():
-            waiter.set_result(None)
-
-
-def _shape(engine: LocalEngine) -> str:
-    """A digest of all that decides what the engine fits: not its id, and no address. Empty where a part is unknown."""
-    workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in engine.ordered]
-    if not all(shape for _, shape in workers):
-        return ""
-    facts = msgspec.structs.replace(
-        engine.facts, engine_id="", facts=dict(sorted(engine.facts.facts.items()))
-    )
-    return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
+            engine.wake()
 
 
 def _holder(engine: LocalEngine, client: Client) -> Client | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.senders import registered
 from kvd.service.sockets.router import Caller
@@ -22,12 +21,4 @@ async def from_worker(daemon: Daemon, caller: Caller, message: GetSums) -> Sums:
 async def from_peer(daemon: Daemon, _caller: Caller, message: GetSums) -> Sums:
     """A question for a worker here. Raises `RequestRefused`."""
     engine = daemon.registry.at(message.engine_id, message.generation)
-    worker = engine.workers.get(message.rank)
-    if worker is None:
-        raise RequestRefused(
-            "KVD-RANK-UNKNOWN",
-            f"engine {message.engine_id!r} has no worker {message.rank}",
-            hint="`kvctl workers` lists them",
-            final=True,
-        )
-    return await ask_client(daemon, worker, message, Sums)
+    return await ask_client(daemon, engine.worker(message.rank), message, Sums)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import Client
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.identity import Endpoint
@@ -46,7 +46,7 @@ async def ask_peer(
         ) from None
     if isinstance(answer, kind):
         return answer
-    where = f"the kvd at {endpoint.host}:{endpoint.port}"
+    where = f"the kvd at {endpoint}"
     if isinstance(answer, Refused):
         raise RequestRefused.passed_on(answer, where)
     raise RequestRefused(

@@ -14,8 +14,8 @@ import uuid
 import msgspec
 
 from kvd.service.daemon import Daemon
+from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.miss_history import OrderHistory
-from kvd.service.engines.registry import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of

@@ -12,7 +12,7 @@ import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import Client
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.senders import registered
@@ -181,15 +181,8 @@ def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:
 
 def _decoder(daemon: Daemon, engine_id: str, rank: Rank) -> Client:
     engine = daemon.registry.engines.get(engine_id)
-    if engine is not None and rank in engine.workers:
-        return engine.workers[rank]
-    if engine is not None and engine.state == "ready":
-        raise RequestRefused(
-            "KVD-RANK-UNKNOWN",
-            f"engine {engine_id!r} has no worker {rank}: it has {engine.facts.world_size} workers",
-            hint="`kvctl workers` lists them",
-            final=True,
-        )
+    if engine is not None and (rank in engine.workers or engine.state == "ready"):
+        return engine.worker(rank)
     raise _absent(daemon, engine_id, "")
 
 
@@ -214,7 +207,7 @@ async def _pass_on(daemon: Daemon, message: Push, endpoint: Endpoint) -> None:
     if not isinstance(message, PushProgress) and message.key.decoder_endpoint.host == "":
         raise RequestRefused(
             "KVD-NO-WAY-BACK",
-            f"{what}: this kvd has no peer socket, so nothing can come back from {endpoint.host}:{endpoint.port}",
+            f"{what}: this kvd has no peer socket, so nothing can come back from {endpoint}",
             hint="set peer.listen in the configuration of this kvd",
             final=True,
         )

@@ -6,7 +6,7 @@ from kvd.geometry.codec import decode_worker, shape_of
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import Client, LocalEngine
+from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts

@@ -16,9 +16,7 @@ from kvd.wire.transfer import (
     SCHEDULER_RANK,
     GetKeptEngine,
     KeptEngine,
-    ListTransfers,
     ReportTransfers,
-    TransferList,
     TransferRecord,
 )
 
@@ -79,11 +77,6 @@ def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> lis
         cards = (peer.card for (_, peer_id), peer in daemon.handshakes.peers.items() if peer_id == engine_id)
         found += [card for card in cards if card.generation == generation][:1]
     return found
-
-
-async def list_transfers(daemon: Daemon, _caller: Caller, message: ListTransfers) -> TransferList:
-    """Rows of the ledger. Raises `LedgerError`."""
-    return await daemon.ledger.select(message)
 
 
 async def get_kept_engine(daemon: Daemon, _caller: Caller, message: GetKeptEngine) -> KeptEngine:

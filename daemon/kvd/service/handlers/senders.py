@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.registry import Client
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.service.engines.registry import LocalEngine
+from kvd.service.engines.local_engine import LocalEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import RefusalFactor

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvd.service.config import PeerSettings
-from kvd.service.engines.registry import LocalEngine, Registry
+from kvd.service.engines.local_engine import LocalEngine
+from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache, next_step
 from kvd.service.peers.links import PeerLinks
@@ -292,7 +293,7 @@ class Handshakes:
             # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
             return self._keep(key, PeerEngine(answer.card, answer.shape))
         self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
-        where = f"the kvd at {endpoint.host}:{endpoint.port}"
+        where = f"the kvd at {endpoint}"
         if isinstance(answer, Refused):
             raise RequestRefused.passed_on(answer, where)
         raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")

@@ -83,11 +83,6 @@ class PeerLink:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._receive()), loop.create_task(self._ping(me))]
 
-    @property
-    def name(self) -> str:
-        """``host:port``."""
-        return f"{self.endpoint.host}:{self.endpoint.port}"
-
     async def ask(self, message: Message, seconds: float) -> Message:
         """Ask the peer; a `Refused` is returned like any answer.
 
@@ -95,7 +90,7 @@ class PeerLink:
         """
         self.used = time.monotonic()
         if self.state == "down":
-            raise PeerAway(f"the kvd at {self.name} is down since {time.time() - self.since:.1f} s")
+            raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
         return await self._ask(message, seconds)
 
     async def close(self) -> None:
@@ -120,14 +115,14 @@ class PeerLink:
             while not _send_now(self._socket, frames):
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise PeerAway(f"no connection to a kvd at {self.name} within {seconds:g} s")
+                    raise PeerAway(f"no connection to a kvd at {self.endpoint} within {seconds:g} s")
                 if answer.done():
                     break  # the link went down meanwhile
                 await _sendable(self._socket, min(left, LOOK_AGAIN_SECONDS))
             try:
                 return await asyncio.wait_for(answer, max(0.0, deadline - time.monotonic()))
             except TimeoutError:
-                raise PeerAway(f"the kvd at {self.name} did not answer within {seconds:g} s") from None
+                raise PeerAway(f"the kvd at {self.endpoint} did not answer within {seconds:g} s") from None
         finally:
             del self._asked[correlation]
 
@@ -138,7 +133,7 @@ class PeerLink:
                 message, correlation = decode(frames[-1])
             except WireError as error:
                 self._events.counters["peers.unreadable"] += 1
-                log.warning("the kvd at %s sent what cannot be read: %s", self.name, error.message)
+                log.warning("the kvd at %s sent what cannot be read: %s", self.endpoint, error.message)
                 continue
             if isinstance(message, EngineEnded):
                 self._listener.peer_engine_gone(
@@ -173,13 +168,13 @@ class PeerLink:
 
     def _change(self, state: Literal["up", "down"], reason: str) -> None:
         self.state, self.since = state, time.time()
-        self._events.emit(f"peer.{state}", self.name, kvd_id=self.kvd_id, reason=reason)
+        self._events.emit(f"peer.{state}", str(self.endpoint), kvd_id=self.kvd_id, reason=reason)
         if state == "up":
             self._listener.link_up(self.endpoint)
         else:
             for asked in self._asked.values():
                 if not asked.done():
-                    asked.set_exception(PeerAway(f"the kvd at {self.name} is down: {reason}"))
+                    asked.set_exception(PeerAway(f"the kvd at {self.endpoint} is down: {reason}"))
             self._listener.link_down(self.endpoint, reason)
 
 

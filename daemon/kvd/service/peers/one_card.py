@@ -31,9 +31,10 @@ def displaced(
         if endpoint in trusted and where not in trusted:
             yield where, other
         elif same or (connected and where in trusted and endpoint not in trusted):
+            one, another = (str(kvd) if kvd.host else "this host" for kvd in (endpoint, where))
             raise RequestRefused(
                 "KVD-PEER-CONTRADICTION",
-                f"the kvd at {_name(endpoint)} and the one at {_name(where)} both say that engine"
+                f"the kvd at {one} and the one at {another} both say that engine"
                 f" {card.engine.engine_id!r} is theirs, and their cards differ",
                 hint="give each engine an engine_id of its own; name the right kvd in peer.connect",
             )
@@ -43,7 +44,3 @@ def _differ(one: EngineCard, other: EngineCard) -> bool:
     """Cards without a key may get one yet."""
     keys = {one.digest_key, other.digest_key} - {b""}
     return one.workers != other.workers or len(keys) > 1
-
-
-def _name(endpoint: Endpoint) -> str:
-    return f"{endpoint.host}:{endpoint.port}" if endpoint.host else "this host"

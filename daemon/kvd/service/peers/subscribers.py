@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvd.service.engines.registry import LocalEngine, Registry
+from kvd.service.engines.local_engine import LocalEngine
+from kvd.service.engines.registry import Registry
 from kvd.wire.frame import Message
 from kvd.wire.handshake import EngineEnded, Ping
 

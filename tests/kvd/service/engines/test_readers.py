@@ -17,9 +17,9 @@ import pytest
 from kvd.client.session import KvdSession
 from kvd.service.config import LeaseSettings
 from kvd.service.engines.leases import MAX_READERS, LeaseTable
+from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import MAX_REMEMBERED, Readers
-from kvd.service.engines.registry import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.wire.identity import LeaseKey

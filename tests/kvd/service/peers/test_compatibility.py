@@ -8,7 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from kvd.service.engines.registry import LocalEngine
+from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import RefusalFactor

@@ -11,7 +11,8 @@ import pytest
 
 from kvd.geometry.codec import decode_worker
 from kvd.service.config import PeerSettings
-from kvd.service.engines.registry import Client, LocalEngine, Registry
+from kvd.service.engines.local_engine import Client, LocalEngine
+from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself

@@ -1,0 +1,149 @@
+"""A local engine and its clients, the workers and the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from kvd.geometry.model import WorkerGeometry
+from kvd.geometry.rank import Rank
+from kvd.service.errors import RequestRefused
+from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+
+ClientState = Literal["alive", "silent", "gone"]
+EngineState = Literal["ready", "partial", "gone"]
+ENDED_KEPT = 64
+"""Generations of an engine that are remembered as ended."""
+
+
+@dataclass(slots=True)
+class Client:
+    """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
+
+    ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
+    ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not
+    only silent.
+    """
+
+    kind: Literal["worker", "scheduler"]
+    engine: EngineFacts
+    incarnation: str
+    pid: int
+    route: bytes
+    rank: Rank | None = None
+    card: WorkerCard | None = None
+    geometry: WorkerGeometry | None = None
+    shape: str = ""
+    policy: str = ""
+    digest_key: bytes = field(default=b"", repr=False)
+    uid: int = -1
+    regions: int = 0
+    registered_bytes: int = 0
+    state: ClientState = "alive"
+    reason: str = ""
+    ended: bool = False
+    heard: float = field(default_factory=time.monotonic)
+    registered: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.time)
+
+    @property
+    def name(self) -> str:
+        """``ENGINE/tp0`` or ``ENGINE/scheduler``, as it stands in messages."""
+        return f"{self.engine.engine_id}/{self.rank or 'scheduler'}"
+
+
+@dataclass(slots=True)
+class LocalEngine:
+    """A local engine: the clients of it that live.
+
+    ``generation`` and ``shape`` (`find_shape`) are empty unless all workers are here.
+    """
+
+    facts: EngineFacts
+    workers: dict[Rank, Client] = field(default_factory=dict)
+    scheduler: Client | None = None
+    generation: str = ""
+    shape: str = ""
+    state: EngineState = "partial"
+    since: float = field(default_factory=time.time)
+    reason: str = ""
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=ENDED_KEPT))
+    waiters: set[asyncio.Future[None]] = field(default_factory=set)
+
+    @property
+    def clients(self) -> Iterator[Client]:
+        """Its living workers and its scheduler."""
+        yield from self.workers.values()
+        if self.scheduler is not None:
+            yield self.scheduler
+
+    @property
+    def up(self) -> bool:
+        """Whether it serves: vLLM makes its scheduler once the workers have warmed up."""
+        return self.state == "ready" and self.scheduler is not None
+
+    def card(self) -> EngineCard:
+        """What peers are told of it. Only for an engine that is ready."""
+        cards = (worker.card for worker in self.ordered)
+        key = self.scheduler.digest_key if self.scheduler is not None else b""
+        return EngineCard(
+            engine=self.facts,
+            generation=self.generation,
+            workers=tuple(c for c in cards if c),
+            digest_key=key,
+        )
+
+    def worker(self, rank: Rank) -> Client:
+        """Its worker of that rank. Raises `RequestRefused`; only for an engine that is ready."""
+        if rank in self.workers:
+            return self.workers[rank]
+        raise RequestRefused(
+            "KVD-RANK-UNKNOWN",
+            f"engine {self.facts.engine_id!r} has no worker {rank}: it has {self.facts.world_size} workers",
+            hint="`kvctl workers` lists them",
+            final=True,
+        )
+
+    @property
+    def ordered(self) -> tuple[Client, ...]:
+        """Its workers in the order of ranks."""
+        return tuple(self.workers[rank] for rank in sorted(self.workers))
+
+    @property
+    def geometries(self) -> tuple[WorkerGeometry, ...]:
+        """What its workers' cards hold, in the order of ranks."""
+        return tuple(worker.geometry for worker in self.ordered if worker.geometry)
+
+    async def woken(self, seconds: float) -> None:
+        """Wait until it is more complete, ``seconds`` at most."""
+        waiter = asyncio.get_running_loop().create_future()
+        self.waiters.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self.waiters.discard(waiter)
+
+    def wake(self) -> None:
+        """End the waiting for it."""
+        for waiter in self.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def find_shape(self) -> str:
+        """A digest of all that decides what it fits: not its id, and no address. Empty where a part is unknown."""
+        workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in self.ordered]
+        if not all(shape for _, shape in workers):
+            return ""
+        facts = msgspec.structs.replace(
+            self.facts, engine_id="", facts=dict(sorted(self.facts.facts.items()))
+        )
+        return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
