@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from kvd.backends import split_lane
-from kvd.backends.contract import Backend, Operation, SelectingLane, State, Transfer
+from kvd.backends.contract import SelectingLane, State
 from kvd.backends.direct.host import copy as direct_copy
 from kvd.backends.direct.host import lane as direct_lane
 from kvd.backends.direct.host.lane import DirectLane
@@ -25,113 +24,7 @@ from kvd.backends.split_lane import LEAST_BYTES, PIECE_BYTES, SplitLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
-
-SIZE = 48 << 20
-PATIENCE = 20
-"""Seconds that a thread waits for what another one is about to do."""
-
-
-@dataclass(slots=True, eq=False)
-class Watched:
-    """A real lane that tells what it was asked, and by which thread; ``before`` is called with the bytes of a post."""
-
-    lane: SelectingLane
-    posts: list[tuple[str, int]] = field(default_factory=list)
-    before: Callable[[int], None] = lambda _: None
-    closed: bool = False
-
-    def add(self, peer: str, metadata: bytes) -> None:
-        self.lane.add(peer, metadata)
-
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        self._note(descriptors.nbytes)
-        return self.lane.submit(peer, descriptors, operation)
-
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
-        self._note(selection.nbytes)
-        return self.lane.submit_selection(peer, selection, operation)
-
-    def poll(self, transfer: Transfer) -> State:
-        return self.lane.poll(transfer)
-
-    def close(self) -> None:
-        self.lane.close()
-        self.closed = True
-
-    def _note(self, nbytes: int) -> None:
-        self.posts.append((threading.current_thread().name, nbytes))
-        self.before(nbytes)
-
-
-class Bench:
-    """Two backends of one backend over memory of this process, and the lanes that a split lane opens."""
-
-    def __init__(self, kind: str, stack: ExitStack) -> None:
-        self.source = (np.arange(SIZE, dtype=np.int64) * 31 % 251 + 1).astype(np.uint8)
-        self.target = np.zeros(SIZE, np.uint8)
-        self.peer, self.me = (self._backend(kind, memory, stack) for memory in (self.source, self.target))
-        self.opened: list[Watched] = []
-        self._stack = stack
-
-    @staticmethod
-    def _backend(kind: str, memory: np.ndarray[tuple[int], np.dtype[np.uint8]], stack: ExitStack) -> Backend:
-        backend = open_backend(kind, "worker", {} if kind == "memory" else {"copy_threads": 1})
-        stack.callback(backend.close)
-        backend.register([Region(memory.ctypes.data, SIZE)])
-        return backend
-
-    def open(self, name: str) -> Watched:
-        lane = self.me.lane(name)
-        assert isinstance(lane, SelectingLane)
-        self.opened.append(Watched(lane))
-        return self.opened[-1]
-
-    def lane(self, threads: int = 2, opening: Callable[[str], SelectingLane] | None = None) -> SplitLane:
-        lane = SplitLane("peer", threads, opening or self.open, lambda _: None)
-        self._stack.callback(lane.close)
-        lane.add("p", self.peer.metadata())
-        return lane
-
-    def split(self, threads: int = 2) -> SplitLane:
-        """A lane that has read something large, and with that has opened its others."""
-        lane = self.lane(threads)
-        for _ in range(4):  # NIXL connects in the first read of each lane, and only then copies in the post
-            assert finish(lane, lane.submit("p", self.whole())) is State.DONE
-            lane.add("p", self.peer.metadata())  # waits for lanes that are being opened
-        assert len(self.opened) == threads
-        self.target[:] = 0
-        for watched in self.opened:
-            watched.posts.clear()
-        return lane
-
-    def whole(self, size: int = SIZE) -> Descriptors:
-        return self.rows(np.array([0]), np.array([0]), np.array([size]))
-
-    def rows(self, local: object, remote: object, length: object) -> Descriptors:
-        here, there, lengths = (np.asarray(column, np.int64) for column in (local, remote, length))
-        return Descriptors(here + self.target.ctypes.data, there + self.source.ctypes.data, lengths)
-
-
-def finish(lane: SplitLane, transfer: Transfer) -> State:
-    while lane.poll(transfer) is State.PENDING:
-        pass
-    return transfer.state
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(PATIENCE)
-
-
-def together(*lanes: Watched) -> None:
-    """Have each lane's thread wait in its first post for those of the others: all of them copy, whoever is fast."""
-    barrier = threading.Barrier(len(lanes))
-    for lane in lanes:
-
-        def meet(_: int, lane: Watched = lane) -> None:
-            if len(lane.posts) == 1:
-                barrier.wait(PATIENCE)
-
-        lane.before = meet
+from tests.support.rigs.split import PATIENCE, SIZE, SplitBench, Watched, assert_set, finish, together
 
 
 @pytest.fixture
@@ -141,11 +34,11 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(params=["nixl", "direct"])
-def bench(request: pytest.FixtureRequest, stack: ExitStack) -> Bench:
+def bench(request: pytest.FixtureRequest, stack: ExitStack) -> SplitBench:
     request.getfixturevalue("processors")
     if request.param == "nixl":
         pytest.importorskip("nixl", exc_type=ImportError)
-    return Bench(request.param, stack)
+    return SplitBench(request.param, stack)
 
 
 @pytest.fixture
@@ -155,13 +48,13 @@ def processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def direct(request: pytest.FixtureRequest, stack: ExitStack) -> Bench:
+def direct(request: pytest.FixtureRequest, stack: ExitStack) -> SplitBench:
     request.getfixturevalue("processors")
-    return Bench("direct", stack)
+    return SplitBench("direct", stack)
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_rows_come_whole_with_every_thread_copying(bench: Bench, threads: int) -> None:
+def test_rows_come_whole_with_every_thread_copying(bench: SplitBench, threads: int) -> None:
     lane = bench.split(threads)
     together(*bench.opened)
     dice = np.random.default_rng(3)
@@ -182,7 +75,7 @@ def test_rows_come_whole_with_every_thread_copying(bench: Bench, threads: int) -
     assert len({thread for thread, _ in posts}) == threads
 
 
-def test_picks_come_whole_with_every_thread_copying(bench: Bench) -> None:
+def test_picks_come_whole_with_every_thread_copying(bench: SplitBench) -> None:
     lane = bench.split()
     together(*bench.opened)
     blocks, block = 3000, SIZE // 3072
@@ -210,7 +103,7 @@ def test_picks_come_whole_with_every_thread_copying(bench: Bench) -> None:
     assert all(watched.posts for watched in bench.opened)
 
 
-def test_one_row_is_cut(bench: Bench) -> None:
+def test_one_row_is_cut(bench: SplitBench) -> None:
     lane = bench.split()
     together(*bench.opened)
     assert finish(lane, lane.submit("p", bench.whole())) is State.DONE
@@ -221,7 +114,7 @@ def test_one_row_is_cut(bench: Bench) -> None:
 @pytest.mark.usefixtures("processors")
 def test_a_small_read_and_a_write_go_by_one_lane(stack: ExitStack) -> None:
     pytest.importorskip("nixl", exc_type=ImportError)
-    bench = Bench("nixl", stack)
+    bench = SplitBench("nixl", stack)
     lane = bench.split()
     small = bench.whole(LEAST_BYTES - 1)
     assert finish(lane, lane.submit("p", small)) is State.DONE
@@ -236,7 +129,7 @@ def test_a_small_read_and_a_write_go_by_one_lane(stack: ExitStack) -> None:
 @pytest.mark.usefixtures("processors")
 def test_other_lanes_are_opened_only_where_the_post_copies(stack: ExitStack) -> None:
     """The memory backend copies when it is polled, as a network would by itself."""
-    bench = Bench("memory", stack)
+    bench = SplitBench("memory", stack)
     lane = bench.lane()
     for _ in range(2):
         assert finish(lane, lane.submit("p", bench.whole())) is State.DONE
@@ -246,7 +139,7 @@ def test_other_lanes_are_opened_only_where_the_post_copies(stack: ExitStack) -> 
 
 
 def test_other_lanes_are_opened_only_where_there_is_a_processor_for_them(stack: ExitStack) -> None:
-    bench = Bench("direct", stack)
+    bench = SplitBench("direct", stack)
     lane = bench.lane()
 
     def on_one_processor() -> None:
@@ -262,7 +155,7 @@ def test_other_lanes_are_opened_only_where_there_is_a_processor_for_them(stack: 
 
 
 def test_a_read_that_takes_longer_than_its_post_may_shows_it_by_its_processor_time(
-    direct: Bench, monkeypatch: pytest.MonkeyPatch
+    direct: SplitBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
     monkeypatch.setattr(direct_copy, "CALL_BYTES", 64 << 10)
@@ -277,7 +170,9 @@ def test_a_read_that_takes_longer_than_its_post_may_shows_it_by_its_processor_ti
         assert len(direct.opened) == lanes
 
 
-def test_a_lane_that_cannot_open_others_reads_alone(direct: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lane_that_cannot_open_others_reads_alone(
+    direct: SplitBench, caplog: pytest.LogCaptureFixture
+) -> None:
     def opening(name: str) -> SelectingLane:
         if direct.opened:
             raise BackendError("no more agents", backend="direct")
@@ -292,7 +187,7 @@ def test_a_lane_that_cannot_open_others_reads_alone(direct: Bench, caplog: pytes
     assert [r.getMessage() for r in caplog.records] == ["reads by peer are not split: no more agents"]
 
 
-def test_others_are_closed_when_one_of_them_reaches_nobody(direct: Bench) -> None:
+def test_others_are_closed_when_one_of_them_reaches_nobody(direct: SplitBench) -> None:
     def opening(name: str) -> SelectingLane:
         made = direct.open(name)
         if len(direct.opened) == 3:
@@ -307,7 +202,7 @@ def test_others_are_closed_when_one_of_them_reaches_nobody(direct: Bench) -> Non
 
 
 def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
-    direct: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    direct: SplitBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = direct.split()
     first, second = direct.opened
@@ -326,7 +221,7 @@ def test_a_worker_that_only_the_first_lane_reaches_is_read_by_it(
     assert "no longer split: no way there" in caplog.text
 
 
-def test_others_are_closed_when_the_first_lane_no_longer_reaches_a_worker(direct: Bench) -> None:
+def test_others_are_closed_when_the_first_lane_no_longer_reaches_a_worker(direct: SplitBench) -> None:
     """They would go on reading what it was before."""
     lane = direct.split()
     with pytest.raises(BackendError):
@@ -336,7 +231,7 @@ def test_others_are_closed_when_the_first_lane_no_longer_reaches_a_worker(direct
 
 
 def test_a_read_of_which_no_piece_was_taken_in_time_begins_with_the_next_poll(
-    direct: Bench, monkeypatch: pytest.MonkeyPatch
+    direct: SplitBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = direct.split()
     with monkeypatch.context() as patch:
@@ -350,7 +245,7 @@ def test_a_read_of_which_no_piece_was_taken_in_time_begins_with_the_next_poll(
 
 
 def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(
-    direct: Bench, monkeypatch: pytest.MonkeyPatch
+    direct: SplitBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces = 6
     monkeypatch.setattr(split_lane, "PIECE_BYTES", SIZE // pieces)
@@ -374,7 +269,7 @@ def test_a_thread_that_is_held_up_leaves_the_pieces_to_others(
     assert (direct.target == direct.source).all()
 
 
-def test_what_no_lane_takes_is_raised(bench: Bench) -> None:
+def test_what_no_lane_takes_is_raised(bench: SplitBench) -> None:
     lane = bench.split()
     with pytest.raises(TransferRefused, match="stranger"):
         lane.submit("stranger", bench.whole())
@@ -386,7 +281,7 @@ def test_what_no_lane_takes_is_raised(bench: Bench) -> None:
     assert not bench.target.any()
 
 
-def test_one_refused_piece_fails_the_whole_with_its_reason(bench: Bench) -> None:
+def test_one_refused_piece_fails_the_whole_with_its_reason(bench: SplitBench) -> None:
     lane = bench.split()
     together(*bench.opened)  # both have a piece when the last one, which is outside, is refused
     transfer = lane.submit("p", bench.rows([0, 0], [0, SIZE - 1], [LEAST_BYTES, LEAST_BYTES]))
@@ -395,7 +290,7 @@ def test_one_refused_piece_fails_the_whole_with_its_reason(bench: Bench) -> None
     assert lane.poll(transfer) is State.FAILED
 
 
-def test_a_read_goes_on_with_each_poll(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_goes_on_with_each_poll(direct: SplitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = direct.split()
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
     monkeypatch.setattr(direct_copy, "CALL_BYTES", 4 << 20)
@@ -406,7 +301,7 @@ def test_a_read_goes_on_with_each_poll(direct: Bench, monkeypatch: pytest.Monkey
     assert (direct.target == direct.source).all()
 
 
-def test_nothing_lands_after_close(direct: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_lands_after_close(direct: SplitBench, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = direct.split()
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
     monkeypatch.setattr(direct_copy, "CALL_BYTES", 64 << 10)
@@ -423,7 +318,7 @@ def test_nothing_lands_after_close(direct: Bench, monkeypatch: pytest.MonkeyPatc
         lane.submit("p", direct.whole())
 
 
-def test_close_waits_for_every_thread_that_copies(direct: Bench) -> None:
+def test_close_waits_for_every_thread_that_copies(direct: SplitBench) -> None:
     lane = direct.split()
     first, second = direct.opened
     begun, let_go, order = threading.Event(), threading.Event(), []
@@ -452,7 +347,7 @@ def test_close_waits_for_every_thread_that_copies(direct: Bench) -> None:
     assert order[-1] == "closed"
 
 
-def test_a_closed_lane_leaves_no_thread(direct: Bench) -> None:
+def test_a_closed_lane_leaves_no_thread(direct: SplitBench) -> None:
     lane = direct.split()
     assert any(thread.name.startswith("kvd-copy-peer") for thread in threading.enumerate())
     lane.close()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -51,6 +51,9 @@ BLOCKS = 16
 HEADS = 2
 """Of the model, over all ranks."""
 Buffer = np.ndarray[tuple[int], np.dtype[np.uint16]]
+Quiet = Callable[[float], None]
+FAR = 600.0
+"""Seconds that no test waits for."""
 
 
 @dataclass

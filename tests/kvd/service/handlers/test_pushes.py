@@ -5,39 +5,28 @@ from __future__ import annotations
 import itertools
 import signal
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from concurrent.futures import wait
 
 import msgspec
 import pytest
 import zmq
 
-from kvd.client.errors import RefusedByDaemon, TimedOut
-from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.push import (
-    BlockRun,
-    LayersThere,
     PushAnnounce,
     PushDone,
     PushKey,
     PushProgress,
     PushWithdraw,
 )
-from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Ok, Refused
 from tests.support.daemons import (
-    Daemon,
     daemons,
     facts,
     measured,
@@ -47,98 +36,16 @@ from tests.support.daemons import (
     wait_for,
     worker,
 )
-
-LONG = 60.0
-PUSHES = (PushAnnounce, PushWithdraw, PushDone, PushProgress)
-
-
-def _ok(_message: Message) -> Message:
-    return Ok()
-
-
-@dataclass
-class Worker:
-    """A worker without memory: its session, and what it was told of pushes. ``answer`` is what it says to them."""
-
-    card: RegisterWorker | RegisterScheduler
-    answer: Callable[[Message], Message | None] = _ok
-    told: list[Message] = field(default_factory=list)
-    session: KvdSession = field(init=False)
-
-    def heard(self, message: Message) -> Message | None:
-        """The session's handler."""
-        if not isinstance(message, PUSHES):
-            return None
-        self.told.append(message)
-        return self.answer(message)
-
-    @property
-    def transfers(self) -> set[str]:
-        """Ids of the transfers it was told of."""
-        return {m.key.transfer_id for m in self.told if isinstance(m, PUSHES)}
-
-
-@dataclass
-class Pair:
-    """A prefilling engine of two workers and a decoding one of two, at one kvd or two.
-
-    ``generations`` are the prefiller's and the decoder's, from when they were complete: kvd's replies name none while a
-    kvd that was just started still misses workers.
-    """
-
-    near: Daemon
-    far: Daemon
-    prefillers: list[Worker]
-    decoders: list[Worker]
-    generations: tuple[str, str]
-
-    def key(self, transfer: str = "x", rank: int = 0) -> PushKey:
-        """A decoding worker's name for its part of a transfer."""
-        return PushKey(
-            transfer_id=transfer, prefiller="p", prefiller_endpoint=self.far.endpoint, decoder="d", rank=Rank(rank)
-        )  # fmt: skip
-
-    def announce(self, transfer: str = "x", rank: int = 0, blocks: int = 3) -> PushAnnounce:
-        """What the decoding worker of that rank announces."""
-        return announcement(self.key(transfer, rank), self.generations, blocks)
-
-
-def announcement(key: PushKey, generations: tuple[str, str], blocks: int = 3) -> PushAnnounce:
-    """An announcement of so many blocks of one group."""
-    return PushAnnounce(
-        key=key, generations=generations, tokens=16 * blocks, computed=0,
-        blocks=(BlockRun(0, 0, tuple(range(blocks))),), landing=b"landing", seconds=30.0,
-    )  # fmt: skip
-
-
-def progress(announced: Message, source: int = 0, **what: object) -> PushProgress:
-    """What a prefilling worker says to an announcement that reached it."""
-    assert isinstance(announced, PushAnnounce)
-    there = (LayersThere(group=0, layers=("layer.0",), tokens=announced.tokens),)
-    return PushProgress(**{"key": announced.key, "source": Rank(source), "there": there, **what})  # type: ignore[arg-type]
-
-
-@contextmanager
-def pair(settings: str = "", *, kvds: int = 2) -> Iterator[Pair]:
-    """The two engines, complete, at kvds with those settings (YAML)."""
-    with ExitStack() as stack:
-        file = stack.enter_context(tempfile.NamedTemporaryFile("w", suffix=".yaml"))
-        file.write(settings)
-        file.flush()
-        started = stack.enter_context(daemons(kvds, "--config", file.name))
-        near, far = started[0], started[-1]
-        prefillers, decoders = (
-            [Worker(worker(facts(engine, tp=2), rank)) for rank in range(2)] for engine in ("p", "d")
-        )
-        for kvd, made in ((far, prefillers), (near, decoders)):
-            for one in made:
-                one.session = stack.enter_context(session(kvd, one.card, one.heard))
-            for one in made:
-                one.session.wait(lambda s: bool(s.engine_generation), 20)
-        of_prefiller, of_decoder = (
-            made[0].session.state.engine_generation for made in (prefillers, decoders)
-        )
-        yield Pair(near, far, prefillers, decoders, (of_prefiller, of_decoder))
+from tests.support.rigs.pushes import (
+    LONG,
+    Pair,
+    Worker,
+    accept,
+    announcement,
+    pair,
+    progress,
+    refused,
+)
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +59,9 @@ def lasting() -> Iterator[Pair]:
 def both(lasting: Pair) -> Pair:
     """The lasting pair; all of its workers say Ok to everything, and were told nothing yet."""
     for one in (*lasting.prefillers, *lasting.decoders):
-        one.answer = _ok
+        one.answer = accept
         one.told.clear()
     return lasting
-
-
-def refused(answer: Future[Message]) -> Refused:
-    """Why a message was refused."""
-    error = answer.exception(LONG)
-    assert isinstance(error, RefusedByDaemon), error or answer.result()
-    return error.refusal
 
 
 @pytest.mark.parametrize("kvds", [1, 2])
@@ -388,109 +288,6 @@ def test_a_stopped_worker_is_waited_for_a_bounded_time_and_later_not_at_all() ->
         answer = refused(one.call(said, LONG))
         assert (answer.code, answer.final) == ("KVD-WORKER-AWAY", False)
         assert "silent" in answer.message
-
-
-# --- a kvd that dies ---
-
-
-@pytest.mark.parametrize("which", ["near", "far"])
-def test_nothing_is_lost_when_a_kvd_is_killed_in_between(which: str) -> None:
-    with pair("liveness: {settle_seconds: 600}") as both:
-        killed = both.near if which == "near" else both.far
-        decoder, prefiller = both.decoders[0], both.prefillers[0]
-        assert decoder.session.deliver("first", both.announce("first")).result(LONG) == Ok()
-        announced = prefiller.told[0]
-
-        def deliver(names: list[str]) -> list[Future[Message]]:
-            there = [decoder.session.deliver(name, both.announce(name)) for name in names]
-            said = {name: progress(announced, failed=name) for name in names}
-            return there + [prefiller.session.deliver(f"p{name}", m) for name, m in said.items()]
-
-        names = [f"{n}" for n in range(150)]
-        futures = deliver(names[:50])
-        killed.kill()
-        futures += deliver(names[50:100])
-        killed.start()
-        futures += deliver(names[100:])
-        assert not wait(futures, LONG).not_done
-        assert {f.exception() or type(f.result()) for f in futures} == {Ok}
-        assert both.prefillers[0].transfers == both.prefillers[1].transfers == {"first", *names}
-        assert {m.failed for m in decoder.told if isinstance(m, PushProgress)} == set(names)
-
-
-def test_an_engine_whose_workers_are_not_all_back_is_waited_for() -> None:
-    with pair("liveness: {settle_seconds: 600}") as both:
-        generations, announced = both.generations, both.announce()
-        both.far.kill()
-        both.prefillers[1].session.close()  # its goodbye reaches nobody
-        both.far.start()
-        wait_for(lambda: both.far.engines().get("p"))
-        answer = wait_for(lambda: partial(both.decoders[0].session.call(announced, LONG)))
-        assert not answer.final
-        assert "1 of 2 workers" in answer.message
-        kept = both.decoders[0].session.deliver("a", announced)
-        with pytest.raises(TimeoutError):
-            kept.result(0.5)
-        late = Worker(both.prefillers[1].card)
-        with session(both.far, late.card, late.heard) as again:
-            assert kept.result(LONG) == Ok()
-            assert again.state.engine_generation == generations[0]
-            assert late.transfers == {"x"}
-
-
-def partial(answer: Future[Message]) -> Refused | None:
-    """The refusal of an engine that is not complete; None for another one, as of a link that is not up again yet."""
-    refusal = refused(answer)
-    return refusal if refusal.code == "KVD-ENGINE-PARTIAL" else None
-
-
-# --- many at once ---
-
-
-def test_1000_announcements_at_once_leave_room_for_handshakes() -> None:
-    with pair() as both:
-        one, other = (d.session for d in both.decoders)
-        began = time.monotonic()
-        futures = [one.deliver(f"{n}", both.announce(f"{n}", blocks=500)) for n in range(1000)]
-        ask = GetPeer(local_engine="d", engine_id="p", endpoint=both.far.endpoint)
-        assert isinstance(other.call(ask, LONG).result(LONG), PeerReady)
-        measured("handshake among 1000 announcements", time.monotonic() - began)
-        assert not wait(futures, LONG).not_done
-        measured("1000 announcements to two workers each", time.monotonic() - began)
-        assert {f.exception() or type(f.result()) for f in futures} == {Ok}
-        assert both.prefillers[0].transfers == both.prefillers[1].transfers == {f"{n}" for n in range(1000)}
-        repeats = sum(len(p.told) - 1000 for p in both.prefillers)
-        sys.stderr.write(f"measured: told again {repeats}, refused {one.counters['deliveries.refused']}\n")
-        wait_for(lambda: both.near.status().gauges["pushes.underway"] == 0)
-
-
-def test_announcements_to_a_dead_kvd_leave_room_for_handshakes() -> None:
-    with pair() as both, session(both.near, worker(facts("beside"))):
-        both.far.kill()
-        one, other = (d.session for d in both.decoders)
-        for n in range(1500):
-            one.deliver(f"{n}", both.announce(f"{n}", blocks=500), LONG)
-        ask = GetPeer(local_engine="d", engine_id="beside")
-        waits = []
-        for _ in range(20):
-            began = time.monotonic()
-            assert isinstance(other.call(ask, LONG).result(LONG), PeerReady)
-            waits.append(time.monotonic() - began)
-        measured("slowest of 20 handshakes beside 1500 announcements to nobody", max(waits))
-        assert wait_for(lambda: both.near.status().counters.get("refused.KVD-BUSY"), LONG)
-
-
-def test_block_ids_that_wait_are_bounded_and_a_delivery_that_nobody_takes_ends_after_its_time() -> None:
-    with pair() as both:
-        both.far.kill()
-        one = both.decoders[0].session
-        for n in range(50):
-            one.deliver(f"{n}", both.announce(f"{n}", blocks=100_000), 2 * LONG)
-        wait_for(lambda: both.near.status().counters.get("refused.KVD-BUSY"), LONG)
-        assert both.near.status().gauges["pushes.underway"] <= 41
-        kept = one.deliver("short", both.announce("short"), 1.0)
-        assert isinstance(kept.exception(LONG), TimedOut)
-        assert one.counters["deliveries.dropped"] == 1
 
 
 def test_a_request_that_is_repeated_while_it_is_answered_is_not_begun_again(both: Pair) -> None:
