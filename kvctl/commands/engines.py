@@ -22,10 +22,7 @@ STATES = ("ready", "partial", "gone", "unreachable")
 def engines(
     settings: Settings,
     *,
-    state: Annotated[
-        str | None,
-        choice("--state", STATES, help="Only engines in this state."),
-    ] = None,
+    state: Annotated[str | None, choice("--state", STATES, help="Only engines in this state.")] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,
     watch: Watch = None,
 ) -> None:

@@ -17,12 +17,7 @@ from kvctl.cli.parsing import share
 from kvctl.cli.settings import Settings
 from kvctl.engines.decoder import Decoder, only_decoder
 from kvctl.errors import CheckFailed, DaemonUnreachable, PeerTimeout, UsageError
-from kvctl.views.forced_miss import (
-    ClearedOrders,
-    ForcedMiss,
-    forced_document,
-    planned_document,
-)
+from kvctl.views.forced_miss import ClearedOrders, ForcedMiss, forced_document, planned_document
 from kvctl.views.output import show
 from kvd.geometry.rank import Rank
 from kvd.wire import order

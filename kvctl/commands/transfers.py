@@ -40,8 +40,7 @@ def transfers(  # noqa: PLR0913 (options)
     slower_than: options.SlowerThan = None,
     sort: Annotated[str, choice("--sort", SORTS, help="Which come first.")] = "newest",
     by: Annotated[
-        str | None,
-        choice("--by", GROUPINGS, help="Count them together, one line for each."),
+        str | None, choice("--by", GROUPINGS, help="Count them together, one line for each.")
     ] = None,
     source: options.From = "",
     watch: Watch = None,

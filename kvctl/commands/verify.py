@@ -40,8 +40,7 @@ def verify(  # noqa: PLR0913 - each is an option
     tokens: Annotated[int, number("--prompt-tokens", help="Tokens of the longest. [512]")] = 512,
     answer: Annotated[int, number("--max-tokens", help="Tokens of an answer. [16]")] = 16,
     when: Annotated[
-        str,
-        choices("--when", MOMENTS, help="When the misses are forced. [all of them]"),
+        str, choices("--when", MOMENTS, help="When the misses are forced. [all of them]")
     ] = ",".join(MOMENTS),
     yes: Annotated[
         bool, typer.Option("--yes", help="Force misses; without, only the two references are compared.")

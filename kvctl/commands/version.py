@@ -17,9 +17,7 @@ SECTION = "About kvctl"
 
 
 def version(
-    settings: Settings,
-    *,
-    client: Annotated[bool, typer.Option("--client", help="Do not ask kvd.")] = False,
+    settings: Settings, *, client: Annotated[bool, typer.Option("--client", help="Do not ask kvd.")] = False
 ) -> None:
     """The versions of kvctl, of the wire and of kvd.
 

@@ -23,10 +23,7 @@ Peer = Annotated[
     ),
 ]
 Request = Annotated[str, typer.Option("--request", "-r", metavar="ID", help="Only of this request.")]
-State = Annotated[
-    str | None,
-    choice("--state", STATES, help="Only done, or misses."),
-]
+State = Annotated[str | None, choice("--state", STATES, help="Only done, or misses.")]
 Code = Annotated[
     str | None,
     typer.Option(
@@ -37,18 +34,11 @@ Code = Annotated[
     ),
 ]
 Checksum = Annotated[
-    str | None,
-    choice("--checksum", CHECKSUMS, help="Only those whose checksums were compared so."),
+    str | None, choice("--checksum", CHECKSUMS, help="Only those whose checksums were compared so.")
 ]
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
-Since = Annotated[
-    float | None,
-    duration("--since", help="Only of the last 10m, 2h ..."),
-]
-SlowerThan = Annotated[
-    float | None,
-    duration("--slower-than", help="Only those that took longer."),
-]
+Since = Annotated[float | None, duration("--since", help="Only of the last 10m, 2h ...")]
+SlowerThan = Annotated[float | None, duration("--slower-than", help="Only those that took longer.")]
 From = Annotated[
     str,
     typer.Option(

@@ -39,8 +39,7 @@ def import_(
     place = trace_files.place_of(name or _stem(path))
     if place.exists() and not replace:
         raise RefusedError(
-            f"a trace {trace_files.label(place)!r} is there already",
-            "give another --name, or --replace it",
+            f"a trace {trace_files.label(place)!r} is there already", "give another --name, or --replace it"
         )
     try:
         trace = read_trace(path)
