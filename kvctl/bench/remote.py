@@ -51,9 +51,9 @@ class ServeTarget:
             ) from None
 
 
-def target(text: str, key_file: Path | None) -> ServeTarget:
+def target(text: str | None, key_file: Path | None) -> ServeTarget | None:
     """What ``--to HOST[:PORT]`` and ``--key-file`` say. Raises `UsageError`."""
-    return ServeTarget(*endpoint(text), keys(key_file))
+    return ServeTarget(*endpoint(text), keys(key_file)) if text is not None else None
 
 
 def endpoint(text: str) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,18 +59,20 @@ class _Found:
 
 def replay(
     streams: Sequence[RecordedStream],
-    way: Way,
     pace: ReplayPace,
     folder: Path,
     told: Told,
+    way: Way,
     *,
     verify: bool = True,
     to: ServeTarget | None = None,
 ) -> Variant:
-    """Replay all streams one after the other, with the sources at ``to``.
+    """Replay all streams one after the other, with the sources at ``to`` and logs below ``folder``.
 
     Raises `WorkerFailed` where the backend cannot, `Difference` where a byte landed wrong.
     """
+    # UCX's logs are told apart by their folder.
+    folder = Path(tempfile.mkdtemp(dir=folder))
     found = _Found()
     for stream in streams:
         with pair(stream.scene, way.backend, folder, to) as both:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvctl.bench.measure import Difference
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.recorded import Recorded, recorded
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.replay import ReplayPace, Way, recorded_figures, replay
-from kvctl.bench.run import (
-    check_report,
-    failed,
-    first_line,
-    progress,
-    usable,
-    workplace,
-    write_report,
-)
+from kvctl.bench.run import check_report, progress, tried, usable, workplace, write_report
 from kvctl.cli.numbers import size, span
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.ledger import trace_files
-from kvctl.processes.errors import WorkerFailed
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvctl.views.replay import LeftOut, Replay, Variant
@@ -44,8 +35,7 @@ class ReplayOptions:
     backends: tuple[str, ...]
     no_coalesce: bool
     environment: tuple[tuple[str, str], ...]
-    speed: float | None
-    in_flight: int
+    pace: ReplayPace
     limit: int
     scale: float
     memory: int
@@ -73,27 +63,16 @@ def run(wanted: ReplayOptions, settings: Settings) -> None:
         )
     ways, notes = _ways(wanted, found)
     began, load = time.time(), os.getloadavg()[0]
-    variants: list[Variant] = []
     with workplace() as folder, progress(len(ways) * len(found.streams), settings) as told:
-        pace = ReplayPace(wanted.speed, wanted.in_flight)
-        for number, way in enumerate(ways):
-            place = folder / str(number)
-            place.mkdir()
-            try:
-                variants.append(
-                    replay(found.streams, way, pace, place, told, verify=wanted.verify, to=wanted.to)
-                )
-            except Difference as error:
-                raise CheckFailed(
-                    f"wrong bytes landed: {error}", "run it again with this way alone"
-                ) from None
-            except WorkerFailed as error:
-                if len(ways) == 1:
-                    raise failed(error) from None
-                notes.append(f"{way.name} is left out: {first_line(error)}")
+        replayed = functools.partial(replay, found.streams, wanted.pace, folder, told)
+        runs = {
+            way.name: functools.partial(replayed, way, verify=wanted.verify, to=wanted.to) for way in ways
+        }
+        needed = runs if len(runs) == 1 else ()
+        variants, failures = tried(runs, needed, "run it again with this way alone")
     if not variants:
-        raise CheckFailed("; ".join(notes), "name another --backend")
-    document = _document(wanted, trace, found, variants, notes, (began, load, taken))
+        raise CheckFailed("; ".join(notes + failures), "name another --backend")
+    document = _document(wanted, trace, found, variants, notes + failures, (began, load, taken))
     show(document, settings)
     if wanted.report is not None:
         from kvctl.views.replay import replay_page
@@ -148,9 +127,9 @@ def _document(
             " recorded layer by layer while they were computed"
         )
     length = max(one.at for one in transfers) - min(one.at for one in transfers)
-    pace = f"{wanted.in_flight} at a time"
-    if wanted.speed:
-        faster = "" if wanted.speed == 1 else f", {wanted.speed:g} times as fast"
+    pace = f"{wanted.pace.in_flight} at a time"
+    if wanted.pace.speed:
+        faster = "" if wanted.pace.speed == 1 else f", {wanted.pace.speed:g} times as fast"
         pace = f"at the original times{faster}: {span(length)} of record"
     return Replay(
         trace=wanted.trace,

@@ -3,108 +3,121 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TypeVar
 
 from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.remote import ServeTarget
-from kvctl.bench.sizing import Sized, sized
+from kvctl.bench.sizing import sized
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held, one_interruption, unwinding
-from kvctl.views.benchmark import Benchmark, Measurement, Warned
+from kvctl.views.benchmark import Benchmark
 from kvctl.views.output import show
 from kvctl.views.registry import moment
-from kvd.backends.contract import Operation
 from kvd.backends.registry import MEASURED, available
 from kvd.geometry.model import EngineGeometry
 
+Found = TypeVar("Found")
 
-@dataclass(frozen=True)
-class BenchmarkOptions:
-    """What `kvctl benchmark` was asked for; no backends means all there are.
 
-    ``seconds`` is for all rounds together, and decides only when they end earlier than ``rounds``.
+def run(  # noqa: PLR0913 - one for each option
+    pair: tuple[EngineGeometry, EngineGeometry],
+    sweep: Sweep,
+    settings: Settings,
+    *,
+    backends: Sequence[str],
+    tokens: Sequence[int],
+    concurrency: Sequence[int],
+    memory: int,
+    devices: tuple[int | None, int | None],
+    to: ServeTarget | None,
+    plot: bool,
+    report: Path | None,
+) -> None:
+    """Measure, show, write the report. No backends means all there are.
+
+    ``sweep`` comes without sizes; its ``seconds`` are for all backends and directions together. Raises `CheckFailed`
+    for a wrong byte, for what does not fit, and where no backend could measure anything.
     """
-
-    pair: tuple[EngineGeometry, EngineGeometry]
-    backends: tuple[str, ...]
-    operations: tuple[str, ...]
-    tokens: tuple[int, ...]
-    concurrency: tuple[int, ...]
-    fragmentations: tuple[str, ...]
-    rounds: int
-    memory: int
-    seconds: float
-    verify: bool
-    plot: bool
-    report: Path | None
-    devices: tuple[int | None, int | None] = (None, None)
-    to: ServeTarget | None = None
-
-
-def run(wanted: BenchmarkOptions, settings: Settings) -> None:
-    """Measure, show, write the report.
-
-    Raises `CheckFailed` for a wrong byte, for what does not fit, and where no backend could measure anything.
-    """
-    check_report(wanted.report)
-    backends, notes = usable(wanted.backends)
-    place = sized(*wanted.pair, wanted.tokens, wanted.concurrency, wanted.memory)
+    check_report(report)
+    names, notes = usable(backends)
+    place = sized(*pair, tokens, concurrency, memory)
+    seconds = sweep.seconds / len(names) / len(sweep.operations)
+    sweep = dataclasses.replace(sweep, sizes=place.sizes, seconds=seconds)
     began, load = time.time(), os.getloadavg()[0]
-    rows: list[Measurement] = []
-    warnings: list[Warned] = []
-    failures: list[str] = []
-    with workplace() as folder:
-        sweep = Sweep(
-            sizes=place.sizes,
-            fragmentations=wanted.fragmentations,
-            operations=cast("tuple[Operation, ...]", wanted.operations),
-            rounds=wanted.rounds,
-            verify=wanted.verify,
-            seconds=wanted.seconds / len(backends) / len(wanted.operations),
-        )
-        with progress(steps(sweep, len(backends)), settings) as told:
-            for name in backends:
-                try:
-                    found = measure(
-                        place.scene, BackendRun(name, devices=wanted.devices), sweep, folder, told, wanted.to
-                    )
-                except Difference as error:
-                    raise CheckFailed(
-                        f"wrong bytes landed: {error}", "run it again with --backend of one engine at a time"
-                    ) from None
-                except WorkerFailed as error:
-                    if name in wanted.backends:
-                        raise failed(error) from None
-                    failures.append(f"{name} is left out: {first_line(error)}")
-                    continue
-                rows += found.rows
-                warnings += found.warnings
-                failures += found.notes
+    with workplace() as folder, progress(steps(sweep, len(names)), settings) as told:
+        ways = {
+            name: functools.partial(
+                measure, place.scene, BackendRun(name, devices=devices), sweep, folder, told, to
+            )
+            for name in names
+        }
+        found, failures = tried(ways, backends, "run it again with --backend of one engine at a time")
+    rows = [row for one in found for row in one.rows]
+    failures += [note for one in found for note in one.notes]
     if not rows:
         raise CheckFailed(
-            "; ".join(failures) or f"{', '.join(backends)} cannot {' or '.join(wanted.operations)}",
+            "; ".join(failures) or f"{', '.join(names)} cannot {' or '.join(sweep.operations)}",
             "name another --backend or --operation",
         )
-    document = _document(wanted, place, rows, warnings, began, load, (*notes, *failures, *place.notes))
+    sources = [place.scene.sources[at] for at in place.scene.plan.sources]
+    document = Benchmark(
+        model=pair[0].model,
+        local=pair[0].engine_id,
+        remote=pair[1].engine_id,
+        local_rank=str(place.scene.reader.rank),
+        remote_ranks=tuple(str(worker.rank) for worker in sources),
+        memory=place.scene.bytes,
+        blocks=(place.scene.reader.num_blocks, sources[0].num_blocks),
+        devices=tuple("cpu" if number is None else f"cuda:{number}" for number in devices),
+        to=to.name if to else "",
+        cores=os.cpu_count() or 1,
+        load=load,
+        started=moment(began),
+        seconds=time.time() - began,
+        measurements=tuple(rows),
+        warnings=tuple(warned for one in found for warned in one.warnings),
+        notes=(*notes, *failures, *place.notes),
+    )
     show(document, settings)
-    if wanted.plot and settings.output in ("table", "wide"):
+    if plot and settings.output in ("table", "wide"):
         from kvctl.views.benchmark import benchmark_plot
 
         sys.stdout.write(benchmark_plot(document))
-    if wanted.report is not None:
+    if report is not None:
         from kvctl.views.benchmark import benchmark_page
 
-        write_report(wanted.report, benchmark_page(document))
+        write_report(report, benchmark_page(document))
+
+
+def tried(
+    ways: Mapping[str, Callable[[], Found]], needed: Container[str], alone: str
+) -> tuple[list[Found], list[str]]:
+    """What each way gives, by its name, and a note on each that cannot be run.
+
+    Raises `CheckFailed` for one that is needed and for wrong bytes; ``alone`` says how to try a way alone.
+    """
+    found, notes = [], []
+    for name, way in ways.items():
+        try:
+            found.append(way())
+        except Difference as error:
+            raise CheckFailed(f"wrong bytes landed: {error}", alone) from None
+        except WorkerFailed as error:
+            if name in needed:
+                raise failed(error) from None
+            notes.append(f"{name} is left out: {first_line(error)}")
+    return found, notes
 
 
 def usable(asked: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -170,35 +183,3 @@ def failed(error: WorkerFailed) -> CheckFailed:
 def first_line(error: Exception) -> str:
     """What happened, without the end of a log."""
     return str(error).partition("\n")[0].removesuffix(":").removesuffix("; the end of its log")
-
-
-def _document(
-    wanted: BenchmarkOptions,
-    place: Sized,
-    rows: list[Measurement],
-    warnings: list[Warned],
-    began: float,
-    load: float,
-    notes: tuple[str, ...],
-) -> Benchmark:
-    local, remote = wanted.pair
-    shown = place.scene
-    sources = [shown.sources[at] for at in shown.plan.sources]
-    return Benchmark(
-        model=local.model,
-        local=local.engine_id,
-        remote=remote.engine_id,
-        local_rank=str(shown.reader.rank),
-        remote_ranks=tuple(str(worker.rank) for worker in sources),
-        memory=shown.bytes,
-        blocks=(shown.reader.num_blocks, sources[0].num_blocks),
-        devices=tuple("cpu" if number is None else f"cuda:{number}" for number in wanted.devices),
-        to=wanted.to.name if wanted.to else "",
-        cores=os.cpu_count() or 1,
-        load=load,
-        started=moment(began),
-        seconds=time.time() - began,
-        measurements=tuple(rows),
-        warnings=tuple(warnings),
-        notes=notes,
-    )

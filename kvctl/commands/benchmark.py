@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from kvctl.engines.sources import load_pair, planned
 from kvctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from kvd.backends.contract import Operation
     from kvd.geometry.model import EngineGeometry
 
 SECTION = "Measure"
@@ -99,27 +100,28 @@ def benchmark(  # noqa: PLR0913 - one for each option
         handshake_run.run(pairs, rounds or (2 if quick else 5), settings)
         return
 
+    from kvctl.bench.measure import Sweep
     from kvctl.bench.remote import target
-    from kvctl.bench.run import BenchmarkOptions, run
+    from kvctl.bench.run import run
 
     run(
-        BenchmarkOptions(
-            pair=_pair(engines or [], model, local, remote, settings),
-            backends=tuple(backends or ()),
-            operations=tuple(operations or OPERATIONS),
-            tokens=_given_or(tokens, (512,) if quick else (512, 2048, 8192)),
-            concurrency=_given_or(concurrency, (1,) if quick else (1, 4)),
+        _pair(engines or [], model, local, remote, settings),
+        Sweep(
+            operations=cast("tuple[Operation, ...]", tuple(operations or OPERATIONS)),
             fragmentations=tuple(fragmentation or FRAGMENTATIONS),
             rounds=rounds or (5 if quick else 15),
-            memory=memory,
-            seconds=QUICK_SECONDS if quick else math.inf,
             verify=not no_verify,
-            plot=plot,
-            report=report,
-            devices=chosen_devices(devices),
-            to=target(to, key_file) if to is not None else None,
+            seconds=QUICK_SECONDS if quick else math.inf,
         ),
         settings,
+        backends=tuple(backends or ()),
+        tokens=_given_or(tokens, (512,) if quick else (512, 2048, 8192)),
+        concurrency=_given_or(concurrency, (1,) if quick else (1, 4)),
+        memory=memory,
+        devices=chosen_devices(devices),
+        to=target(to, key_file),
+        plot=plot,
+        report=report,
     )
 
 

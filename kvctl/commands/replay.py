@@ -68,6 +68,7 @@ def replay(  # noqa: PLR0913 - one for each option
             f"--speed {speed:g} keeps the recorded times and --concurrency {concurrency} does not; give one of them"
         )
     from kvctl.bench.remote import target
+    from kvctl.bench.replay import ReplayPace
     from kvctl.bench.replay_run import ReplayOptions, run
 
     run(
@@ -76,14 +77,13 @@ def replay(  # noqa: PLR0913 - one for each option
             backends=tuple(backends or ()),
             no_coalesce=no_coalesce,
             environment=tuple(map(_variable, env or ())),
-            speed=None if concurrency else speed or 1.0,
-            in_flight=concurrency or 0,
+            pace=ReplayPace(None if concurrency else speed or 1.0, concurrency or 0),
             limit=limit,
             scale=scale,
             memory=memory,
             verify=not no_verify,
             report=report,
-            to=target(to, key_file) if to is not None else None,
+            to=target(to, key_file),
         ),
         settings,
     )
