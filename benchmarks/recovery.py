@@ -45,7 +45,7 @@ from kvctl.processes.daemons import two_hosts
 from tests.support.engine_calls import reset_prefix_cache
 from tests.support.engine_pids import engine_pids
 from tests.support.halting import halt, halted
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, ONE_AT_A_TIME, write_model
 
 START_SECONDS, ANSWER_SECONDS = 400.0, 120.0
 PROMPT, ANSWER = 400, 8
@@ -320,9 +320,9 @@ def spec(folder: Path, way: str, role: str, model: str) -> EngineSpec:
         log_path=folder / way / f"{role}.log",
         dtype=tiny.dtype,
         max_model_len=1024,
-        max_num_seqs=8 if tiny.batches else 1,
+        max_num_seqs=1 if tiny.name in ONE_AT_A_TIME else 8,
         kv_cache_memory_bytes=CACHE_BYTES if role == "kv_producer" else CACHE_BYTES * 4,
-        enable_prefix_caching=tiny.prefix_caching,
+        enable_prefix_caching=tiny.name not in NO_PREFIX_CACHING,
         forced_first_tokens=role == "kv_consumer",
         cache_dir=folder / "cache",
         env={"UCX_TLS": "tcp,self"},

@@ -30,7 +30,7 @@ from kvd.wire.order import MISS_ENDS, ForcedMisses, ForceMiss, ForcePlan, GetFor
 from tests.support.deployments import deploy
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.standstill import watching
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, ONE_AT_A_TIME, write_model
 
 START_SECONDS, ANSWER_SECONDS, FOLLOW_SECONDS = 600.0, 300.0, 300.0
 PATIENT = {"handshake_timeout": 60.0, "push_timeout": 120.0, "load_timeout": 60.0, "lease_seconds": 120.0}
@@ -177,8 +177,8 @@ def _spec(options: argparse.Namespace, folder: Path, name: str) -> EngineSpec:
         log_path=folder / f"{name}.log",
         dtype=tiny.dtype,
         max_model_len=1024,
-        max_num_seqs=options.in_flight if tiny.batches else 1,
-        enable_prefix_caching=tiny.prefix_caching,
+        max_num_seqs=1 if tiny.name in ONE_AT_A_TIME else options.in_flight,
+        enable_prefix_caching=tiny.name not in NO_PREFIX_CACHING,
         forced_first_tokens=name == "decode",
         cache_dir=folder / "cache",
     )

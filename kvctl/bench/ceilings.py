@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvctl.bench.memory import Bytes
 from kvd.backends.contract import Lane, Operation, State
 from kvd.geometry.model import Region, WorkerGeometry
 from kvd.topology.descriptors import Descriptors
@@ -110,12 +112,7 @@ def _largest(worker: WorkerGeometry) -> Region:
     return max(worker.regions, key=lambda region: region.length)
 
 
-_kept: dict[int, tuple[Any, Any]] = {}
-
-
-def _scratch(size: int) -> tuple[Any, Any]:
-    """Two arrays of that size whose pages are there; the last ones are kept."""
-    if size not in _kept:
-        _kept.clear()
-        _kept[size] = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return _kept[size]
+@functools.lru_cache(maxsize=1)
+def _scratch(size: int) -> tuple[Bytes, Bytes]:
+    """Two arrays of that size whose pages are there."""
+    return np.ones(size, np.uint8), np.ones(size, np.uint8)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from kvctl.bench.memory import Memory, place
+from kvctl.bench.memory import Bytes, Memory, place
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.geometry.model import Region, WorkerGeometry
 
@@ -33,22 +34,22 @@ def place_on(worker: WorkerGeometry, device: int) -> Memory:
 
 def put(memory: Memory) -> None:
     """Copy the image to the device; nothing for memory of the host, which is its own image."""
-    if memory.device is None:
-        return
-    for region, image in zip(memory.geometry.regions, memory.regions, strict=True):
-        for at in range(0, region.length, CHUNK):
-            cuda_driver.write(memory.device, region.address + at, image[at : at + CHUNK].tobytes())
+    for device, address, image in _chunks(memory):
+        cuda_driver.write(device, address, image.tobytes())
 
 
 def get(memory: Memory) -> None:
     """Copy the device's memory into the image; nothing for memory of the host."""
-    if memory.device is None:
-        return
-    for region, image in zip(memory.geometry.regions, memory.regions, strict=True):
-        for at in range(0, region.length, CHUNK):
-            size = min(CHUNK, region.length - at)
-            data = cuda_driver.read(memory.device, region.address + at, size)
-            image[at : at + size] = np.frombuffer(data, np.uint8)
+    for device, address, image in _chunks(memory):
+        image[:] = np.frombuffer(cuda_driver.read(device, address, image.nbytes), np.uint8)
+
+
+def _chunks(memory: Memory) -> Iterator[tuple[int, int, Bytes]]:
+    """The device and addresses on it, each with its part of the image; nothing for memory of the host."""
+    if memory.device is not None:
+        for region, image in zip(memory.geometry.regions, memory.regions, strict=True):
+            for at in range(0, region.length, CHUNK):
+                yield memory.device, region.address + at, image[at : at + CHUNK]
 
 
 def copied(memory: Memory, size: int) -> dict[str, Any]:

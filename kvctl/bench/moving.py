@@ -6,7 +6,7 @@ import queue
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from kvctl.bench.cases import MovedRequest
 from kvd.backends.contract import Backend, Lane, State, Transfer
@@ -40,18 +40,8 @@ class Moved:
     descriptors: int
 
 
-class Mover(Protocol):
-    """Begins to move requests, and tells of those that are over."""
-
-    def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
-        """Without ``coalesce`` every block and run of bytes is a descriptor of its own; ``seconds`` is the limit."""
-
-    def over(self, seconds: float) -> list[Moved]:
-        """Those that ended since it was last asked; waits at most so long for one. Raises `RuntimeError`."""
-
-
 def move(
-    mover: Mover,
+    mover: LoadMover | WriteMover,
     requests: Sequence[MovedRequest],
     seconds: float,
     *,
@@ -110,7 +100,7 @@ class LoadMover:
         self._lane.on_peer_changed()
 
     def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
-        """See `Mover`."""
+        """Begin a request. Without ``coalesce`` every block and run of bytes is a descriptor of its own."""
         now = time.monotonic()
         load = Load(self._order(number, request, seconds, now), received=now, deadline=now + seconds)
         if not coalesce:
@@ -122,7 +112,7 @@ class LoadMover:
         self._lane.load(load)
 
     def over(self, seconds: float) -> list[Moved]:
-        """See `Mover`."""
+        """Requests that ended since it was last asked; waits at most so long for one. Raises `RuntimeError`."""
         found: list[Moved] = []
         try:
             while True:
@@ -205,7 +195,7 @@ class WriteMover:
     under_way: list[_Write] = field(default_factory=list)
 
     def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:
-        """See `Mover`."""
+        """See `LoadMover`."""
         del seconds
         began = time.monotonic()
         if coalesce:
@@ -231,7 +221,7 @@ class WriteMover:
         self.under_way.append(write)
 
     def over(self, seconds: float) -> list[Moved]:
-        """See `Mover`; looks again after a short while."""
+        """See `LoadMover`; looks again after a short while."""
         found, left = [], []
         for write in self.under_way:
             states = [

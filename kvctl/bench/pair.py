@@ -45,14 +45,17 @@ class PairScene:
         return size_of(self.reader) + sum(size_of(self.sources[at]) for at in self.plan.sources)
 
 
-def scene(local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int]) -> PairScene:
-    """The first worker of the reading engine, with at most so many blocks of it and of the other engine's workers.
+def scene(
+    local: EngineGeometry, remote: EngineGeometry, blocks: tuple[int, int], rank: str = ""
+) -> PairScene:
+    """A worker of the reading engine, the first unless named, with at most so many blocks of it and of the others.
 
     Raises `TopologyError` where the two do not fit.
     """
     siblings = tuple(with_blocks(worker, blocks[0]) for worker in local.workers)
     sources = tuple(with_blocks(worker, blocks[1]) for worker in remote.workers)
-    return PairScene(siblings[0], siblings, sources, plan_worker(siblings[0], siblings, sources))
+    reader = next(worker for worker in siblings if rank in ("", str(worker.rank)))
+    return PairScene(reader, siblings, sources, plan_worker(reader, siblings, sources))
 
 
 @dataclass(frozen=True)

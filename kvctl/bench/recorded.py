@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 
 from kvctl.bench.cases import Blocks, MovedRequest
-from kvctl.bench.memory import with_blocks
-from kvctl.bench.pair import PairScene
+from kvctl.bench.pair import PairScene, scene
 from kvctl.errors import CheckFailed
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -135,15 +134,12 @@ def _stream(
         return None
     mine, mine_count = _compacted([pair[0] for pair in sides])
     theirs, their_count = _compacted([pair[1] for pair in sides])
-    siblings = tuple(with_blocks(worker, mine_count) for worker in local.workers)
-    sources = tuple(with_blocks(worker, their_count) for worker in remote.workers)
-    reader = next(worker for worker in siblings if str(worker.rank) == rank)
-    scene = PairScene(reader, siblings, sources, plan_worker(reader, siblings, sources))
+    place = scene(local, remote, (mine_count, their_count), rank)
     requests = tuple(
         MovedRequest(f"{number}", transfer.tokens, mine[number], theirs[number])
         for number, transfer in enumerate(kept)
     )
-    return RecordedStream(local.engine_id, rank, remote.engine_id, kept[0].mode, scene, tuple(kept), requests)
+    return RecordedStream(local.engine_id, rank, remote.engine_id, kept[0].mode, place, tuple(kept), requests)
 
 
 def _scaled(

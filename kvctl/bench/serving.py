@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import zmq
 import zmq.auth.thread
@@ -25,6 +24,7 @@ from kvctl.cli.numbers import size
 from kvctl.errors import RefusedError, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held
+from kvctl.processes.orders import Orders
 from kvctl.processes.worker_process import WorkerProcess
 from kvd.addresses import is_loopback
 from kvd.backends.registry import MEASURED
@@ -41,8 +41,6 @@ ENVIRONMENT = frozenset(
 )
 """Variables that the other side may set for its source. Others could load libraries or write files here."""
 DEAD = {"error": "the source has ended"}
-
-Orders = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,6 @@ class TinyModel:
         config: its arguments, besides the ones all models share.
         gains: scales of its weights.
         dtype: the type to run it in; outputs are compared bit for bit, so float32 wherever vLLM allows it.
-        prefix_caching: whether vLLM can run it with prefix caching on CPU.
-        batches: whether vLLM on CPU answers a prompt the same when it computes others in the same step. In bfloat16
-            it does not always: sums of another batch round otherwise. There, compute one request at a time
-            (`EngineSpec.max_num_seqs=1`); loads of several overlap all the same.
         cache: what its KV cache consists of, in words.
     """
 
@@ -55,8 +51,6 @@ class TinyModel:
     config: dict[str, Any]
     gains: Gains
     dtype: str
-    prefix_caching: bool
-    batches: bool
     cache: str
 
 
@@ -89,8 +83,6 @@ TINY = TinyModel(
     },
     gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
     dtype="bfloat16",
-    prefix_caching=True,
-    batches=False,
     cache="3 layers of gated delta net state, 1 of full attention",
 )
 """What the demo runs."""

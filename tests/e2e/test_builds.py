@@ -20,7 +20,7 @@ from tests.e2e.test_recovery import DEEDS, TIMES, Stand
 from tests.support.builds_matrix import CELLS, noted
 from tests.support.deployments import prompt_of, running
 from tests.support.matrix import Cell
-from tests.support.tiny_models import MODELS
+from tests.support.tiny_models import ONE_AT_A_TIME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.timeout(600)]
 
@@ -52,7 +52,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         cache_dir=tmp_path_factory.getbasetemp() / "cache",
         env={"UCX_TLS": "tcp,self"},  # over TCP, where a stopped peer sends nothing
         enable_prefix_caching=cell.caching,
-        max_num_seqs=8 if MODELS[cell.model].batches else 1,
+        max_num_seqs=1 if cell.model in ONE_AT_A_TIME else 8,
         arguments=arguments(cell.model),
     ) as engines:
         yield Stand(cell, engines)

@@ -17,7 +17,7 @@ from tests.support import overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of
 from tests.support.engine_calls import reset_prefix_cache
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -68,7 +68,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             dtype=MODELS[model].dtype,
             max_model_len=2048,
             max_num_batched_tokens=CHUNKS[model],
-            enable_prefix_caching=MODELS[model].prefix_caching,
+            enable_prefix_caching=model not in NO_PREFIX_CACHING,
             cache_dir=found_out(folder),
             work_dir=folder / host.name,
             log_path=folder / f"{host.name}.log",

@@ -17,7 +17,7 @@ from kvd.wire.query import EngineList, ListEngines
 from tests.support.deployments import FLOAT32_STATES, found_out
 from tests.support.engine_calls import running_engine
 from tests.support.started_kvd import start_kvd
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -35,7 +35,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
             log_path=folder / "engine.log",
             dtype=MODELS[model].dtype,
             max_model_len=2048,
-            enable_prefix_caching=MODELS[model].prefix_caching,
+            enable_prefix_caching=model not in NO_PREFIX_CACHING,
             cache_dir=found_out(folder),
             kv_transfer_config=transfer_config(kvd, "the-engine", "kv_both"),
         )
@@ -73,7 +73,7 @@ def test_configuration_and_running_engine_agree(model: str, tmp_path: Path) -> N
         num_blocks=live.workers[0].num_blocks,
         max_tokens=2048,
         state_dtype="float32" if FLOAT32_STATES else None,
-        align=MODELS[model].prefix_caching,
+        align=model not in NO_PREFIX_CACHING,
         packing="opaque" if opaque else "vec",
     )
     config = json.loads((path / "config.json").read_text())

@@ -19,7 +19,7 @@ from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, counter, handed_over, prompt_of, running
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
 from tests.support.matrix import ALWAYS, CELLS, Cell
-from tests.support.tiny_models import MODELS
+from tests.support.tiny_models import MODELS, ONE_AT_A_TIME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -78,7 +78,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         mode=cell.mode,
         extra={"backend": cell.backend},
         enable_prefix_caching=cell.caching,
-        max_num_seqs=8 if MODELS[cell.model].batches else 1,
+        max_num_seqs=1 if cell.model in ONE_AT_A_TIME else 8,
         max_num_batched_tokens=CHUNKS.get(cell.model),
     ) as engines:
         yield Pair(cell, engines)

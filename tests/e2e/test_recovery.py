@@ -29,7 +29,7 @@ from tests.support.halting import go_on, halt
 from tests.support.matrix import Cell
 from tests.support.recovery_matrix import ALWAYS, CELLS, FAULTS, name_of
 from tests.support.started_kvd import start_kvd
-from tests.support.tiny_models import MODELS
+from tests.support.tiny_models import ONE_AT_A_TIME
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -176,7 +176,7 @@ def stand(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         cache_dir=tmp_path_factory.getbasetemp() / "cache",
         env={"UCX_TLS": "tcp,self"},  # over TCP, where a stopped peer sends nothing
         enable_prefix_caching=cell.caching,
-        max_num_seqs=8 if MODELS[cell.model].batches else 1,
+        max_num_seqs=1 if cell.model in ONE_AT_A_TIME else 8,
     ) as engines:
         made = Stand(cell, engines)
         handed_over(made)  # the pair knows each other

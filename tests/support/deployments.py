@@ -18,7 +18,7 @@ from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 from tests.support.daemons import wait_for
 from tests.support.engine_calls import engine_metrics
-from tests.support.tiny_models import MODELS, write_model
+from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
 
 
 def prompt_of(tokens: int, seed: int = 0) -> list[int]:
@@ -153,7 +153,7 @@ def running(
         "model": path,
         "dtype": MODELS[model].dtype,
         "max_model_len": 2048,
-        "enable_prefix_caching": MODELS[model].prefix_caching,
+        "enable_prefix_caching": model not in NO_PREFIX_CACHING,
         "cache_dir": found_out(folder),
         **both,
     }

@@ -19,8 +19,6 @@ _LIST = (
         },
         gains=Gains(),
         dtype="float32",
-        prefix_caching=True,
-        batches=True,
         cache="full attention with 4 KV heads",
     ),
     TINY,
@@ -39,8 +37,6 @@ _LIST = (
         },
         gains=Gains(embedding=0.4, value=1.5, norm=0.5, decay=3e-4, decay_input=0.3),
         dtype="bfloat16",
-        prefix_caching=True,
-        batches=False,
         cache="3 layers of gated delta net state, 1 of full attention",
     ),
     TinyModel(
@@ -58,8 +54,6 @@ _LIST = (
         # Gemma multiplies embeddings by sqrt(hidden_size), about 11, and normalises what every layer adds to 1.
         gains=Gains(embedding=0.04, mlp=2.5, norm=1.0),
         dtype="float32",
-        prefix_caching=True,
-        batches=True,
         cache="4 layers of sliding-window attention, 2 of full attention",
     ),
     TinyModel(
@@ -87,8 +81,6 @@ _LIST = (
         # vLLM's kernels for prefill and decode on CPUs differ in rounding, which larger gains turn into other tokens.
         gains=Gains(query_key=0.5, value=2.0, output=1.0, mlp=1.0),
         dtype="float32",
-        prefix_caching=False,
-        batches=False,
         cache="multi-head latent attention, one latent of 576 a token",
     ),
     TinyModel(
@@ -113,8 +105,6 @@ _LIST = (
         },
         gains=Gains(embedding=0.2, value=1.5, output=4.0, mlp=2.0),
         dtype="float32",
-        prefix_caching=False,
-        batches=True,
         cache="3 layers of Mamba2 state, 1 of full attention",
     ),
     # The models from here on are there for the shape of their cache: their weights were not tuned as those above were.
@@ -132,8 +122,6 @@ _LIST = (
         },
         gains=Gains(),
         dtype="bfloat16",
-        prefix_caching=True,
-        batches=False,
         cache="2 layers of sliding-window attention, 2 of full attention, with sinks",
     ),
     TinyModel(
@@ -155,8 +143,6 @@ _LIST = (
         },
         gains=Gains(),
         dtype="float32",
-        prefix_caching=False,
-        batches=True,
         cache="2 layers of Mamba2 state, 1 of full attention, 1 with no cache at all",
     ),
     TinyModel(
@@ -177,8 +163,6 @@ _LIST = (
         },
         gains=Gains(),
         dtype="float32",
-        prefix_caching=False,
-        batches=True,
         cache="2 layers, each with full attention and Mamba2 state side by side",
     ),
     TinyModel(
@@ -195,8 +179,6 @@ _LIST = (
         },
         gains=Gains(embedding=0.04),
         dtype="float32",
-        prefix_caching=True,
-        batches=True,
         cache="2 layers of sliding-window attention, 2 of full attention, in turn",
     ),
     TinyModel(
@@ -210,14 +192,20 @@ _LIST = (
         },
         gains=Gains(norm=1.0),
         dtype="float32",
-        prefix_caching=True,
-        batches=True,
         cache="full attention with 2 KV heads and normalised keys",
     ),
 )
 
 MODELS = {model.name: model for model in _LIST}
 """Every model by name."""
+NO_PREFIX_CACHING = frozenset({"deepseek-v2", "granite-hybrid", "nemotron-h", "falcon-h1"})
+"""Those that vLLM cannot run with prefix caching on CPU."""
+ONE_AT_A_TIME = frozenset({"qwen3.5-gdn", "qwen3-next", "deepseek-v2", "gpt-oss"})
+"""Those to which vLLM on CPU may answer otherwise when it computes another prompt in the same step.
+
+In bfloat16 sums of another batch round otherwise. There, compute one request at a time
+(`EngineSpec.max_num_seqs=1`); loads of several overlap all the same.
+"""
 
 
 def write_model(name: str, folder: Path) -> Path:
