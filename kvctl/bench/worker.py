@@ -10,6 +10,7 @@ import functools
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvctl.bench import ceilings, device, pattern
@@ -30,7 +31,10 @@ SERVE_SECONDS = 200e-6
 
 @dataclass(slots=True)
 class Bench:
-    """What this process is and has; by position of the worker in its engine, and 0 for the reader."""
+    """What this process is and has; by position of the worker in its engine, and 0 for the reader.
+
+    ``ends`` closes what is open, last first.
+    """
 
     reads: bool
     memories: dict[int, Memory]
@@ -39,8 +43,8 @@ class Bench:
     lanes: dict[int, Lane] = field(default_factory=dict)
     windows: list[Window] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
-    serving: threading.Thread | None = None
     stream: ceilings.TcpStream = field(default_factory=ceilings.TcpStream)
+    ends: ExitStack = field(default_factory=ExitStack)
 
     @property
     def reader(self) -> Memory:
@@ -59,6 +63,8 @@ def _begin(who: Orders) -> tuple[Bench, Orders]:
         backends[at] = open_backend(who["backend"], f"{who['name']}-{at}", who["options"])
         backends[at].register(memory.geometry.regions)
     bench = Bench(who["reads"], memories, backends)
+    for close in (*(backend.close for backend in backends.values()), bench.stream.close):
+        bench.ends.callback(close)
     answer: Orders = {
         "workers": {at: worker_to_plain(memory.geometry) for at, memory in memories.items()},
         "metadata": {at: _text(backend.metadata()) for at, backend in backends.items()},
@@ -88,6 +94,7 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
         metadata = tuple(known.get(at, b"") for at in range(len(sources)))
         remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), metadata)
         bench.mover = LoadMover(bench.backends[0], topology)
+        bench.ends.callback(bench.mover.close)
         # Its own lane is its thread's; this one is for the ceilings.
         bench.lanes[0] = bench.backends[0].lane(SOURCE)
         for at in remote.plan.sources:
@@ -97,6 +104,8 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
             bench.lanes[int(at)] = bench.backends[int(at)].lane("write")
             bench.lanes[int(at)].add("reader", b64decode(text))
         bench.mover = WriteMover(plan_worker(reader[0], siblings, sources), bench.lanes)
+    for lane in bench.lanes.values():
+        bench.ends.callback(lane.close)
     return {}
 
 
@@ -115,9 +124,12 @@ def _land(bench: Bench, orders: Orders) -> Orders:
     for at in orders["sources"]:
         window = backend.window(f"from-{at}")
         bench.windows.append(window)
+        bench.ends.callback(window.close)
         found[at] = _text(window.metadata())
-    bench.serving = threading.Thread(target=_serve, args=(bench,), daemon=True)
-    bench.serving.start()
+    serving = threading.Thread(target=_serve, args=(bench,), daemon=True)
+    serving.start()
+    bench.ends.callback(serving.join)
+    bench.ends.callback(bench.ended.set)
     return {"windows": found}
 
 
@@ -194,21 +206,6 @@ def _text(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-def _end(bench: Bench) -> None:
-    bench.ended.set()
-    if bench.serving is not None:
-        bench.serving.join()
-    bench.stream.close()
-    if isinstance(bench.mover, LoadMover):
-        bench.mover.close()
-    for lane in bench.lanes.values():
-        lane.close()
-    for window in bench.windows:
-        window.close()
-    for backend in bench.backends.values():
-        backend.close()
-
-
 _DEEDS: Deeds[Bench] = {
     "meet": _meet,
     "land": _land,
@@ -224,4 +221,4 @@ _DEEDS: Deeds[Bench] = {
 
 
 if __name__ == "__main__":
-    serve(_begin, _DEEDS, _end)
+    serve(_begin, _DEEDS, lambda bench: bench.ends.close())
