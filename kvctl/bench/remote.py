@@ -1,4 +1,4 @@
-"""The source process on another host: the same orders as of a process here, through `kvctl serve` over ZMQ."""
+"""The source process on another host: the same commands as of a process here, through `kvctl serve` over ZMQ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvd.wire.keys import KeyFileError, KeyPair, read_pair
 
 PORT = 5690
 PROTOCOL = 1
-"""Of the orders; both sides must have the same."""
+"""Of the commands; both sides must have the same."""
 HELLO_SECONDS = 5.0
 MESSAGE_BYTES = 64 << 20
 
@@ -84,14 +84,14 @@ class RemoteProcess:
     socket: zmq.Socket[bytes]
     ucx_log: Path
 
-    def ask(self, *, patience: float = 60.0, **orders: Any) -> dict[str, Any]:
-        """Give an order and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
-        self.give(orders)
+    def ask(self, *, patience: float = 60.0, **command: Any) -> dict[str, Any]:
+        """Give a command and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
+        self.give(command)
         return good(self.name, self.answer(patience))
 
-    def give(self, orders: dict[str, Any]) -> None:
-        """Send an order; `answer` has its answer."""
-        self.socket.send(json.dumps(orders).encode())
+    def give(self, command: dict[str, Any]) -> None:
+        """Send a command; `answer` has its answer."""
+        self.socket.send(json.dumps(command).encode())
 
     def answer(self, timeout: float) -> dict[str, Any]:
         """The next answer, at most ``timeout`` seconds from now. Raises `WorkerFailed`."""

@@ -1,6 +1,6 @@
 """`kvctl serve`: gives memory of this host to a benchmark or replay of another, one at a time.
 
-A relay: orders come over ZMQ and go to a process as it is started for a benchmark within one host; what it answers goes
+A relay: commands come over ZMQ and go to a process as it is started for a benchmark within one host; its answers go
 back. The other side names the shape of the memory; how much there is of it, and of which device, is said here.
 """
 
@@ -22,9 +22,9 @@ from kvctl.bench.memory import size_of
 from kvctl.bench.remote import MESSAGE_BYTES, PROTOCOL
 from kvctl.cli.numbers import size
 from kvctl.errors import RefusedError, UsageError
+from kvctl.processes.commands import Command, Result
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held
-from kvctl.processes.orders import Orders
 from kvctl.processes.worker_process import WorkerProcess
 from kvd.addresses import is_loopback
 from kvd.backends.registry import MEASURED
@@ -32,9 +32,9 @@ from kvd.geometry.codec import worker_from_plain
 from kvd.wire.keys import KeyPair
 
 IDLE_SECONDS = 120.0
-"""Without an order for so long, the other side is taken to be gone."""
+"""Without a command for so long, the other side is taken to be gone."""
 ANSWER_SECONDS = 200.0
-"""For one order; the other side has a limit of its own for each, which is shorter."""
+"""For one command; the other side has a limit of its own for each, which is shorter."""
 LOG_BYTES = 1 << 20
 ENVIRONMENT = frozenset(
     {"UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_THRESH", "UCX_RNDV_SCHEME", "UCX_MAX_RNDV_RAILS"}
@@ -66,7 +66,7 @@ class Session:
 
 @dataclass(slots=True)
 class Serving:
-    """What `_obey` works on."""
+    """What `_carry_out` works on."""
 
     offer: Offer
     folder: Path
@@ -137,12 +137,12 @@ class _Holder:
         return key == self.public
 
 
-def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Orders:
+def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Result:
     try:
-        orders = json.loads(frames[-1])
-        if not isinstance(orders, dict) or not isinstance(orders.get("do"), str):
+        command = json.loads(frames[-1])
+        if not isinstance(command, dict) or not isinstance(command.get("do"), str):
             return {"error": "an order is a JSON object that says what to do"}
-        return _obey(serving, identity, orders)
+        return _carry_out(serving, identity, command)
     except WorkerFailed as error:
         _end(serving)
         return {"error": str(error)}
@@ -150,32 +150,32 @@ def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Orders:
         return {"error": f"{error}" or type(error).__name__}
 
 
-def _obey(serving: Serving, identity: bytes, orders: Orders) -> Orders:
-    do, session = orders["do"], serving.session
+def _carry_out(serving: Serving, identity: bytes, command: Command) -> Result:
+    do, session = command["do"], serving.session
     if session is not None and session.identity != identity:
         return {"error": "another benchmark is under way here; wait for its end"}
     if do == "hello":
-        theirs = orders.get("protocol")
+        theirs = command.get("protocol")
         if theirs != PROTOCOL:
             return {"error": f"it speaks version {PROTOCOL} of these orders and kvctl here {theirs}"}
         return {"protocol": PROTOCOL, "memory": serving.offer.memory}
     if do == "begin":
         _end(serving)
-        return _begin(serving, identity, orders)
+        return _begin(serving, identity, command)
     if session is None:
         return {"log": ""} if do == "end" else DEAD
     session.heard = time.monotonic()
     if do == "end":
         return {"log": _end(serving)}
     if do == "listen":
-        orders["host"] = serving.offer.host
-    session.source.give(orders)
+        command["host"] = serving.offer.host
+    session.source.give(command)
     return session.source.answer(ANSWER_SECONDS)
 
 
-def _begin(serving: Serving, identity: bytes, orders: Orders) -> Orders:
-    who, offer = orders["who"], serving.offer
-    backend, environment = who["backend"], orders.get("environment", {})
+def _begin(serving: Serving, identity: bytes, command: Command) -> Result:
+    who, offer = command["who"], serving.offer
+    backend, environment = who["backend"], command.get("environment", {})
     if backend not in MEASURED:
         return {"error": f"no backend {backend!r}; there are {', '.join(MEASURED)}"}
     if refused := sorted(set(environment) - ENVIRONMENT):

@@ -1,6 +1,6 @@
 """One of the two processes that KV moves between: `python -m kvctl.processes.tied PARENT kvctl.bench.worker`.
 
-One is the reader, with one worker's memory; the other the source, with that of all workers that it reads from. Orders
+One is the reader, with one worker's memory; the other the source, with that of all workers that it reads from. Commands
 come as JSON lines on stdin, one JSON line on stdout answers each. Reads are posted by the reader, writes by the source.
 """
 
@@ -17,7 +17,7 @@ from kvctl.bench import ceilings, device, pattern
 from kvctl.bench.cases import MovedRequest, from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
-from kvctl.processes.orders import Deeds, Orders, serve
+from kvctl.processes.commands import Command, Handlers, Result, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
 from kvd.backends.direct.memfd import memfd
 from kvd.backends.registry import ADAPTERS, open_backend
@@ -52,7 +52,7 @@ class Bench:
         return self.memories[0]
 
 
-def _begin(who: Orders) -> tuple[Bench, Orders]:
+def _begin(who: Command) -> tuple[Bench, Result]:
     """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
     memories = {
         int(at): _memory(worker_from_plain(plain), who["backend"], who["device"])
@@ -65,7 +65,7 @@ def _begin(who: Orders) -> tuple[Bench, Orders]:
     bench = Bench(who["reads"], memories, backends)
     for close in (*(backend.close for backend in backends.values()), bench.stream.close):
         bench.ends.callback(close)
-    answer: Orders = {
+    answer: Result = {
         "workers": {at: worker_to_plain(memory.geometry) for at, memory in memories.items()},
         "metadata": {at: _text(backend.metadata()) for at, backend in backends.items()},
         "lands": all(backend.traits.lands for backend in backends.values()),
@@ -82,15 +82,15 @@ def _memory(worker: WorkerGeometry, backend: str, number: int | None) -> Memory:
     )
 
 
-def _meet(bench: Bench, orders: Orders) -> Orders:
+def _meet(bench: Bench, command: Command) -> Result:
     """Know the other side: plan, and make the lanes for reading or writing."""
     reader, siblings, sources = (
-        [worker_from_plain(plain) for plain in orders[name]] for name in ("reader", "siblings", "sources")
+        [worker_from_plain(plain) for plain in command[name]] for name in ("reader", "siblings", "sources")
     )
     if bench.reads:
         local = _engine("reader", [reader[0] if one.rank == reader[0].rank else one for one in siblings])
         topology = TransferTopology(local, reader[0].rank)
-        known = {int(at): b64decode(text) for at, text in orders["metadata"].items()}
+        known = {int(at): b64decode(text) for at, text in command["metadata"].items()}
         metadata = tuple(known.get(at, b"") for at in range(len(sources)))
         remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), metadata)
         bench.mover = LoadMover(bench.backends[0], topology)
@@ -100,7 +100,7 @@ def _meet(bench: Bench, orders: Orders) -> Orders:
         for at in remote.plan.sources:
             bench.lanes[0].add(str(remote.plan.remote_ranks[at]), metadata[at])
     else:
-        for at, text in orders["windows"].items():
+        for at, text in command["windows"].items():
             bench.lanes[int(at)] = bench.backends[int(at)].lane("write")
             bench.lanes[int(at)].add("reader", b64decode(text))
         bench.mover = WriteMover(plan_worker(reader[0], siblings, sources), bench.lanes)
@@ -115,13 +115,13 @@ def _engine(name: str, workers: Sequence[WorkerGeometry]) -> EngineGeometry:
     return EngineGeometry(name, "", "", tp, pp, dcp, tuple(workers))
 
 
-def _land(bench: Bench, orders: Orders) -> Orders:
+def _land(bench: Bench, command: Command) -> Result:
     """The reader lets each source worker write into its memory; a thread serves the windows."""
     backend = bench.backends[0]
     if not isinstance(backend, WindowBackend):
         raise TypeError("this backend has no windows")
     found = {}
-    for at in orders["sources"]:
+    for at in command["sources"]:
         window = backend.window(f"from-{at}")
         bench.windows.append(window)
         bench.ends.callback(window.close)
@@ -139,66 +139,66 @@ def _serve(bench: Bench) -> None:
             window.progress()
 
 
-def _fill(bench: Bench, orders: Orders) -> Orders:
-    for request in _requests(orders):
+def _fill(bench: Bench, command: Command) -> Result:
+    for request in _requests(command):
         for memory in bench.memories.values():
-            pattern.fill(memory, request.source, orders["key"] + request.name)
+            pattern.fill(memory, request.source, command["key"] + request.name)
     for memory in bench.memories.values():
         device.put(memory)
     return {}
 
 
-def _clear(bench: Bench, orders: Orders) -> Orders:
-    for request in _requests(orders):
+def _clear(bench: Bench, command: Command) -> Result:
+    for request in _requests(command):
         pattern.clear(bench.reader, request.reader)
     device.put(bench.reader)
     return {}
 
 
-def _check(bench: Bench, orders: Orders) -> Orders:
+def _check(bench: Bench, command: Command) -> Result:
     device.get(bench.reader)
-    for request in _requests(orders):
-        key = orders["key"] + request.name
+    for request in _requests(command):
+        key = command["key"] + request.name
         difference = pattern.first_difference(bench.reader, request.reader, key, request.tokens)
         if difference:
             return {"difference": f"{request.name}: {difference}"}
     return {"difference": ""}
 
 
-def _move(bench: Bench, orders: Orders) -> Orders:
+def _move(bench: Bench, command: Command) -> Result:
     if bench.mover is None:
         raise RuntimeError("told to move before it met the other side")
-    how = {name: orders[name] for name in ("at", "in_flight", "coalesce") if name in orders}
-    return move(bench.mover, _requests(orders), orders["seconds"], **how)
+    how = {name: command[name] for name in ("at", "in_flight", "coalesce") if name in command}
+    return move(bench.mover, _requests(command), command["seconds"], **how)
 
 
-def _raw(bench: Bench, orders: Orders) -> Orders:
+def _raw(bench: Bench, command: Command) -> Result:
     """One large transfer with the same backend: its seconds and bytes."""
     operation: Operation = "read" if bench.reads else "write"
-    at, theirs = int(orders["worker"]), worker_from_plain(orders["theirs"])
+    at, theirs = int(command["worker"]), worker_from_plain(command["theirs"])
     mine = bench.memories[0 if bench.reads else at].geometry
-    lane, peer = (bench.lanes[0], orders["peer"]) if bench.reads else (bench.lanes[at], "reader")
-    return ceilings.large(lane, peer, mine, theirs, operation, orders["bytes"], orders["seconds"])
+    lane, peer = (bench.lanes[0], command["peer"]) if bench.reads else (bench.lanes[at], "reader")
+    return ceilings.large(lane, peer, mine, theirs, operation, command["bytes"], command["seconds"])
 
 
-def _memcpy(bench: Bench, orders: Orders) -> Orders:
+def _memcpy(bench: Bench, command: Command) -> Result:
     if bench.reader.device is not None:
-        return device.copied(bench.reader, orders["bytes"])
-    return ceilings.memcpy(orders["bytes"])
+        return device.copied(bench.reader, command["bytes"])
+    return ceilings.memcpy(command["bytes"])
 
 
-def _listen(bench: Bench, orders: Orders) -> Orders:
-    return {"port": bench.stream.listen(orders.get("host", "127.0.0.1"))}
+def _listen(bench: Bench, command: Command) -> Result:
+    return {"port": bench.stream.listen(command.get("host", "127.0.0.1"))}
 
 
-def _stream(bench: Bench, orders: Orders) -> Orders:
-    return bench.stream.receive((orders["host"], orders["port"]), orders["bytes"])
+def _stream(bench: Bench, command: Command) -> Result:
+    return bench.stream.receive((command["host"], command["port"]), command["bytes"])
 
 
-def _requests(orders: Orders) -> list[MovedRequest]:
+def _requests(command: Command) -> list[MovedRequest]:
     return [
         MovedRequest(plain["name"], plain["tokens"], from_plain(plain["reader"]), from_plain(plain["source"]))
-        for plain in orders["requests"]
+        for plain in command["requests"]
     ]
 
 
@@ -206,7 +206,7 @@ def _text(data: bytes) -> str:
     return b64encode(data).decode()
 
 
-_DEEDS: Deeds[Bench] = {
+_HANDLERS: Handlers[Bench] = {
     "meet": _meet,
     "land": _land,
     "fill": _fill,
@@ -221,4 +221,4 @@ _DEEDS: Deeds[Bench] = {
 
 
 if __name__ == "__main__":
-    serve(_begin, _DEEDS, lambda bench: bench.ends.close())
+    serve(_begin, _HANDLERS, lambda bench: bench.ends.close())

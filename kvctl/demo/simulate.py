@@ -112,8 +112,8 @@ def _serve(
     tokens = PROMPTS[number] - 1
     name = f"request-{number + 1}"
     there = prefill.allocate(tokens)
-    orders: dict[str, Any] = {"do": "fill", "request": name, "blocks": there}
-    for done in [filling.submit(worker.ask, **orders) for worker in prefill.workers]:
+    command: dict[str, Any] = {"do": "fill", "request": name, "blocks": there}
+    for done in [filling.submit(worker.ask, **command) for worker in prefill.workers]:
         done.result()
     offered = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)
     here = decode.allocate(tokens)

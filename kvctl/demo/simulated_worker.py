@@ -19,7 +19,7 @@ from kvctl.bench import pattern
 from kvctl.bench.memory import Memory, place
 from kvctl.demo.simulated_model import simulated_geometry
 from kvctl.engines.cards import engine_facts
-from kvctl.processes.orders import Orders, serve
+from kvctl.processes.commands import Command, Result, serve
 from kvd.backends.registry import open_backend
 from kvd.client.session import KvdSession
 from kvd.topology.blocks import BlockList
@@ -71,7 +71,7 @@ class SimulatedWorker:
         return self.scheduler
 
 
-def _begin(who: Orders) -> tuple[SimulatedWorker, Orders]:
+def _begin(who: Command) -> tuple[SimulatedWorker, Result]:
     """Register the memory with the backend, the worker with kvd, and for rank 0 the scheduler as well."""
     rank, directory = who["rank"], who["runtime_dir"]
     engine = simulated_geometry(who["engine_id"], who["ranks"], who["blocks"])
@@ -115,15 +115,15 @@ def _scheduler(facts: EngineFacts, directory: str) -> SimulatedScheduler:
     return SimulatedScheduler(session, leases)
 
 
-def _fill(worker: SimulatedWorker, orders: Orders) -> Orders:
+def _fill(worker: SimulatedWorker, command: Command) -> Result:
     """Prefill: put the request's bytes into its blocks."""
-    pattern.fill(worker.memory, _blocks(orders["blocks"]), orders["request"])
+    pattern.fill(worker.memory, _blocks(command["blocks"]), command["request"])
     return {}
 
 
-def _offer(worker: SimulatedWorker, orders: Orders) -> Orders:
+def _offer(worker: SimulatedWorker, command: Command) -> Result:
     """As the scheduler: keep the blocks for a decoder, and say where it finds them."""
-    scheduler, request, blocks = worker.scheduling(), orders["request"], orders["blocks"]
+    scheduler, request, blocks = worker.scheduling(), command["request"], command["blocks"]
     engine_id, state = worker.half.engine.engine_id, scheduler.session.state
     scheduler.leases[request] = time.monotonic() + LEASE_SECONDS
     lease = OpenLease(request, LEASE_SECONDS, sum(map(len, blocks)))
@@ -134,7 +134,7 @@ def _offer(worker: SimulatedWorker, orders: Orders) -> Orders:
         generation=state.engine_generation,
         host=state.host,
         port=state.port,
-        tokens=orders["tokens"],
+        tokens=command["tokens"],
         blocks=tuple(map(tuple, blocks)),
         first_blocks=(0,) * len(blocks),
         lease_seconds=LEASE_SECONDS,
@@ -143,17 +143,17 @@ def _offer(worker: SimulatedWorker, orders: Orders) -> Orders:
     return {"prefill": msgspec.to_builtins(prefill)}
 
 
-def _load(worker: SimulatedWorker, orders: Orders) -> Orders:
+def _load(worker: SimulatedWorker, command: Command) -> Result:
     """Decode's first step: claim the lease, read what another engine prefilled, release, compare every byte."""
-    scheduler, blocks = worker.scheduling(), _blocks(orders["blocks"])
-    prefill = msgspec.convert(orders["prefill"], RemotePrefill)
+    scheduler, blocks = worker.scheduling(), _blocks(command["blocks"])
+    prefill = msgspec.convert(command["prefill"], RemotePrefill)
     endpoint, reader, claimed = Endpoint(prefill.host, prefill.port), uuid.uuid4().hex, time.monotonic()
     key = LeaseKey(engine_id=prefill.engine_id, request_id=prefill.request_id, endpoint=endpoint)
     lease = scheduler.ask(LeaseClaim(key=key, reader=reader), LeaseClaimed)
     if lease.seconds <= 0:
         raise RuntimeError(f"no lease on {prefill.request_id}: {lease.reason}")
     order = LoadOrder(
-        request_id=orders["request"],
+        request_id=command["request"],
         prefill=prefill,
         groups=plain(blocks),
         tokens=prefill.tokens,

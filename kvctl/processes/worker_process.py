@@ -1,4 +1,4 @@
-"""A worker process and the pipes to it: orders as JSON lines on its stdin, one JSON line on its stdout answers each."""
+"""A worker process and the pipes to it: commands as JSON lines on stdin, one JSON line on stdout answers each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60.0
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """A worker and the pipes to it. `ask` may be called from any thread; orders are obeyed one after the other."""
+    """A worker and the pipes to it. `ask` may be called from any thread; commands are obeyed in turn."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -31,10 +31,10 @@ class WorkerProcess:
     lock: threading.Lock = field(default_factory=threading.Lock)
     unread: bytes = b""
 
-    def ask(self, *, patience: float = ANSWER_SECONDS, **orders: Any) -> dict[str, Any]:
-        """Give an order and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
+    def ask(self, *, patience: float = ANSWER_SECONDS, **command: Any) -> dict[str, Any]:
+        """Give a command and wait ``patience`` seconds for its answer. Raises `WorkerFailed`."""
         with self.lock:
-            self.give(orders)
+            self.give(command)
             answer = self.answer(patience)
         return good(self.name, answer)
 
@@ -59,7 +59,7 @@ class WorkerProcess:
         return answer
 
     def dismiss(self) -> None:
-        """No more orders: it ends once it has seen that."""
+        """No more commands: it ends once it has seen that."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
@@ -74,19 +74,19 @@ class WorkerProcess:
         if self.process.stdout is not None:
             self.process.stdout.close()
 
-    def give(self, orders: dict[str, Any]) -> None:
-        """Write an order; `answer` has its answer. Raises `WorkerFailed`."""
+    def give(self, command: dict[str, Any]) -> None:
+        """Write a command; `answer` has its answer. Raises `WorkerFailed`."""
         pipe = self.process.stdin
         assert pipe is not None  # noqa: S101 - it was opened as a pipe
         try:
-            pipe.write(json.dumps(orders).encode() + b"\n")
+            pipe.write(json.dumps(command).encode() + b"\n")
             pipe.flush()
         except (OSError, ValueError):
             raise WorkerFailed(f"{self.name} takes no orders any more{log_tail(self.log_path)}") from None
 
 
 def start_worker(name: str, module: str, log_path: Path, environment: Mapping[str, str]) -> WorkerProcess:
-    """Start a module that takes orders, tied to this thread; it runs on one core, in its log's folder.
+    """Start a module that takes commands, tied to this thread; it runs on one core, in its log's folder.
 
     ``environment`` comes on top of this process's own.
     """
@@ -98,7 +98,7 @@ def start_worker(name: str, module: str, log_path: Path, environment: Mapping[st
 
 
 def good(name: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer of the process ``name``. Raises `WorkerFailed` where it says that the order failed."""
+    """The answer of the process ``name``. Raises `WorkerFailed` where it says that the command failed."""
     if "error" in answer:
         raise WorkerFailed(f"{name}: {answer['error']}")
     return answer

@@ -1,4 +1,4 @@
-"""A process that takes orders as JSON lines on stdin and answers each with a line on stdout: the process's side."""
+"""A process that takes commands as JSON lines on stdin and answers each with a line on stdout: the process's side."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-Orders = dict[str, Any]
+Command = dict[str, Any]
+Result = dict[str, Any]
 Work = TypeVar("Work")
-Deeds = Mapping[str, Callable[[Work, Orders], Orders]]
-"""What can be ordered, by the word under ``do``."""
+Handlers = Mapping[str, Callable[[Work, Command], Result]]
+"""What carries a command out, by the word under ``do``."""
 
 
 def serve(
-    begin: Callable[[Orders], tuple[Work, Orders]], deeds: Deeds[Work], end: Callable[[Work], None]
+    begin: Callable[[Command], tuple[Work, Result]], handlers: Handlers[Work], end: Callable[[Work], None]
 ) -> None:
-    """Serve orders until stdin ends. ``begin`` gets the first line, which says who this process is.
+    """Carry out commands until stdin ends. ``begin`` gets the first line, which says who this process is.
 
-    An order that fails is answered with ``error``, and the process goes on; it ends after a beginning that failed.
+    A command that fails is answered with ``error``, and the process goes on; it ends after a beginning that failed.
     """
     # Whatever a library prints must not stand between the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 
-    def say(answer: Orders) -> None:
+    def say(answer: Result) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
@@ -38,17 +39,17 @@ def serve(
     try:
         say(answer)
         for line in sys.stdin:
-            orders = json.loads(line)
+            command = json.loads(line)
             try:
-                answer = deeds[orders["do"]](work, orders)
-            except Exception as error:  # noqa: BLE001 - it fails this order, whatever it is
+                answer = handlers[command["do"]](work, command)
+            except Exception as error:  # noqa: BLE001 - it fails this command, whatever it is
                 answer = _failed(error)
             say(answer)
     finally:
         end(work)
 
 
-def _failed(error: Exception) -> Orders:
+def _failed(error: Exception) -> Result:
     traceback.print_exc()
     hint = getattr(error, "hint", "")
     return {"error": f"{error}; {hint}" if hint else f"{error}" or type(error).__name__}
