@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,14 +72,22 @@ def whole_tokens(engines: Sequence[EngineGeometry], tokens: int) -> int:
     return -(-tokens // unit) * unit
 
 
-def to_plain(blocks: Blocks) -> dict[str, Any]:
+def to_plain(request: MovedRequest) -> dict[str, Any]:
     """As JSON takes it."""
-    return {str(group): [of.first, of.ids.tolist()] for group, of in blocks.items()}
+    sides = {"reader": request.reader, "source": request.source}
+    return {"name": request.name, "tokens": request.tokens} | {
+        side: {str(group): [of.first, of.ids.tolist()] for group, of in blocks.items()}
+        for side, blocks in sides.items()
+    }
 
 
-def from_plain(plain: dict[str, Any]) -> Blocks:
+def from_plain(plain: Mapping[str, Any]) -> MovedRequest:
     """The inverse of `to_plain`."""
-    return {int(group): BlockList(first, np.array(ids, np.int64)) for group, (first, ids) in plain.items()}
+    reader, source = (
+        {int(group): BlockList(first, np.array(ids, np.int64)) for group, (first, ids) in plain[side].items()}
+        for side in ("reader", "source")
+    )
+    return MovedRequest(plain["name"], plain["tokens"], reader, source)
 
 
 def _needed(group: Group, tokens: int) -> tuple[int, int]:

@@ -207,27 +207,23 @@ def _slow(
     """One warning for each direction that is on a slow path, by its transport or by its rate."""
     for operation, transport in transports.items():
         other: Operation = "write" if operation == "read" else "read"
-        if to is not None and is_slow(transport):
-            if has_rdma():
-                yield Warned(
-                    code="SLOW_PATH",
-                    message=f"{backend.name} {operation}s go over {transport} although this host has RDMA devices:"
-                    " look at UCX_TLS and UCX_NET_DEVICES on both, and at `ucx_info -d`",
-                )
-        elif is_slow(transport):
-            yield Warned(
-                code="SLOW_PATH",
-                message=f"{backend.name} {operation}s between two processes of this host go over {transport}"
-                + (f", {other}s over {transports[other]}" if other in transports else "")
-                + (
-                    ": a window takes nothing over shared memory on purpose (docs/backends/nixl.md)"
-                    if operation == "write" and not backend.environment
-                    else ": look at UCX_TLS and UCX_NET_DEVICES, and at `ucx_info -d`"
-                ),
+        message = ""
+        if is_slow(transport) and to is None:
+            message = f"{operation}s between two processes of this host go over {transport}"
+            message += f", {other}s over {transports[other]}" if other in transports else ""
+            if operation == "write" and not backend.environment:
+                message += ": a window takes nothing over shared memory on purpose (docs/backends/nixl.md)"
+            else:
+                message += ": look at UCX_TLS and UCX_NET_DEVICES, and at `ucx_info -d`"
+        elif is_slow(transport) and has_rdma():
+            message = (
+                f"{operation}s go over {transport} although this host has RDMA devices:"
+                " look at UCX_TLS and UCX_NET_DEVICES on both, and at `ucx_info -d`"
             )
-        elif other in large and large[operation] < SLOW_SHARE * large[other]:
-            yield Warned(
-                code="SLOW_PATH",
-                message=f"{backend.name} {operation}s one large piece at {rate(large[operation])} and"
-                f" {other}s it at {rate(large[other])}; compare what moves the bytes in each direction (-o wide)",
+        elif not is_slow(transport) and other in large and large[operation] < SLOW_SHARE * large[other]:
+            message = (
+                f"{operation}s one large piece at {rate(large[operation])} and"
+                f" {other}s it at {rate(large[other])}; compare what moves the bytes in each direction (-o wide)"
             )
+        if message:
+            yield Warned(code="SLOW_PATH", message=f"{backend.name} {message}")

@@ -88,12 +88,12 @@ class ProcessPair:
 
     def fill(self, requests: Sequence[MovedRequest], key: str) -> None:
         """Put the right bytes into the source's blocks, and none into the reader's."""
-        self.source.ask(do="fill", key=key, requests=_plain(requests))
-        self.reader.ask(do="clear", requests=_plain(requests))
+        self.source.ask(do="fill", key=key, requests=list(map(to_plain, requests)))
+        self.reader.ask(do="clear", requests=list(map(to_plain, requests)))
 
     def difference(self, requests: Sequence[MovedRequest], key: str) -> str:
         """The first byte that did not land as it must; empty where all did."""
-        return str(self.reader.ask(do="check", key=key, requests=_plain(requests))["difference"])
+        return str(self.reader.ask(do="check", key=key, requests=list(map(to_plain, requests)))["difference"])
 
     def move(
         self,
@@ -105,9 +105,8 @@ class ProcessPair:
         """Move them; see `kvctl.bench.moving.move`."""
         process = self.reader if operation == "read" else self.source
         patience = MOVE_SECONDS + max(at or (0.0,)) + START_SECONDS
-        return process.ask(
-            patience=patience, do="move", requests=_plain(requests), seconds=MOVE_SECONDS, at=at, **how
-        )
+        plain = list(map(to_plain, requests))
+        return process.ask(patience=patience, do="move", requests=plain, seconds=MOVE_SECONDS, at=at, **how)
 
     def large(self, operation: Operation, size: int) -> dict[str, Any]:
         """One large transfer with this backend."""
@@ -215,15 +214,3 @@ def _end(processes: list[Process], kind: type[BaseException] | None, *_: object)
         process.dismiss()
     for process in processes:
         process.end(END_SECONDS if kind is None else 0.0)
-
-
-def _plain(requests: Sequence[MovedRequest]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": one.name,
-            "tokens": one.tokens,
-            "reader": to_plain(one.reader),
-            "source": to_plain(one.source),
-        }
-        for one in requests
-    ]

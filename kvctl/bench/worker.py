@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from kvctl.bench import ceilings, device, pattern
-from kvctl.bench.cases import MovedRequest, from_plain
+from kvctl.bench.cases import from_plain
 from kvctl.bench.memory import Memory, anonymous, place
 from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.commands import Command, Handlers, Result, serve
@@ -140,7 +140,7 @@ def _serve(bench: Bench) -> None:
 
 
 def _fill(bench: Bench, command: Command) -> Result:
-    for request in _requests(command):
+    for request in map(from_plain, command["requests"]):
         for memory in bench.memories.values():
             pattern.fill(memory, request.source, command["key"] + request.name)
     for memory in bench.memories.values():
@@ -149,7 +149,7 @@ def _fill(bench: Bench, command: Command) -> Result:
 
 
 def _clear(bench: Bench, command: Command) -> Result:
-    for request in _requests(command):
+    for request in map(from_plain, command["requests"]):
         pattern.clear(bench.reader, request.reader)
     device.put(bench.reader)
     return {}
@@ -157,7 +157,7 @@ def _clear(bench: Bench, command: Command) -> Result:
 
 def _check(bench: Bench, command: Command) -> Result:
     device.get(bench.reader)
-    for request in _requests(command):
+    for request in map(from_plain, command["requests"]):
         key = command["key"] + request.name
         difference = pattern.first_difference(bench.reader, request.reader, key, request.tokens)
         if difference:
@@ -169,7 +169,7 @@ def _move(bench: Bench, command: Command) -> Result:
     if bench.mover is None:
         raise RuntimeError("told to move before it met the other side")
     how = {name: command[name] for name in ("at", "in_flight", "coalesce") if name in command}
-    return move(bench.mover, _requests(command), command["seconds"], **how)
+    return move(bench.mover, list(map(from_plain, command["requests"])), command["seconds"], **how)
 
 
 def _raw(bench: Bench, command: Command) -> Result:
@@ -193,13 +193,6 @@ def _listen(bench: Bench, command: Command) -> Result:
 
 def _stream(bench: Bench, command: Command) -> Result:
     return bench.stream.receive((command["host"], command["port"]), command["bytes"])
-
-
-def _requests(command: Command) -> list[MovedRequest]:
-    return [
-        MovedRequest(plain["name"], plain["tokens"], from_plain(plain["reader"]), from_plain(plain["source"]))
-        for plain in command["requests"]
-    ]
 
 
 def _text(data: bytes) -> str:

@@ -11,6 +11,7 @@ from kvctl.cli.units import Mode
 from kvctl.demo.screen import Board
 from kvctl.engines.cards import engine_geometry
 from kvctl.engines.pairs import described
+from kvctl.ledger.statistics import posted
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineError, WorkerFailed
 from kvctl.views.demo import Demo, DemoRequest
@@ -145,15 +146,10 @@ def _document(one: DemoOutcome, rows: Sequence[LedgerRow]) -> DemoRequest:
         remote_ranks=tuple(dict.fromkeys(rank for record in records for rank in record.remote_ranks)),
         # Workers of one engine shake hands and move bytes at the same time: the slowest is what the request waited for.
         handshake_seconds=max((record.stages.get("handshake", 0.0) for record in records), default=0.0),
-        transfer_seconds=max((_moving(record.stages) for record in records), default=0.0),
+        transfer_seconds=max((posted(record) for record in records), default=0.0),
         equal=one.equal,
         problem=problem,
     )
-
-
-def _moving(stages: dict[str, float]) -> float:
-    """Seconds in which bytes moved: an engine that copies while it posts shows that time as ``post``."""
-    return stages.get("post", 0.0) + stages.get("wire", 0.0)
 
 
 def _ledger(host: Kvd, wanted: set[str]) -> dict[str, list[LedgerRow]]:
