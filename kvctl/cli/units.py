@@ -22,7 +22,8 @@ Mode = Literal["pull", "push"]
 Made = TypeVar("Made", bound=Struct)
 
 
-def filled(kind: type[Made], source: object, **others: Any) -> Made:
-    """A struct with the attributes of ``source`` that are called as its fields are, and with ``others``."""
-    names = (name for name in kind.__struct_fields__ if name not in others and hasattr(source, name))
-    return kind(**{name: getattr(source, name) for name in names}, **others)
+def filled(kind: type[Made], *sources: object, **others: Any) -> Made:
+    """A struct with ``others``, and for each other field the attribute of that name of the first source that has it."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    taken = {name: getattr(one, name) for one in reversed(sources) for name in names if hasattr(one, name)}
+    return kind(**taken, **others)

@@ -61,25 +61,18 @@ def endpoint_name(endpoint: Endpoint) -> str | None:
 
 def engine_document(row: EngineRow, lately: tuple[OutcomeCount, ...] = ()) -> EngineDocument:
     """The document of one row of kvd's answer, and how that engine's requests were served ``lately``."""
-    facts = row.engine
     served: Counter[str] = Counter()
     for count in lately:
         served[count.outcome] += count.requests
     return filled(
         EngineDocument,
-        facts,
-        generation=row.generation,
+        row,
+        row.engine,
         place="local" if row.local else "peer",
-        state=row.state,
         since=moment(row.since),
         ranks=tuple(str(rank) for rank in row.ranks),
-        scheduler=row.scheduler,
-        policy=row.policy,
-        leases=row.leases,
         endpoint=endpoint_name(row.endpoint),
         served=dict(served),
-        peers=row.peers,
-        reason=row.reason,
     )
 
 

@@ -112,7 +112,7 @@ def transfer_document(row: LedgerRow) -> TransferDocument:
     return filled(
         TransferDocument,
         record,
-        seq=row.seq,
+        row,
         started=moment(record.started),
         seconds=sum(record.stages.values()),
         bytes_per_second=record.bytes / moving(record) if moving(record) > 0 else None,
