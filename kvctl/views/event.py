@@ -35,13 +35,8 @@ _BAD = ("gone", "down", "expired", "refused", "miss", "lost")
 
 def event_screen(body: Event, wide: bool) -> Part:
     """One line: time, what happened, to whom, the details; the sequence number in front when wide."""
-    style = (
-        "red"
-        if body.event.endswith(_BAD)
-        else "green"
-        if body.event.endswith(("ready", "done", "up"))
-        else ""
-    )
+    bad, good = body.event.endswith(_BAD), body.event.endswith(("ready", "done", "up"))
+    style = "red" if bad else "green" if good else ""
     return (
         f"{body.seq:>8}  " * wide + f"{clock(body.time)}  ",
         Styled(f"{body.event:<18}", style),

@@ -28,20 +28,17 @@ def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float 
     between. The answer is fetched before the old one is cleared away, so that a daemon that is gone leaves the last one
     standing.
     """
-    body = fetch()
-    first = True
+    redrawn = every is not None and settings.output in ("table", "wide")
+    gap = ""
     while True:
-        if every is not None and settings.output in ("table", "wide"):
-            if sys.stdout.isatty():
-                sys.stdout.write("\x1b[H\x1b[2J")
-            elif not first:
-                sys.stdout.write("\n")
+        body = fetch()
+        if redrawn:
+            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else gap)
         show(body, settings)
         if every is None:
             return body
-        first = False
+        gap = "\n"
         time.sleep(every)
-        body = fetch()
 
 
 def text_of(body: msgspec.Struct, settings: Settings) -> str:

@@ -166,10 +166,7 @@ def trace_screen(body: Trace, wide: bool) -> Part:
     head = facts(
         ("trace", f"{body.name}, schema {body.schema}, by {body.written_by or 'somebody'}"),
         ("began", f"{clock(body.began)}, {span(body.seconds)} from first to last"),
-        (
-            "transfers",
-            f"{body.transfers} of {body.requests} requests" + (", ids hashed" if body.hashed else ""),
-        ),
+        ("transfers", f"{body.transfers} of {body.requests} requests{', ids hashed' if body.hashed else ''}"),
     )
     engines = table(
         body.engines,
