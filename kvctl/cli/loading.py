@@ -97,16 +97,13 @@ def quick(command: Any, function: Callable[..., Any]) -> Any:
     def help_option(context: Any) -> Any:
         option = made(context)
         if option is not None:
-            option.process_value = _unless_asked(option.process_value)
+            # Its only effect is that of being given.
+            thorough = option.process_value
+            option.process_value = lambda context, value: thorough(context, value) if value else value
         return option
 
     command.get_help_option = help_option
     return command
-
-
-def _unless_asked(thorough: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """For a flag whose only effect is that of being given."""
-    return lambda context, value: thorough(context, value) if value else value
 
 
 TEXTS = (str, str | None, list[str] | None)

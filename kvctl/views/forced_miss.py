@@ -164,7 +164,8 @@ def forced_miss_screen(body: ForcedMiss, wide: bool) -> Part:
         ("channel", f"{body.channel}{several}: {CHANNELS[body.channel]}"),
     ]
     if body.carried_out:
-        rows.insert(0, ("order", f"{body.order_id}{_who(body)}"))
+        at = f" at {clock(body.asked)}" if body.asked is not None else ""
+        rows.insert(0, ("order", f"{body.order_id}, by uid {body.uid}, pid {body.pid}{at}"))
         rows.append(("so far", _progress(body)))
     if not body.requests:
         return facts(*rows)
@@ -208,11 +209,6 @@ def _timeline(body: ForcedMiss, wide: bool) -> Part:
 def _step(step: str) -> Column[ForcedRequest]:
     header = step.upper().replace("_", "-")
     return number(header, lambda r: span(r.steps[step]) if step in r.steps else None)
-
-
-def _who(body: ForcedMiss) -> str:
-    at = f" at {clock(body.asked)}" if body.asked is not None else ""
-    return f", by uid {body.uid}, pid {body.pid}{at}"
 
 
 def _progress(body: ForcedMiss) -> str:

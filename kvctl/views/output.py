@@ -51,7 +51,7 @@ def text_of(body: msgspec.Struct, settings: Settings) -> str:
     if settings.output in DRAWINGS:
         return view.drawings[settings.output](body)
     if view.screen is None:
-        raise TypeError(f"{view.kind} has no screen")
+        raise TypeError(f"{view.struct.__name__} has no screen")
     from kvctl.views.drawing import drawn
 
     return drawn(view.screen(body, settings.output == "wide"), settings)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -36,11 +36,6 @@ class View(NamedTuple):
     item: type[msgspec.Struct] | None = None
     drawings: Mapping[str, Callable[[Any], str]] = {}
 
-    @property
-    def kind(self) -> str:
-        """Its name."""
-        return kind_of(self.struct)
-
 
 def kind_of(struct: type[msgspec.Struct]) -> str:
     """The kind of a struct: its name, without the ``Document`` that keeps it apart from what it is about."""
@@ -57,16 +52,12 @@ def view_of(body: msgspec.Struct) -> View:
 
 def views() -> dict[str, View]:
     """All views by kind, in the order of the alphabet; imports every module of views."""
-    found = (view for name in _modules() for view in getattr(importlib.import_module(name), "VIEWS", ()))
-    kinds = {view.kind: view for view in found}
+    walked = pkgutil.walk_packages(kvctl.views.__path__, "kvctl.views.")
+    names = (module.name for module in walked if module.name != "kvctl.views.drawing")
+    found = (view for name in names for view in getattr(importlib.import_module(name), "VIEWS", ()))
+    kinds = {kind_of(view.struct): view for view in found}
     items = {kind_of(view.item): View(view.item) for view in kinds.values() if view.item}
     return dict(sorted((items | kinds).items()))
-
-
-def _modules() -> Iterator[str]:
-    for module in pkgutil.walk_packages(kvctl.views.__path__, "kvctl.views."):
-        if module.name != "kvctl.views.drawing":
-            yield module.name
 
 
 def wrapped(body: msgspec.Struct) -> dict[str, Any]:

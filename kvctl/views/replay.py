@@ -111,12 +111,10 @@ def _words(body: Replay) -> list[str]:
     if len(body.variants) > 1:
         best = next(one for one in body.variants if one.name == body.winner)
         first = body.variants[0]
-        against = (
-            f", {best.bytes_per_second / first.bytes_per_second:.2f} of {first.name}"
-            if best is not first and first.bytes_per_second
-            else ""
-        )
-        lines.append(f"fastest: {best.name} with {rate(best.bytes_per_second)}{against}")
+        fastest = f"fastest: {best.name} with {rate(best.bytes_per_second)}"
+        if best is not first and first.bytes_per_second:
+            fastest += f", {best.bytes_per_second / first.bytes_per_second:.2f} of {first.name}"
+        lines.append(fastest)
     lines += [f"not replayed: {one.transfers} {one.reason}" for one in body.left_out]
     return lines + list(body.notes)
 
