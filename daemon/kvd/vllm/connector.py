@@ -123,11 +123,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._engine,
                 self._groups,
                 load_failure_policy(vllm_config),
-                functools.partial(
-                    KvdSession,
-                    directory=self._settings.runtime_dir,
-                    name=f"kvd-scheduler-{self._engine.engine_id[:8]}",
-                ),
+                self._opens_session(f"kvd-scheduler-{self._engine.engine_id[:8]}"),
             )
 
     # --- the worker's half ---
@@ -152,9 +148,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 f"{self._engine.engine_id}-{geometry.rank}",
                 self._settings.backend_options,
             ),
-            functools.partial(
-                KvdSession, directory=self._settings.runtime_dir, name=f"kvd-worker-{geometry.rank}"
-            ),
+            self._opens_session(f"kvd-worker-{geometry.rank}"),
             marker(self._vllm_config.device_config.device_type),
             summer_of,
         )
@@ -301,14 +295,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is None:
             return set(), set(), set()
         results = self._worker.results(IDLE_WAIT if self._idle else 0.0)
-        match self._safe.channel:
-            case "blocks":
-                self._bad_blocks |= results.bad_blocks
-            case "scheduler":
-                self._bad_blocks |= results.lost_blocks
-            case _:
-                return results.sent, results.received, results.failed
+        by_block = {"blocks": results.bad_blocks, "scheduler": results.lost_blocks}
+        if self._safe.channel not in by_block:
+            return results.sent, results.received, results.failed
+        self._bad_blocks |= by_block[self._safe.channel]
         return results.sent, results.received, set()
+
+    def _opens_session(self, name: str) -> functools.partial[KvdSession]:
+        return functools.partial(KvdSession, directory=self._settings.runtime_dir, name=name)
 
     @property
     def _half(self) -> SchedulerHalf:

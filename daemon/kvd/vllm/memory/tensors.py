@@ -10,6 +10,7 @@ from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnknownShape
 from kvd.geometry.live import (
     Blocks,
+    Dim,
     LiveTensor,
     Packing,
     StateFamily,
@@ -54,17 +55,10 @@ def worker_geometry(
 ) -> WorkerGeometry:
     """The geometry of one worker. Raises `GeometryError` subclasses that name the layer and both values."""
     regions = storages(kv_caches)
-    made = []
+    count, made = kv_cache_config.num_blocks, []
     for index, (facts, group) in enumerate(zip(groups, kv_cache_config.kv_cache_groups, strict=True)):
         layers = tuple(
-            _layer(
-                live_tensor(name, kv_caches[name]),
-                layer_spec(group, name),
-                facts,
-                regions,
-                kv_cache_config.num_blocks,
-                place,
-            )
+            _layer(live_tensor(name, kv_caches[name]), layer_spec(group, name), facts, regions, count, place)
             for name in group.layer_names
             if name in kv_caches
         )
@@ -78,9 +72,7 @@ def worker_geometry(
                 scratch_blocks=facts.scratch_blocks,
             )
         )
-    geometry = WorkerGeometry(
-        rank=place.rank, num_blocks=kv_cache_config.num_blocks, regions=regions, groups=tuple(made)
-    )
+    geometry = WorkerGeometry(rank=place.rank, num_blocks=count, regions=regions, groups=tuple(made))
     check_worker(geometry)
     return geometry
 
@@ -175,24 +167,15 @@ def _layer(
         return latent_layer(
             tensor, regions, dims=("block", "head", "token", "dim"), blocks=blocks, size=spec.head_size
         )
+    key, value = spec.head_size, getattr(spec, "head_size_v", None) or spec.head_size
     if place.packing is not None:
+        packing = place.packing(spec, tensor.shape[2])
         return cpu_attention_layer(
-            tensor,
-            regions,
-            blocks=blocks,
-            heads=heads,
-            key_size=spec.head_size,
-            value_size=getattr(spec, "head_size_v", None) or spec.head_size,
-            packing=place.packing(spec, tensor.shape[2]),
+            tensor, regions, blocks=blocks, heads=heads, key_size=key, value_size=value, packing=packing
         )
+    dims: tuple[Dim, ...] = ("block", "head", "token", "key+value")
     return attention_layer(
-        tensor,
-        regions,
-        dims=("block", "head", "token", "key+value"),
-        blocks=blocks,
-        heads=heads,
-        key_size=spec.head_size,
-        value_size=getattr(spec, "head_size_v", None) or spec.head_size,
+        tensor, regions, dims=dims, blocks=blocks, heads=heads, key_size=key, value_size=value
     )
 
 

@@ -70,7 +70,7 @@ class SchedulerHalf:
         self._leases = Leases(settings.lease_grace)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest)
-        self._staged = CompletedPrefills(self.groups, self._table) if settings.backend == STAGED else None
+        self._staged = CompletedPrefills(self.groups, self._table)
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
@@ -101,7 +101,7 @@ class SchedulerHalf:
                 drop_last_token(request)
             if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
-            elif self._staged is not None:
+            elif self.settings.backend == STAGED:
                 self._staged.begin(request)
             self._sampling.begin(request, self._pushes.name(request.request_id))
         elif wants_remote_prefill(request.kv_transfer_params):
@@ -123,9 +123,7 @@ class SchedulerHalf:
             sums=self._sampling.take(output),
             pushes=pushes,
             push_ends=push_ends,
-            stage=[StageOrder(*found) for found in self._staged.take(output)]
-            if self._staged is not None
-            else [],
+            stage=[StageOrder(*found) for found in self._staged.take(output)],
             loads=self._orders,
             dropped=self._dropped,
             faults=self._forced.take(output),
@@ -270,8 +268,7 @@ class SchedulerHalf:
 
     def holds(self, request_id: str, table: Callable[[], Sequence[Sequence[int]]]) -> None:
         """A request has blocks: ``table`` gives them by group as they are when it is called."""
-        put_out = self._staged is not None and self._staged.knows(request_id)
-        if put_out or self._pushes.knows(request_id) or self._sampling.knows(request_id):
+        if any(room.knows(request_id) for room in (self._staged, self._pushes, self._sampling)):
             self._tables[request_id] = table
 
     @property
@@ -289,7 +286,7 @@ class SchedulerHalf:
         """A request ended. (True, params) where its blocks are kept for a decoder, else (False, None)."""
         self._tables.pop(request.request_id, None)
         self._served.forget(request.request_id)
-        unread = self._staged is not None and not self._staged.finished(request.request_id, block_ids)
+        staged = self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
         self._forced.over(request)
         if claim := self._claims.get(request.request_id):
@@ -307,7 +304,7 @@ class SchedulerHalf:
             )
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
             return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
-        if unread:
+        if self.settings.backend == STAGED and not staged:
             return self._not_offered(request, "NOT_COPIED", "its blocks are not those copied for it")
         return self._offer(request, block_ids, summed=summed)
 
