@@ -11,9 +11,9 @@ from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, RefusedError
 from kvctl.ledger.rows import every_row
 from kvctl.ledger.trace_rows import traced
+from kvd.client.cards import described_engine
 from kvd.geometry.codec import decode_worker
 from kvd.geometry.errors import GeometryError
-from kvd.geometry.model import EngineGeometry
 from kvd.installed import own_version
 from kvd.trace.anonymous import digest
 from kvd.trace.model import SCHEMA, EngineLine, Header, TracedEngine
@@ -90,7 +90,6 @@ def _engine(settings: Settings, engine_id: str, generation: str) -> TracedEngine
         if error.code == NO_ENGINE:
             return TracedEngine(line, None)
         raise
-    facts = kept.engine
     try:
         workers = tuple(decode_worker(data) for data in kept.geometries)
     except GeometryError as error:
@@ -99,14 +98,4 @@ def _engine(settings: Settings, engine_id: str, generation: str) -> TracedEngine
             "kvctl and kvd should be of one version",
             error.code,
         ) from None
-    geometry = EngineGeometry(
-        engine_id=engine_id,
-        generation=generation,
-        model=facts.model,
-        tp=facts.tp,
-        pp=facts.pp,
-        dcp=facts.dcp,
-        workers=workers,
-        facts=dict(facts.facts),
-    )
-    return TracedEngine(line, geometry)
+    return TracedEngine(line, described_engine(kept.engine, generation, workers))
