@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvd.worker.checksums.summing import Summing
+from kvd.worker.orders import block_lists
 
 FOLDER = "KVCTL_TEST_OVERWRITE"
 
@@ -34,7 +35,7 @@ def _stepped(summing: Summing) -> None:
             time.sleep(0.001)
         geometry = summing._geometry
         group = geometry.groups[-1]
-        block = int(kept.order.block_lists()[group.index].ids[0])
+        block = int(block_lists(kept.order.groups)[group.index].ids[0])
         address = geometry.page_address(group.layers[-1], block) + group.layers[-1].page.fields[0].offset
         byte = ctypes.c_uint8.from_address(address + 1)
         byte.value ^= 0x40

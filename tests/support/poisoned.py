@@ -22,7 +22,7 @@ from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
 from kvd.worker.cause import text_of
 from kvd.worker.load import Load
-from kvd.worker.orders import LoadOrder, StepOrders
+from kvd.worker.orders import LoadOrder, StepOrders, block_lists
 from kvd.worker.worker import WorkerHalf
 
 FILE = "KVCTL_TEST_POISONED"
@@ -41,7 +41,7 @@ def found(file: Path) -> list[dict[str, Any]]:
 
 def _poison(geometry: WorkerGeometry, order: LoadOrder) -> int:
     """Every byte of every field of a load's blocks; how many there are."""
-    blocks = order.block_lists()
+    blocks = block_lists(order.groups)
     ends = [(b.first + len(b.ids)) * geometry.groups[g].block_size for g, b in blocks.items()]
     # What a worker would copy of itself is every byte that there is.
     whole = compile_plan(plan_worker(geometry, (geometry,), (geometry,)), blocks, blocks, tokens=max(ends))

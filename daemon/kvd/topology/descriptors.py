@@ -1,4 +1,4 @@
-"""Descriptors: a plan applied to block ids, coalesced; plain numpy columns."""
+"""Descriptors: byte runs to copy, of two pages or of a whole request, coalesced; plain numpy columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Int64 = NDArray[np.int64]
 class Descriptors:
     """What to copy: row ``i`` is ``length[i]`` bytes from ``remote[i]`` to ``local[i]`` (or back, for a write).
 
-    Three int64 arrays of one length; addresses are absolute, lengths in bytes.
+    Three int64 arrays of one length; addresses are absolute (of two pages: offsets into each), lengths in bytes.
     """
 
     local: Int64
@@ -47,17 +47,17 @@ def concatenate(parts: list[Descriptors]) -> Descriptors:
     )
 
 
-def coalesce(descriptors: Descriptors, *, sort: bool = True) -> Descriptors:
+def coalesce(descriptors: Descriptors) -> Descriptors:
     """Join rows that are adjacent on both sides.
 
-    With ``sort`` rows are ordered by local address first, so that runs are found whatever order the blocks came in
-    (freed blocks are often handed out in descending order). O(n log n) in numpy, memory linear in rows.
+    Rows are ordered by local address first, so that runs are found whatever order the blocks came in (freed blocks are
+    often handed out in descending order). O(n log n) in numpy, memory linear in rows; less where they are in order.
     """
     n = len(descriptors)
     if n < 2:
         return descriptors
     local, remote, length = descriptors.local, descriptors.remote, descriptors.length
-    if sort and np.any(local[1:] < local[:-1]):
+    if (local[1:] < local[:-1]).any():
         order = np.argsort(local, kind="stable")
         local, remote, length = local[order], remote[order], length[order]
     breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])

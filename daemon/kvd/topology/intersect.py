@@ -9,38 +9,16 @@ own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Axis, Field
-from kvd.topology.descriptors import Int64
+from kvd.topology.descriptors import Descriptors, Int64, coalesce
 
 Flags = NDArray[np.bool_]
 Axes = tuple[Axis, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RunTable:
-    """Byte runs of one page pair: ``length[i]`` bytes at ``remote[i]`` of the remote page belong at ``local[i]`` here.
-
-    Three int64 columns ordered by ``local``; offsets in bytes from the start of each page.
-    """
-
-    local: Int64
-    remote: Int64
-    length: Int64
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in all runs."""
-        return int(self.length.sum())
-
-    def __len__(self) -> int:
-        """Number of runs."""
-        return len(self.length)
 
 
 Steps = tuple[tuple[int, int, int], ...]
@@ -107,26 +85,26 @@ def classes(mine: Steps, others: tuple[tuple[Steps, int], ...]) -> tuple[tuple[F
 
 def intersect(
     local: Field, remote: Field, *, shift: int = 0, wanted: Mapping[str, Flags] | None = None
-) -> RunTable:
-    """Runs of the elements that both boxes hold.
+) -> Descriptors:
+    """Byte runs of the elements that both boxes hold, as offsets into each page, in order of the local side.
 
     ``shift`` is how much higher the ``token`` indices of the remote side are: blocks of different sizes meet at
     different phases. ``wanted`` restricts labels to a part of the local indices. Both fields must have the same labels.
     """
     part = tuple((label, flags.tobytes()) for label, flags in (wanted or {}).items())
     runs = _runs(local.axes, remote.axes, local.itemsize, shift, part)
-    return RunTable(runs.local + local.offset, runs.remote + remote.offset, runs.length)
+    return Descriptors(runs.local + local.offset, runs.remote + remote.offset, runs.length)
 
 
 @lru_cache(maxsize=256)
 def _runs(
     mine: Axes, theirs: Axes, itemsize: int, shift: int, wanted: tuple[tuple[str, bytes], ...]
-) -> RunTable:
+) -> Descriptors:
     """`intersect` for fields at offset 0, remembered: keys and values differ in nothing else, and replicas in nothing.
 
     ``wanted`` has one byte for each local index of a label.
     """
-    runs = RunTable(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, itemsize, np.int64))
+    runs = Descriptors(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, itemsize, np.int64))
     keep = {label: np.frombuffer(flags, np.bool_) for label, flags in wanted}
     labels = dict.fromkeys(axis.label for axis in mine)
     for label in sorted(labels, key=lambda name: min(a.stride for a in mine if a.label == name)):
@@ -136,8 +114,8 @@ def _runs(
             kept = keep[label][at_mine]
             at_mine, at_theirs = at_mine[kept], at_theirs[kept]
         here, there = _offsets(mine, label)[at_mine], _offsets(theirs, label)[at_theirs]
-        runs = join(
-            RunTable(
+        runs = coalesce(
+            Descriptors(
                 (here[:, None] + runs.local).ravel(),
                 (there[:, None] + runs.remote).ravel(),
                 np.broadcast_to(runs.length, (len(here), len(runs))).ravel(),
@@ -151,30 +129,3 @@ def _runs(
 def _offsets(axes: Axes, label: str) -> Int64:
     """Bytes from the first element to each that `series` names."""
     return series(tuple((0, a.extent, a.stride) for a in axes if a.label == label))
-
-
-def join(runs: RunTable) -> RunTable:
-    """The same bytes in as few runs as possible: ordered by local offset, neighbours adjacent on both sides joined."""
-    if len(runs) < 2:
-        return runs
-    local, remote, length = runs.local, runs.remote, runs.length
-    if (local[1:] < local[:-1]).any():
-        # Not where it is in order already, as the layers of one buffer are: sorting is most of the time of a plan.
-        order = np.argsort(local, kind="stable")
-        local, remote, length = local[order], remote[order], length[order]
-    breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])
-    if breaks.all():
-        return RunTable(local, remote, length)
-    starts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
-    return RunTable(local[starts], remote[starts], np.add.reduceat(length, starts))
-
-
-def stack(tables: list[RunTable]) -> RunTable:
-    """All runs of all tables, joined."""
-    return join(
-        RunTable(
-            np.concatenate([t.local for t in tables]),
-            np.concatenate([t.remote for t in tables]),
-            np.concatenate([t.length for t in tables]),
-        )
-    )

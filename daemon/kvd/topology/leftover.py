@@ -22,7 +22,7 @@ import numpy as np
 
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.descriptors import Int64
-from kvd.topology.pairing import partners, phased, remote_block_size
+from kvd.topology.pairing import partners, phased
 from kvd.topology.plan import Plan, Read
 
 
@@ -88,7 +88,7 @@ def _unwritten(
     blocks = local.get(read.group)
     if read.kind == "mamba" or blocks is None or not len(blocks.ids):
         return None
-    size, remote_size = plan.block_sizes[read.group], remote_block_size(plan, read)
+    size, remote_size = plan.block_sizes[read.group], plan.remote_block_sizes[read.remote_group]
     first, end = blocks.first, blocks.first + len(blocks.ids)
     start = first * size if read.window is None else window_start(read.kind, read.window, tokens)
     if remote is None:

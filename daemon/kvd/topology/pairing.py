@@ -87,7 +87,7 @@ def read_pairs(
     needed &= numbers % phase.local_period == phase.local
     there, ids = there[needed], local.ids[needed]
     if len(there):
-        _given(read, int(there[0]), int(there[-1]), remote, remote_block_size(plan, read))
+        _given(read, int(there[0]), int(there[-1]), remote, plan.remote_block_sizes[read.remote_group])
     return ids, remote.ids[there - remote.first]
 
 
@@ -107,11 +107,6 @@ def partners(read: Read, size: int, numbers: Int64, oldest: int, tokens: int) ->
         end = np.minimum((numbers + 1) * size, (there + 1) * remote_size)
         needed &= (there >= oldest) | (end > window_start(read.kind, read.window, tokens))
     return there, needed
-
-
-def remote_block_size(plan: Plan, read: Read) -> int:
-    """Tokens in a block of the remote side's group."""
-    return plan.block_sizes[read.group] * read.phase.local_period // read.phase.remote_period
 
 
 def _equal_blocks(

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
+from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
-from kvd.topology.intersect import RunTable, join
 from kvd.topology.sources import Holder, Phase, Piece, pieces
 
 Mask = NDArray[np.bool_]
@@ -39,7 +39,7 @@ class Read:
     kind: GroupKind
     phase: Phase
     layers: tuple[str, ...]
-    rows: RunTable
+    rows: Descriptors
     local_stride: int
     remote_stride: int
     layer_bytes: int
@@ -92,10 +92,11 @@ class Plan:
     def _grid(self, position: int) -> tuple[Grid, dict[int, Cells]]:
         reads = [read for read in self.reads if read.remote == position]
         counts = [len(read.rows) for read in reads]
+        rows = concatenate([read.rows for read in reads])
         grid = Grid(
-            np.concatenate([read.rows.local for read in reads]),
-            np.concatenate([read.rows.remote for read in reads]),
-            np.concatenate([read.rows.length for read in reads]),
+            rows.local,
+            rows.remote,
+            rows.length,
             np.repeat(np.array([read.local_stride for read in reads], np.int64), counts),
             np.repeat(np.array([read.remote_stride for read in reads], np.int64), counts),
             self.local_blocks,
@@ -252,8 +253,8 @@ def _read(
     here = np.array([local.page_address(layer) for layer, _, _ in parts], np.int64)
     there = np.array([remotes[piece.remote].page_address(layer) for _, layer, _ in parts], np.int64)
     table = piece.table
-    rows = join(
-        RunTable(
+    rows = coalesce(
+        Descriptors(
             (here[:, None] + table.local).ravel(),
             (there[:, None] + table.remote).ravel(),
             np.broadcast_to(table.length, (len(parts), len(table))).ravel(),

@@ -15,8 +15,9 @@ from operator import and_
 from typing import NamedTuple
 
 from kvd.geometry.model import Field, Group, Page
+from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.errors import FieldMismatch, NotCovered
-from kvd.topology.intersect import Flags, RunTable, Steps, classes, intersect, series, stack, steps_of
+from kvd.topology.intersect import Flags, Steps, classes, intersect, series, steps_of
 
 
 class Holder(NamedTuple):
@@ -48,7 +49,7 @@ class Piece:
 
     remote: int
     phase: Phase
-    table: RunTable
+    table: Descriptors
     heads: tuple[int, int] | None
 
 
@@ -65,7 +66,7 @@ def pieces(
     """
     for holder in holders:
         _same_tensors(page, holder.page, state=group.kind == "mamba")
-    found: dict[tuple[int, Phase], list[RunTable]] = {}
+    found: dict[tuple[int, Phase], list[Descriptors]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
     repeat = 1
     cuts = _cuts(page, holders, sharers)
@@ -83,7 +84,7 @@ def pieces(
                     seen = heads.get(met, (low, high + 1))
                     heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
     return repeat, [
-        Piece(remote, phase, stack(tables), heads.get((remote, phase)))
+        Piece(remote, phase, coalesce(concatenate(tables)), heads.get((remote, phase)))
         for (remote, phase), tables in found.items()
     ]
 

@@ -8,24 +8,16 @@ that never changes, and `TransferTopology.find` tells when another one has taken
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 
-from kvd.geometry.model import EngineGeometry, Page, WorkerGeometry
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.topology.blocks import BlockList
-from kvd.topology.compat import Factor, block_tokens, compare
-from kvd.topology.compile import compile_plan
+from kvd.topology.compat import block_tokens
 from kvd.topology.describe import PairDescription, describe, largest_block
-from kvd.topology.descriptors import Descriptors
-from kvd.topology.errors import BlockMismatch, OwnEngine, UnknownEngine
-from kvd.topology.plan import Plan, Read, plan_worker
+from kvd.topology.errors import OwnEngine, UnknownEngine
+from kvd.topology.plan import Plan, plan_worker
 from kvd.topology.push import LayerPush, plan_push
-
-
-def _boxes(page: Page) -> tuple[object, ...]:
-    """Which elements of which fields a page holds, whatever their place in it."""
-    return tuple((f.name, *((a.label, a.start, a.extent, a.step) for a in f.axes)) for f in page.fields)
 
 
 class RemoteEngine:
@@ -74,6 +66,12 @@ class RemoteEngine:
         """Those of all memory that takes part in the plan, the local worker's first. Raises as `plan`."""
         sides = (self._worker, *(self.geometry.workers[position] for position in self.plan.sources))
         return tuple(region.device for worker in sides for region in worker.regions)
+
+    @property
+    def handshake_targets(self) -> dict[Rank, bytes]:
+        """The workers that the local one reads anything from, with what each exported. Raises as `plan`."""
+        plan = self.plan
+        return {plan.remote_ranks[position]: self.metadata[position] for position in plan.sources}
 
     def worker(self, rank: Rank) -> WorkerGeometry:
         """One of its workers. Raises `UnknownEngine` where there is none of that rank."""
@@ -209,89 +207,6 @@ class TransferTopology:
         """This worker's plan for reading from the engine; made once a generation."""
         return self.remote(engine_id).plan
 
-    def tp_ratio(self, engine_id: str) -> tuple[int, int]:
-        """Tensor parallel sizes (local, remote); sizes that do not divide each other are a ratio like any other."""
-        return self.local.tp, self.engine_info(engine_id).tp
-
-    def block_size_ratio(self, engine_id: str, group: int) -> tuple[int, int]:
-        """Block sizes in tokens (local, remote) of a local group and of the remote group that its layers stand in."""
-        plan = self.plan(engine_id)
-        remote_group = next(iter(self._reads(engine_id, group))).remote_group
-        return plan.block_sizes[group], plan.remote_block_sizes[remote_group]
-
-    def handshake_target_ranks(self, engine_id: str) -> tuple[Rank, ...]:
-        """The remote ranks that this worker reads anything from, hence whose metadata it needs."""
-        plan = self.plan(engine_id)
-        return tuple(plan.remote_ranks[i] for i in plan.sources)
-
-    def source_ranks(self, engine_id: str, group: int) -> tuple[Rank, ...]:
-        """The remote ranks that this worker reads a group from."""
-        plan = self.plan(engine_id)
-        return tuple(plan.remote_ranks[i] for i in sorted({r.remote for r in self._reads(engine_id, group)}))
-
-    def replicas(self, engine_id: str, layer: str) -> int:
-        """How many remote workers hold the same part of a layer as the first that has it."""
-        workers = self.engine_info(engine_id).workers
-        boxes = [_boxes(w.layers[layer][1].page) for w in workers if layer in w.layers]
-        return boxes.count(boxes[0]) if boxes else 0
-
-    def physical_heads(self, layer: str) -> int:
-        """Heads of a layer that this worker holds; 0 where the layer has no heads or the worker no such layer."""
-        first, last = self._heads(layer)
-        return last - first
-
-    def head_slots(self, engine_id: str, layer: str) -> Mapping[Rank, tuple[int, int]]:
-        """For each remote rank that heads come from, the first and one past the last head *of this worker's page*."""
-        plan = self.plan(engine_id)
-        first, _ = self._heads(layer)
-        return {
-            plan.remote_ranks[read.remote]: (read.heads[0] - first, read.heads[1] - first)
-            for read in plan.reads
-            if layer in read.layers and read.heads is not None
-        }
-
-    def bytes_per_block(self, engine_id: str, group: int) -> Mapping[Rank, int]:
-        """Bytes that one local block takes from each remote rank, over all layers of the group.
-
-        Of unequal block sizes the average over the blocks of one period.
-        """
-        plan = self.plan(engine_id)
-        total: dict[Rank, int] = {}
-        for read in self._reads(engine_id, group):
-            rank = plan.remote_ranks[read.remote]
-            total[rank] = total.get(rank, 0) + read.bytes_per_block
-        period = next(iter(self._reads(engine_id, group))).phase.local_period
-        return {rank: count // period for rank, count in total.items()}
-
-    def descriptors(
-        self, engine_id: str, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
-    ) -> dict[Rank, Descriptors]:
-        """What to copy for one request, by remote rank. See `compile_plan`."""
-        plan = self.plan(engine_id)
-        compiled = compile_plan(plan, local, remote, tokens=tokens)
-        return {plan.remote_ranks[position]: rows for position, rows in compiled.items()}
-
-    def compatibility(self, engine_id: str) -> tuple[Factor, ...]:
-        """Factor by factor, whether the two engines fit."""
-        return compare(self.local, self.engine_info(engine_id))
-
     def describe(self, engine_id: str, *, tokens: int | None = None) -> PairDescription:
         """Everything to know about reading from the engine, for all workers of this one. See `describe`."""
         return describe(self.local, self.engine_info(engine_id), tokens=tokens)
-
-    def describe_line(self, engine_id: str) -> str:
-        """What this worker reads from the engine, in one line (`RemoteEngine.describe_line`)."""
-        return self.remote(engine_id).describe_line()
-
-    def _reads(self, engine_id: str, group: int) -> tuple[Read, ...]:
-        reads = tuple(read for read in self.plan(engine_id).reads if read.group == group)
-        if not reads:
-            raise BlockMismatch(f"worker {self.rank} reads nothing of group {group}")
-        return reads
-
-    def _heads(self, layer: str) -> tuple[int, int]:
-        """First and one past the last of the model's heads that this worker has of a layer; (0, 0) for none."""
-        known = self.worker.layers
-        keys = known[layer][1].page.by_name.get("k") if layer in known else None
-        axes = keys.axes_of("head") if keys else ()
-        return (axes[0].start, axes[0].start + axes[0].extent) if axes else (0, 0)

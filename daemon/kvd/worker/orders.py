@@ -89,10 +89,6 @@ class LoadOrder:
     fault: Fault | None = None
     again: int = 0
 
-    def block_lists(self) -> dict[int, BlockList]:
-        """The local blocks by group index."""
-        return block_lists(self.groups)
-
     @property
     def block_ids(self) -> set[int]:
         """All local blocks of the load."""
@@ -119,10 +115,6 @@ class PushStep:
     sums: bool = False
     digest: str = ""
 
-    def block_lists(self) -> dict[int, BlockList]:
-        """The request's blocks by group index."""
-        return block_lists(self.groups)
-
 
 @dataclass(frozen=True, slots=True)
 class PushEnd:
@@ -147,10 +139,6 @@ class StageOrder:
     groups: dict[int, Blocks]
     tokens: int
 
-    def block_lists(self) -> dict[int, BlockList]:
-        """The request's blocks by group index."""
-        return block_lists(self.groups)
-
 
 @dataclass(frozen=True, slots=True)
 class SumOrder:
@@ -163,10 +151,6 @@ class SumOrder:
     request_id: str
     groups: dict[int, Blocks]
     tokens: int
-
-    def block_lists(self) -> dict[int, BlockList]:
-        """The request's blocks by group index."""
-        return block_lists(self.groups)
 
 
 @dataclass(slots=True)

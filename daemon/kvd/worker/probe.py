@@ -217,8 +217,7 @@ def sample(plan: Plan, position: int) -> _Sample | None:
 
 def _null_rows(plan: Plan, position: int) -> Descriptors:
     """Every row of the plan in block 0 of both sides; of unequal block sizes all parts of the larger block."""
-    parts = [read.rows for read in plan.reads if read.remote == position]
-    return concatenate([Descriptors(rows.local, rows.remote, rows.length) for rows in parts])
+    return concatenate([read.rows for read in plan.reads if read.remote == position])
 
 
 def _clipped(rows: Descriptors, most: int) -> Descriptors:

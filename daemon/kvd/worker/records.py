@@ -12,6 +12,7 @@ from kvd.topology.plan import Plan
 from kvd.wire.transfer import GroupShare, TransferRecord
 from kvd.worker.cause import code_of, text_of
 from kvd.worker.load import Load
+from kvd.worker.orders import block_lists
 
 
 def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry) -> TransferRecord:
@@ -21,7 +22,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
     ended before; blocks, groups and descriptors are of all that it was to fill.
     """
     order, plan, now = load.order, load.plan, load.ended
-    local, remote = order.block_lists(), order.prefill.block_lists()
+    local, remote = block_lists(order.groups), order.prefill.block_lists()
     sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),

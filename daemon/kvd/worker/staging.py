@@ -12,7 +12,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import concatenate
 from kvd.topology.plan import plan_worker
 from kvd.topology.push import compile_chunk, plan_push
-from kvd.worker.orders import StageOrder
+from kvd.worker.orders import StageOrder, block_lists
 from kvd.worker.stream_event import StreamEvent
 
 _LOOK_S = 50e-6
@@ -45,7 +45,7 @@ class Stager:
         while ready is not None and not ready():
             time.sleep(_LOOK_S)
         for order in orders:
-            blocks = order.block_lists()
+            blocks = block_lists(order.groups)
             found = compile_plan(self._plan, blocks, blocks, tokens=order.tokens)
             self._backend.stage(concatenate(list(found.values())))
 

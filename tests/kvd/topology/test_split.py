@@ -26,7 +26,7 @@ def test_pieces_of_rows_are_the_rows_again_when_joined(
     split = split_descriptors(whole, pieces)
     assert len(split) == min(pieces, whole.nbytes)
     assert all(piece.length.min() > 0 for piece in split)
-    again = coalesce(concatenate(split), sort=False)
+    again = coalesce(concatenate(split))
     for name in ("local", "remote", "length"):
         assert (getattr(again, name) == getattr(whole, name)).all()
 

@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
-from kvd.topology.blocks import BlockList
-from kvd.topology.errors import BlockMismatch, OwnEngine, UnknownEngine
+from kvd.topology.errors import OwnEngine, UnknownEngine
 from kvd.topology.transfer_topology import TransferTopology
 from tests.support.samples import engine, gated_delta_net, latent, llama
 
@@ -37,40 +35,11 @@ def test_a_generation_registers_once_and_a_new_one_replaces_it() -> None:
     assert here.plan("p") is not before
 
 
-def test_answers_for_four_ranks_that_read_from_eight() -> None:
+def test_four_ranks_that_read_from_eight_know_whom_to_connect_to() -> None:
     here = topology(4, 1)
-    here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
-    assert here.tp_ratio("p") == (4, 8)
-    assert here.block_size_ratio("p", 0) == (64, 16)
-    assert here.handshake_target_ranks("p") == (Rank(tp=2), Rank(tp=3))
-    assert here.source_ranks("p", 0) == (Rank(tp=2), Rank(tp=3))
-    assert here.physical_heads("layers.0") == 2
-    assert here.head_slots("p", "layers.0") == {Rank(tp=2): (0, 1), Rank(tp=3): (1, 2)}
-    assert here.replicas("p", "layers.0") == 1
-    # 64 tokens of one head: 64 x 256 x 2 bytes.
-    assert here.bytes_per_block("p", 0) == {Rank(tp=2): 32_768, Rank(tp=3): 32_768}
-
-
-def test_replicas_are_counted() -> None:
-    here = TransferTopology(engine("d", ("mla", 64, None, latent(ONE))), Rank())
-    here.register_remote_engine(engine("p", ("mla", 64, None, latent(ONE)), tp=4))
-    assert here.replicas("p", "layers.0") == 4
-    assert here.physical_heads("layers.0") == 0
-    assert here.head_slots("p", "layers.0") == {}
-    assert here.handshake_target_ranks("p") == (Rank(tp=0),)
-
-
-def test_descriptors_by_rank() -> None:
-    here = topology(4, 1)
-    here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
-    rows = here.descriptors(
-        "p", {0: BlockList(0, np.array([5]))}, {0: BlockList(0, np.array([3, 4, 5, 6]))}, tokens=64
-    )
-    # One head of four adjacent blocks, each of 16 x 512 bytes in a page of its own, goes to one place.
-    assert {rank: (len(d), d.nbytes) for rank, d in rows.items()} == {
-        Rank(tp=2): (1, 32_768),
-        Rank(tp=3): (1, 32_768),
-    }
+    metadata = tuple(f"of {rank}".encode() for rank in range(8))
+    remote = here.register_card("p", "g", lambda: engine("p", ("full", 16, None, llama(ONE)), tp=8), metadata)
+    assert remote.handshake_targets == {Rank(tp=2): b"of 2", Rank(tp=3): b"of 3"}
 
 
 def test_questions_that_have_no_answer_are_typed_errors() -> None:
@@ -80,8 +49,6 @@ def test_questions_that_have_no_answer_are_typed_errors() -> None:
     with pytest.raises(UnknownEngine, match="tp9"):
         TransferTopology(here.local, Rank(tp=9))
     here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
-    with pytest.raises(BlockMismatch):
-        here.source_ranks("p", 7)
     here.forget_remote_engine("p")
     with pytest.raises(UnknownEngine):
         here.engine_info("p")
@@ -149,4 +116,7 @@ def test_layers_that_are_read_and_written_are_planned_once_for_each_rank() -> No
 def test_one_line_says_who_reads_what_from_whom(groups: tuple[Any, ...], says: str) -> None:
     here = TransferTopology(engine("d", groups, tp=4), Rank(tp=0))
     here.register_remote_engine(engine("p", groups, tp=4))
-    assert here.describe_line("p") == f"tp0 of d (tp4) reads from tp0 of p (tp4, generation p-1); {says}"
+    assert (
+        here.remote("p").describe_line()
+        == f"tp0 of d (tp4) reads from tp0 of p (tp4, generation p-1); {says}"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from kvd.worker.orders import StepOrders, StepOutcomes
+from kvd.worker.orders import StepOrders, StepOutcomes, block_lists
 from tests.support.rigs.bench import order, prefill, why
 
 
@@ -15,7 +15,7 @@ def test_orders_cross_processes() -> None:
 
 def test_an_order_knows_its_blocks_by_group_and_all_together() -> None:
     one = order(prefill(((5, 6), (7,))), (2, 9), (3,))
-    assert {g: b.ids.tolist() for g, b in one.block_lists().items()} == {0: [2, 9], 1: [3]}
+    assert {g: b.ids.tolist() for g, b in block_lists(one.groups).items()} == {0: [2, 9], 1: [3]}
     assert one.block_ids == {2, 3, 9}
 
 

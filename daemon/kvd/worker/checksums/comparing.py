@@ -27,6 +27,7 @@ from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import ChecksumResult, GroupChecksum
 from kvd.worker.cause import Cause
 from kvd.worker.load import Load
+from kvd.worker.orders import block_lists
 from kvd.worker.session import SessionProtocol
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class Checking:
             plan,
             self._topology.worker,
             remote.geometry.workers,
-            order.block_lists(),
+            block_lists(order.groups),
             tokens=order.tokens,
             total=order.prefill.tokens,
         )

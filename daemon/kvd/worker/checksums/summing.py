@@ -20,7 +20,7 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Summer, TokenSpan, Words, layer_sums
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.reply import Refused
-from kvd.worker.orders import StepOrders, SumOrder
+from kvd.worker.orders import StepOrders, SumOrder, block_lists
 from kvd.worker.stream_event import StreamEvent
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Summing:
         while kept.ready is not None and not kept.ready():
             time.sleep(LOOK)
         order = kept.order
-        for index, blocks in order.block_lists().items():
+        for index, blocks in block_lists(order.groups).items():
             group = self._geometry.groups[index]
             state = group.kind == "mamba"
             used = len(blocks.ids) if state else max(0, -(-order.tokens // group.block_size) - blocks.first)

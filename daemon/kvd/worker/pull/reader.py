@@ -374,8 +374,8 @@ class PeerLane:
         """A lane to all workers that the plan reads from; half a lane is none, and is closed."""
         lane = self._backend.lane(self.engine_id)
         try:
-            for index in remote.plan.sources:
-                lane.add(str(remote.plan.remote_ranks[index]), remote.metadata[index])
+            for rank, metadata in remote.handshake_targets.items():
+                lane.add(str(rank), metadata)
         except Exception:  # whatever it is goes on to the caller
             if self._close(lane):
                 self._unclosed.hold(lane)

@@ -13,7 +13,7 @@ from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.pieces import cut, piece
 from kvd.topology.plan import Plan, plan_layers
 from kvd.worker.load import Load, Slice, submitted
-from kvd.worker.orders import Fault
+from kvd.worker.orders import Fault, block_lists
 
 
 def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> None:
@@ -24,7 +24,7 @@ def apply_plan(load: Load, plan: Plan, traits: Traits, *, piece_bytes: int) -> N
     """
     began = time.monotonic()
     order = load.order
-    load.local, load.remote = order.block_lists(), order.prefill.block_lists()
+    load.local, load.remote = block_lists(order.groups), order.prefill.block_lists()
     ends = cut(plan, load.local, tokens=order.tokens, least=max(piece_bytes, traits.least_piece))
     load.slices = [Slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
     _compiled(load, load.slices[0], plan, traits)
@@ -111,7 +111,7 @@ def hold_back(
         }
         load.slices = [Slice(0, order.computed, halves), rest]
         return
-    blocks, theirs = order.block_lists(), order.prefill.block_lists()
+    blocks, theirs = block_lists(order.groups), order.prefill.block_lists()
     parts: dict[int, list[Descriptors]] = {}
     for layer, plan in plan_layers(local, siblings, remotes).items():
         if layer not in missing:

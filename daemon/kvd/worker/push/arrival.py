@@ -217,7 +217,7 @@ def _anything(plan: Plan, read: Read, local: BlockList, tokens: int) -> BlockLis
     """A peer's blocks of one group, all that a request can need: only their numbers mean anything."""
     if read.kind == "mamba":
         return local
-    size = plan.block_sizes[read.group] * read.phase.local_period // read.phase.remote_period
+    size = plan.remote_block_sizes[read.remote_group]
     first = 0
     if read.window is not None:
         first = max(0, window_start(read.kind, read.window, tokens)) // size

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import ABORTED, Cause
-from kvd.worker.orders import PushEnd, PushStep
+from kvd.worker.orders import PushEnd, PushStep, block_lists
 from kvd.worker.stream_event import StreamEvent
 
 MILESTONES = 16
@@ -196,7 +196,7 @@ class Outgoing:
             kept = transfer_id in self._ended and not cause
             lists, milestones = transfer.lists, dict(transfer.milestones)
         if lists is None or lists[0] is not step:
-            lists = transfer.lists = (step, step.block_lists())
+            lists = transfer.lists = (step, block_lists(step.groups))
         layers: dict[str, int] = {}
         behind = False
         for name, found in milestones.items():

@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
-from kvd.topology.blocks import BlockList
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.push import LayersThere, PushProgress
 from kvd.worker.load import Load, Slice
+from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival, Part
 
 
@@ -73,6 +71,6 @@ def layer_read(
 def _chunk(arrival: Arrival, push: LayerPush, found: LayersThere, first: int, last: int) -> Descriptors:
     order = arrival.load.order
     blocks = found.blocks
-    theirs = {} if blocks is None else {blocks.group: BlockList(blocks.first, np.array(blocks.ids, np.int64))}
-    rows = compile_chunk(push, theirs, order.block_lists(), total=order.tokens, first=first, last=last)
+    theirs = {} if blocks is None else block_lists({blocks.group: (blocks.first, blocks.ids)})
+    rows = compile_chunk(push, theirs, block_lists(order.groups), total=order.tokens, first=first, last=last)
     return Descriptors(local=rows.remote, remote=rows.local, length=rows.length)

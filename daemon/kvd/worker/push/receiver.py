@@ -28,6 +28,7 @@ from kvd.wire.push import PushProgress
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
+from kvd.worker.orders import block_lists
 from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import announce, push_key, withdraw
@@ -235,7 +236,7 @@ class PeerArrivals:
         else:
             began = time.monotonic()
             try:
-                load.local, load.plan = order.block_lists(), remote.plan
+                load.local, load.plan = block_lists(order.groups), remote.plan
                 expected = expect(remote.plan, load.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from kvd.backends.contract import Lane, Transfer
 from kvd.client.records import block_runs
@@ -22,6 +21,7 @@ from kvd.topology.push import LayerPush, compile_chunk, sendable
 from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushKey, PushProgress
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
+from kvd.worker.orders import block_lists
 from kvd.worker.push.computed import Computed
 
 log = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ class PushTarget:
 
     def __post_init__(self) -> None:
         """``blocks`` are the decoder's, by its groups."""
-        self.blocks = {
-            run.group: BlockList(run.first, np.array(run.ids, np.int64)) for run in self.announce.blocks
-        }
+        self.blocks = block_lists({run.group: (run.first, run.ids) for run in self.announce.blocks})
 
     @property
     def key(self) -> PushKey:

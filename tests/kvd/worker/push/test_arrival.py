@@ -13,6 +13,7 @@ from kvd.topology.push import compile_chunk, plan_push
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushKey
 from kvd.worker.load import Load
+from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival, Part, expect
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
@@ -59,7 +60,7 @@ def test_a_new_attempt_begins_from_nothing() -> None:
     )
     order = pushed((2,), tokens=4)
     key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="d", rank=Rank(0))
-    arrival = Arrival(Load(order, 0.0, 30.0), plan, expect(plan, order.block_lists(), order.tokens), key)
+    arrival = Arrival(Load(order, 0.0, 30.0), plan, expect(plan, block_lists(order.groups), order.tokens), key)
     arrival.reannounce(1.0)
     arrival.sent(3, 1.0)
     arrival.mark_received(Rank(0), ("l0",), 2.0)
