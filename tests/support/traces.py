@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from kvd.geometry.codec import decode_worker
-from kvd.geometry.model import EngineGeometry
+from kvd.geometry.model import EngineGeometry, Region
 from kvd.trace.model import EngineLine, Header, TracedBlocks, TracedEngine, TransferLine
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
@@ -21,7 +21,7 @@ def engine(name: str, ranks: int = 1, address: int = 0x7F00_1234_5000) -> Traced
     for rank in range(ranks):
         worker = decode_worker(geometry(rank, BLOCKS))
         [region] = worker.regions
-        workers.append(dataclasses.replace(worker, regions=(dataclasses.replace(region, address=address),)))
+        workers.append(dataclasses.replace(worker, regions=(Region(address, region.length, region.device),)))
     found = EngineGeometry(
         name, f"{name}-gen", "/models/tiny", ranks, 1, 1, tuple(workers), {"dtype": "float32"}
     )

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+import msgspec
+
 from kvd.geometry.rank import Rank
 
 GroupKind = Literal["full", "sliding_window", "chunked", "mla", "mamba"]
 """How a group's blocks relate to tokens; ``mamba`` pages hold a state and cover no tokens of their own."""
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One axis of a field on one worker.
 
     Elements ``i`` in ``range(extent)`` stand at global index ``start + i * step`` of the label and ``i * stride`` bytes
@@ -112,8 +113,7 @@ class Page:
         return {f.name: f for f in self.fields}
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One span of memory registered with a backend: base address, length in bytes, device ("cpu", "cuda:0")."""
 
     address: int

@@ -40,7 +40,7 @@ def _moved(worker: WorkerGeometry) -> WorkerGeometry:
         region = worker.regions[i]
         if not regions or region.address > old_end:
             shift = -(-(new_end + 1) // ALIGN) * ALIGN + region.address % 4096 - region.address
-        regions[i] = dataclasses.replace(region, address=region.address + shift)
+        regions[i] = Region(region.address + shift, region.length, region.device)
         old_end = max(old_end, region.address + region.length)
         new_end = old_end + shift
     return dataclasses.replace(worker, regions=tuple(regions[i] for i in range(len(worker.regions))))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvd.geometry.model import Region
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
 from kvd.trace.anonymous import digest, without_addresses
@@ -81,7 +82,7 @@ def test_regions_keep_how_they_lie_to_each_other() -> None:
     [region] = worker.regions
     size = region.length
     places = (0x7F00_0000_0000, 0x7F00_0000_0000 + size, 0x7E00_0000_0000)
-    regions = tuple(dataclasses.replace(region, address=address) for address in places)
+    regions = tuple(Region(address, region.length, region.device) for address in places)
     apart = dataclasses.replace(geometry, workers=(dataclasses.replace(worker, regions=regions),))
     moved = without_addresses(apart).workers[0].regions
     assert moved[1].address - moved[0].address == size

@@ -60,7 +60,9 @@ def test_a_new_attempt_begins_from_nothing() -> None:
     )
     order = pushed((2,), tokens=4)
     key = PushKey(transfer_id="x", prefiller="p", prefiller_endpoint=Endpoint(), decoder="d", rank=Rank(0))
-    arrival = Arrival(Load(order, 0.0, 30.0), plan, expect(plan, block_lists(order.groups), order.tokens), key)
+    arrival = Arrival(
+        Load(order, 0.0, 30.0), plan, expect(plan, block_lists(order.groups), order.tokens), key
+    )
     arrival.reannounce(1.0)
     arrival.sent(3, 1.0)
     arrival.mark_received(Rank(0), ("l0",), 2.0)
