@@ -93,8 +93,8 @@ class LoadMover:
 
     def __init__(self, backend: Backend, topology: TransferTopology) -> None:
         """The source is registered in ``topology`` under the name `SOURCE`."""
-        self._plan = topology.plan(SOURCE)
-        self._generation = topology.engine_info(SOURCE).generation
+        source = topology.remote(SOURCE)
+        self._plan, self._generation = source.plan, source.generation
         self._ended: queue.Queue[Load] = queue.Queue()
         self._lane = PeerLane(SOURCE, backend, topology, self._ended.put)
         self._lane.on_peer_changed()

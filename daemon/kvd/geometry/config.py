@@ -14,7 +14,17 @@ from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
 from kvd.geometry.live import Blocks, LiveTensor, Packing, StateShape, cpu_attention_layer, state_fields
-from kvd.geometry.model import EngineGeometry, Field, Group, GroupKind, Layer, Page, Region, WorkerGeometry
+from kvd.geometry.model import (
+    Axis,
+    EngineGeometry,
+    Field,
+    Group,
+    GroupKind,
+    Layer,
+    Page,
+    Region,
+    WorkerGeometry,
+)
 from kvd.geometry.paging import Paged, PagedGroup, hybrid_block_size, page_groups, stages
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, Placement, kv_fields, latent_field, share, token_axes
@@ -263,19 +273,21 @@ def _page(plan: _Paging, group: PagedGroup, rank: Rank) -> Page:
     item = item_size(plan.cache_type)
     context = ContextShare(rank.dcp, plan.parallel.dcp, plan.parallel.interleave)
     covers = group.block_size * plan.parallel.dcp
-    if isinstance(shape, LatentShape):
-        row = shape.size * item
-        tokens = token_axes(
+
+    def tokens(stride: int) -> tuple[Axis, ...]:
+        return token_axes(
             kernel_blocks=1,
             kernel_tokens=group.block_size,
             kernel_stride=0,
-            token_stride=row,
+            token_stride=stride,
             context=context,
         )
+
+    if isinstance(shape, LatentShape):
         latent = latent_field(
             dtype=plan.cache_type,
             itemsize=item,
-            tokens=tokens,
+            tokens=tokens(shape.size * item),
             block_tokens=covers,
             size=shape.size,
             dim_stride=item,
@@ -310,13 +322,7 @@ def _page(plan: _Paging, group: PagedGroup, rank: Rank) -> Page:
         dtype=plan.cache_type,
         itemsize=item,
         heads=heads,
-        tokens=token_axes(
-            kernel_blocks=1,
-            kernel_tokens=group.block_size,
-            kernel_stride=0,
-            token_stride=token_step,
-            context=context,
-        ),
+        tokens=tokens(token_step),
         block_tokens=covers,
         key_size=shape.key_size,
         value_size=shape.value_size,

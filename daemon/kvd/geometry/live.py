@@ -97,10 +97,7 @@ def attention_layer(
     """
     at = _dims(tensor, dims)
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
-    if tensor.shape[at["head"]] != heads.extent:
-        raise UnknownShape(
-            f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}"
-        )
+    _expect_heads(tensor, tensor.shape[at["head"]], heads)
     if "key+value" in at:
         inner = at["key+value"]
         _expect(tensor, "key and value size", tensor.shape[inner], key_size + value_size)
@@ -151,10 +148,7 @@ def cpu_attention_layer(
     """
     at = _dims(tensor, ("block", "head", "token", "key+value"))
     kernel_blocks, _ = _tokens(tensor, at, blocks)
-    if tensor.shape[at["head"]] != heads.extent:
-        raise UnknownShape(
-            f"{tensor.layer}: the tensor has {tensor.shape[at['head']]} heads, the spec says {heads.extent}"
-        )
+    _expect_heads(tensor, tensor.shape[at["head"]], heads)
     _expect(tensor, "key and value size", tensor.shape[at["key+value"]], key_size + value_size)
     item, kernel_tokens = tensor.itemsize, tensor.shape[at["token"]]
     fields = []
@@ -363,6 +357,11 @@ def _tokens(tensor: LiveTensor, at: dict[str, int], blocks: Blocks) -> tuple[int
 def _expect(tensor: LiveTensor, what: str, have: int, want: int) -> None:
     if have != want:
         raise UnknownShape(f"{tensor.layer}: {what} is {have} in the tensor and {want} in the spec")
+
+
+def _expect_heads(tensor: LiveTensor, have: int, heads: Share) -> None:
+    if have != heads.extent:
+        raise UnknownShape(f"{tensor.layer}: the tensor has {have} heads, the spec says {heads.extent}")
 
 
 def _layer(tensor: LiveTensor, regions: Sequence[Region], fields: tuple[Field, ...], stride: int) -> Layer:

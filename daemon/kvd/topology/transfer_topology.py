@@ -136,8 +136,7 @@ class RemoteEngine:
 class TransferTopology:
     """Every remote engine that one local worker knows, and who it reads what from.
 
-    Safe for any number of threads. Every answer is a thin call of a pure function. Questions about an engine that is
-    not registered raise `UnknownEngine`; those that need a plan raise what `plan_worker` raises.
+    Safe for any number of threads. What there is to know of one engine, its `RemoteEngine` answers.
     """
 
     def __init__(self, local: EngineGeometry, rank: Rank) -> None:
@@ -199,14 +198,6 @@ class TransferTopology:
             )
         return found
 
-    def engine_info(self, engine_id: str) -> EngineGeometry:
-        """The geometry that was registered last."""
-        return self.remote(engine_id).geometry
-
-    def plan(self, engine_id: str) -> Plan:
-        """This worker's plan for reading from the engine; made once a generation."""
-        return self.remote(engine_id).plan
-
     def describe(self, engine_id: str, *, tokens: int | None = None) -> PairDescription:
         """Everything to know about reading from the engine, for all workers of this one. See `describe`."""
-        return describe(self.local, self.engine_info(engine_id), tokens=tokens)
+        return describe(self.local, self.remote(engine_id).geometry, tokens=tokens)

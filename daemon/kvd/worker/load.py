@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvd.backends import zeroing
-from kvd.backends.contract import Lane, Transfer, takes_selections
+from kvd.backends.contract import Lane, State, Transfer, takes_selections
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.copies import Copies
@@ -141,6 +141,11 @@ def submitted(lane: Lane, peer: str, copies: Copies) -> Iterator[Transfer]:
         yield lane.submit_selection(peer, copies.selection, "read")
     else:
         yield lane.submit(peer, copies.selection.descriptors(), "read")
+
+
+def state_of(transfer: Transfer, lane: Lane) -> State:
+    """The state of a transfer on a lane, which is asked while it is under way. Raises `BackendError`."""
+    return transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
 
 
 def overdue(load: Load, what: str) -> Cause | None:

@@ -10,7 +10,8 @@ from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.wire.identity import EngineCard
-from kvd.worker.cause import Cause, from_error
+from kvd.worker.cause import REQUEST_OVER, Cause, from_error
+from kvd.worker.load import Load
 
 
 def register(topology: TransferTopology, card: EngineCard) -> RemoteEngine:
@@ -24,6 +25,18 @@ def register(topology: TransferTopology, card: EngineCard) -> RemoteEngine:
 @dataclass(frozen=True, slots=True)
 class PeerChanged:
     """To a thread: another generation of its peer is registered, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """To a thread: make this load a miss, for the reason that it names as ``dropped``, if it has not ended."""
+
+    load: Load
+
+    @property
+    def cause(self) -> Cause:
+        """Why."""
+        return self.load.dropped or REQUEST_OVER
 
 
 class FollowedPeer:

@@ -28,7 +28,7 @@ from kvd.topology.grid import Selection
 from kvd.topology.plan import Plan
 from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
 from kvd.topology.transfer_topology import RemoteEngine
-from kvd.worker.load import submitted
+from kvd.worker.load import state_of, submitted
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class Probing:
     def _ended(self, lane: Lane) -> bool:
         pending = False
         for transfer in self._transfers:
-            state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+            state = state_of(transfer, lane)
             if state is State.FAILED:
                 raise BackendError(f"{transfer.peer}: {transfer.reason}")
             pending = pending or state is State.PENDING

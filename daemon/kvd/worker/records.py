@@ -23,6 +23,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
     """
     order, plan, now = load.order, load.plan, load.ended
     local, remote = block_lists(order.groups), order.prefill.block_lists()
+    ended = [t.ended for t in load.transfers if t.ended]
     sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),
@@ -54,25 +55,23 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         attempts=load.failures + (not load.cause),
         local_blocks=block_runs(local),
         remote_blocks=block_runs(remote),
-        moments=_moments(load),
+        moments=moments(
+            load,
+            handshake=load.received + load.handshake if load.handshake else 0.0,
+            planned=load.planned_at,
+            posting=load.posting,
+            posted=load.posted,
+            first=min(ended, default=0.0),
+            last=max(ended, default=0.0),
+        ),
         checksum=load.checksum,
     )
 
 
-def _moments(load: Load) -> dict[str, float]:
-    """What happened when, in seconds after the order was received."""
-    ended = [t.ended for t in load.transfers if t.ended]
-    moments = {
-        "queued": load.order.claimed,
-        "handshake": load.received + load.handshake if load.handshake else 0.0,
-        "planned": load.planned_at,
-        "posting": load.posting,
-        "posted": load.posted,
-        "first": min(ended, default=0.0),
-        "last": max(ended, default=0.0),
-        "reported": time.monotonic(),
-    }
-    return {name: at - load.received for name, at in moments.items() if at}
+def moments(load: Load, **times: float) -> dict[str, float]:
+    """What happened when, in seconds after the order was received; ``times`` are 0 for what did not."""
+    all_times = {"queued": load.order.claimed, **times, "reported": time.monotonic()}
+    return {name: at - load.received for name, at in all_times.items() if at}
 
 
 def _uncoalesced(plan: Plan, local: Mapping[int, BlockList]) -> int:

@@ -25,14 +25,14 @@ def test_a_generation_registers_once_and_a_new_one_replaces_it() -> None:
     here = topology(4, 0)
     remote = engine("p", ("full", 16, None, llama(ONE)), tp=8)
     first = here.register_remote_engine(remote)
-    before = here.plan("p")
+    before = here.remote("p").plan
     assert here.register_remote_engine(remote) is first
-    assert here.plan("p") is before
+    assert here.remote("p").plan is before
     newer = replace(engine("p", ("full", 16, None, llama(ONE)), tp=2), generation="p-2")
     assert here.register_remote_engine(newer) is here.find("p") is not first
     assert first.plan is before, "whoever works with the old generation goes on with its plan"
-    assert here.engine_info("p") is newer
-    assert here.plan("p") is not before
+    assert here.remote("p").geometry is newer
+    assert here.remote("p").plan is not before
 
 
 def test_four_ranks_that_read_from_eight_know_whom_to_connect_to() -> None:
@@ -45,13 +45,13 @@ def test_four_ranks_that_read_from_eight_know_whom_to_connect_to() -> None:
 def test_questions_that_have_no_answer_are_typed_errors() -> None:
     here = topology(4, 0)
     with pytest.raises(UnknownEngine, match="nobody"):
-        here.plan("nobody")
+        here.remote("nobody")
     with pytest.raises(UnknownEngine, match="tp9"):
         TransferTopology(here.local, Rank(tp=9))
     here.register_remote_engine(engine("p", ("full", 16, None, llama(ONE)), tp=8))
     here.forget_remote_engine("p")
     with pytest.raises(UnknownEngine):
-        here.engine_info("p")
+        here.remote("p")
 
 
 def test_an_engine_is_never_its_own_peer() -> None:
@@ -81,7 +81,7 @@ def test_a_card_is_read_and_planned_once_however_many_threads_ask() -> None:
     remote = here.register_card("p", "g", read, (b"a",) * 8)
     assert not reads, "nobody has asked yet"
     with ThreadPoolExecutor(8) as threads:
-        plans = list(threads.map(lambda _: here.plan("p"), range(32)))
+        plans = list(threads.map(lambda _: here.remote("p").plan, range(32)))
     assert reads == [1]
     assert all(plan is remote.plan for plan in plans)
 

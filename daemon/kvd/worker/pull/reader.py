@@ -18,16 +18,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from kvd.backends.contract import Backend, Lane, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
 from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
-from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error
+from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load, clear_leftover, overdue
-from kvd.worker.peers import FollowedPeer, PeerChanged
+from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.probe import Probing, Told
 from kvd.worker.pull.slices import apply_plan, hold_back, look, post
 from kvd.worker.unclosed import Unclosed
@@ -40,11 +39,6 @@ POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 MAX_FAILURES = 3
 HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyError)
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
-
-
-@dataclass(frozen=True, slots=True)
-class _GiveUp:
-    load: Load
 
 
 class PeerLane:
@@ -71,7 +65,7 @@ class PeerLane:
         self._topology = topology
         self._ended = ended
         self._piece_bytes = piece_bytes
-        self._inbox: queue.Queue[PeerChanged | Load | _GiveUp | None] = queue.Queue()
+        self._inbox: queue.Queue[PeerChanged | Load | GiveUp | None] = queue.Queue()
         self._lock = threading.Lock()
         self._waiting: dict[int, Load] = {}  # nothing of them is posted
         self._stopped = False
@@ -103,7 +97,7 @@ class PeerLane:
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        self._inbox.put(_GiveUp(load))
+        self._inbox.put(GiveUp(load))
 
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
@@ -181,14 +175,12 @@ class PeerLane:
         youngest = max([load.posted for load in self._active] + [self._probing.posted])
         return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
 
-    def _take(self, message: PeerChanged | Load | _GiveUp) -> None:
+    def _take(self, message: PeerChanged | Load | GiveUp) -> None:
         if isinstance(message, PeerChanged):
             self._follow()
-        elif isinstance(message, _GiveUp):
-            if message.load in self._active:
-                self._give_up(message.load, message.load.dropped or REQUEST_OVER)
-            else:
-                self._refuse(message.load, message.load.dropped or REQUEST_OVER)
+        elif isinstance(message, GiveUp):
+            end = self._give_up if message.load in self._active else self._refuse
+            end(message.load, message.cause)
         elif id(message) in self._waiting:
             self._start(message)
 

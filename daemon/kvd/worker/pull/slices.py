@@ -12,7 +12,7 @@ from kvd.topology.copies import Copies, compile_request
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.pieces import cut, piece
 from kvd.topology.plan import Plan, plan_layers
-from kvd.worker.load import Load, Slice, submitted
+from kvd.worker.load import Load, Slice, state_of, submitted
 from kvd.worker.orders import Fault, block_lists
 
 
@@ -74,7 +74,7 @@ def look(load: Load, lane: Lane) -> tuple[State, str]:
     waiting, failed = False, ""
     for slice_ in load.slices[load.pieces_done :]:
         for transfer in slice_.transfers:
-            state = transfer.state if transfer.state is not State.PENDING else lane.poll(transfer)
+            state = state_of(transfer, lane)
             if state is State.FAILED:
                 failed = failed or f"{transfer.peer}: {transfer.reason}"
             waiting = waiting or state is State.PENDING

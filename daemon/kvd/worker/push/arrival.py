@@ -23,6 +23,7 @@ from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord
 from kvd.worker.cause import Cause
 from kvd.worker.load import Load
+from kvd.worker.records import moments
 
 Part = tuple[Rank, str]
 """A layer, as far as that worker of the prefiller supplies it."""
@@ -168,22 +169,14 @@ def record_arrival(arrival: Arrival, record: TransferRecord) -> TransferRecord:
         stages=_stages(arrival),
         attempts=arrival.tries,
         remote_blocks=arrival.remote_blocks,
-        moments=_moments(arrival),
+        moments=moments(
+            arrival.load,
+            announced=arrival.announced,
+            taken=arrival.taken,
+            first=arrival.first,
+            last=arrival.last,
+        ),
     )
-
-
-def _moments(arrival: Arrival) -> dict[str, float]:
-    """What happened when, in seconds after the order was received."""
-    load = arrival.load
-    moments = {
-        "queued": load.order.claimed,
-        "announced": arrival.announced,
-        "taken": arrival.taken,
-        "first": arrival.first,
-        "last": arrival.last,
-        "reported": time.monotonic(),
-    }
-    return {name: at - load.received for name, at in moments.items() if at}
 
 
 def _stages(arrival: Arrival) -> dict[str, float]:

@@ -19,6 +19,8 @@ from kvd.worker.stream_event import StreamEvent
 log = logging.getLogger(__name__)
 
 MOST_SENDERS = 256
+CODE = "KVD-CONNECTOR-PUSH"
+"""The code of what a worker refuses here."""
 
 
 class Pushing:
@@ -72,25 +74,19 @@ class Pushing:
         """A decoding worker's message."""
         key = message.key
         if key.prefiller != self._context.engine_id:
-            return Refused(
-                code="KVD-CONNECTOR-PUSH",
-                message=f"this is a worker of {self._context.engine_id}, the message is for {key.prefiller}",
-                final=True,
+            return _refused(
+                f"this is a worker of {self._context.engine_id}, the message is for {key.prefiller}"
             )
         if isinstance(message, PushAnnounce) and (refused := self._stale(message)):
             return refused
         sender = self._sender(key.decoder)
         if sender is None:
-            return Refused(
-                code="KVD-CONNECTOR-PUSH",
-                message=f"the engine shuts down, or {MOST_SENDERS} decoders are served already",
-                final=True,
-            )
+            return _refused(f"the engine shuts down, or {MOST_SENDERS} decoders are served already")
         if isinstance(message, PushAnnounce) and not self._outgoing.announced(
             key.transfer_id, key.decoder, key.rank, sender.wake
         ):
             return Refused(
-                code="KVD-CONNECTOR-PUSH",
+                code=CODE,
                 message=f"too many transfers are announced: {key.transfer_id} is one more",
                 hint="send it again",
             )
@@ -129,10 +125,8 @@ class Pushing:
         wanted = message.generations[0]
         if not self._generation or wanted == self._generation:
             return None
-        return Refused(
-            code="KVD-CONNECTOR-PUSH",
-            message=f"{self._context.engine_id} is generation {self._generation}, announced to was generation {wanted}",
-            final=True,
+        return _refused(
+            f"{self._context.engine_id} is generation {self._generation}, announced to was generation {wanted}"
         )
 
     def _sender(self, decoder: str) -> Sender | None:
@@ -143,3 +137,7 @@ class Pushing:
             if sender is None and len(self._senders) < MOST_SENDERS:
                 sender = self._senders[decoder] = Sender(decoder, self._context, self._outgoing, self._stager)
             return sender
+
+
+def _refused(message: str) -> Refused:
+    return Refused(code=CODE, message=message, final=True)

@@ -25,11 +25,11 @@ from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.miss import known_code
 from kvd.wire.push import PushProgress
-from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause, from_error, refusal_code
+from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
 from kvd.worker.orders import block_lists
-from kvd.worker.peers import FollowedPeer, PeerChanged
+from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, Part, expect
@@ -46,11 +46,6 @@ SERVE_FAST, SERVE_SLOW, FAST_FOR = 200e-6, 1e-3, 1.0
 """Seconds between two turns of serving the window: quick while something arrives, slower while nothing does."""
 GENERATION_AGAIN = 0.05
 """Seconds before our own generation is looked for again; kvd names it when all workers are registered."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Dropped:
-    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +66,7 @@ class _Read:
     complete: tuple[Part, ...]
 
 
-_Word = PeerChanged | Load | PushProgress | _Dropped | _Answered | _Read
+_Word = PeerChanged | Load | PushProgress | GiveUp | _Answered | _Read
 
 
 class PeerArrivals:
@@ -112,7 +107,7 @@ class PeerArrivals:
 
     def give_up(self, load: Load) -> None:
         """Make a load that was given here a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        self._inbox.put(_Dropped(load))
+        self._inbox.put(GiveUp(load))
 
     def stop(self) -> None:
         """Give up whatever is on the way, close the window, end the thread: begin all that."""
@@ -373,12 +368,12 @@ class PeerArrivals:
             for source, layer in word.complete:
                 word.arrival.mark_received(source, (layer,), time.monotonic())
 
-    def _drop(self, word: _Dropped) -> None:
+    def _drop(self, word: GiveUp) -> None:
         arrival = self._arrivals.find(word.load.order.transfer_id)
         if arrival is not None and arrival.load is word.load:
-            self._arrivals.give_up(arrival, word.load.dropped or REQUEST_OVER)
+            self._arrivals.give_up(arrival, word.cause)
         else:
-            self._refuse(word.load, word.load.dropped or REQUEST_OVER)
+            self._refuse(word.load, word.cause)
 
     def _current(self, arrival: Arrival, attempt: int) -> bool:
         return self._arrivals.has(arrival) and arrival.key.attempt == attempt

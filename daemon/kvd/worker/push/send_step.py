@@ -8,6 +8,7 @@ from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
 from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
+from kvd.worker.load import state_of
 from kvd.worker.push.computed import Computed, Outgoing
 from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, next_piece, readable, written
 from kvd.worker.push.write_lanes import WriteLanes
@@ -55,7 +56,7 @@ def advance(
 def poll(target: PushTarget, outgoing: Outgoing, lanes: WriteLanes) -> None:
     """Look at what is under way."""
     for piece in list(target.flying):
-        state = lanes.look(piece)
+        state = state_of(piece.transfer, piece.lane)
         if state is State.FAILED:
             target.flying.remove(piece)
             target.dirty = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvd.backends.contract import Backend, Lane, State
+from kvd.backends.contract import Backend, Lane
 from kvd.topology.descriptors import Descriptors
 from kvd.worker.push.target import Post, PushTarget
 from kvd.worker.unclosed import Unclosed
@@ -42,12 +42,6 @@ class WriteLanes:
             self._lane = self._backend.lane(self._decoder)
         self._lane.add(target.peer, target.announce.landing)
         return Post(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
-
-    @staticmethod
-    def look(piece: Post) -> State:
-        """The state of a post, on whatever lane it is."""
-        transfer = piece.transfer
-        return transfer.state if transfer.state is not State.PENDING else piece.lane.poll(transfer)
 
     def leave(self) -> None:
         """New posts take a new lane."""
