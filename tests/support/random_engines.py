@@ -383,7 +383,6 @@ def _state(tensor: State, rank: Rank, size: Sizes) -> tuple[Field, ...]:
     conv = conv_fields(
         dtype="x",
         itemsize=2,
-        offset=0,
         sections=sections,
         taps=tensor.taps,
         channels_first=tensor.channels_first,

@@ -292,7 +292,6 @@ def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
     conv = conv_fields(
         dtype=conv_dtype,
         itemsize=conv_size,
-        offset=0,
         sections=sections,
         taps=taps,
         channels_first=state.channels_first or state.family == "mamba1",

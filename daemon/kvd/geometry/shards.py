@@ -124,14 +124,13 @@ def latent_field(
     block_tokens: int,
     size: int,
     dim_stride: int,
-    offset: int = 0,
 ) -> Field:
     """Field ``latent`` of an MLA page (latent and rope part together): no head axis, the same box on every rank."""
     return Field(
         name="latent",
         dtype=dtype,
         itemsize=itemsize,
-        offset=offset,
+        offset=0,
         axes=(*tokens, Axis("dim", 0, size, 1, dim_stride)),
         shape=(("token", block_tokens), ("dim", size)),
     )
@@ -149,7 +148,6 @@ def conv_fields(
     *,
     dtype: str,
     itemsize: int,
-    offset: int,
     sections: Sequence[ConvSection],
     taps: int,
     channels_first: bool,
@@ -171,7 +169,7 @@ def conv_fields(
                 name=f"conv.{section.name}",
                 dtype=dtype,
                 itemsize=itemsize,
-                offset=offset + first * channel_stride,
+                offset=first * channel_stride,
                 axes=(
                     Axis("tap", 0, taps, 1, tap_stride),
                     Axis("channel", part.start, part.extent, 1, channel_stride),

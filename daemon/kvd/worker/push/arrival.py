@@ -147,8 +147,7 @@ def expect(plan: Plan, blocks: Mapping[int, BlockList], tokens: int) -> Expected
     parts: set[Part] = set()
     nbytes = descriptors = 0
     for read, count in _needed(plan, blocks, tokens):
-        rank = plan.remote_ranks[read.remote]
-        source = rank
+        source = plan.remote_ranks[read.remote]
         parts.update((source, layer) for layer in read.layers)
         nbytes += count * read.bytes_per_block
         descriptors += count * len(read.layers) * read.layer_segments

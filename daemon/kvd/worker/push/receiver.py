@@ -27,7 +27,7 @@ from kvd.wire.miss import known_code
 from kvd.wire.push import PushProgress
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
-from kvd.worker.load import Load
+from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
 from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.push.admission import AdmissionQueue
@@ -264,14 +264,8 @@ class PeerArrivals:
             self._arrivals.give_up(arrival, why)
         elif not arrival.left and not arrival.reading:
             self._arrivals.end(arrival, None)
-        elif now > arrival.load.deadline:
-            self._arrivals.give_up(
-                arrival,
-                Cause(
-                    f"not complete within its {arrival.load.deadline - arrival.load.received:.1f} s",
-                    "TOO_LATE",
-                ),
-            )
+        elif late := overdue(arrival.load, "complete"):
+            self._arrivals.give_up(arrival, late)
         elif now >= arrival.due:
             self._announce(arrival, now)
 
@@ -282,12 +276,8 @@ class PeerArrivals:
         if not generation:
             arrival.due = now + GENERATION_AGAIN
             if left <= 0:
-                self._arrivals.give_up(
-                    arrival,
-                    Cause(
-                        "kvd misses workers of this engine, so its blocks cannot be announced", "PEER_AWAY"
-                    ),
-                )
+                incomplete = "kvd misses workers of this engine, so its blocks cannot be announced"
+                self._arrivals.give_up(arrival, Cause(incomplete, "PEER_AWAY"))
             return
         try:
             self._windows.open()
@@ -310,12 +300,8 @@ class PeerArrivals:
         if error is None:
             arrival.acknowledged(time.monotonic())
         elif not arrival.taken:
-            self._arrivals.give_up(
-                arrival,
-                Cause(
-                    f"prefiller {self.engine_id} did not take the announcement: {error}", refusal_code(error)
-                ),
-            )
+            refused = f"prefiller {self.engine_id} did not take the announcement: {error}"
+            self._arrivals.give_up(arrival, Cause(refused, refusal_code(error)))
 
     def _progress(self, progress: PushProgress) -> None:
         key, source = progress.key, progress.source
