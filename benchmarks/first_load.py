@@ -38,7 +38,7 @@ from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder
 from kvd.worker.peers import register
-from kvd.worker.pull.reader import PeerLane
+from kvd.worker.pull.reader import PullThread
 from kvd.worker.remote import RemotePrefill
 
 TOKENS, LAYERS, BLOCKS = 16, 16, 256
@@ -113,7 +113,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
         probed.set()
 
     topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (geometry,)), geometry.rank)
-    lane = PeerLane("p", backend, topology, ended.put, probed=told if probe else None)
+    lane = PullThread("p", backend, topology, ended.put, probed=told if probe else None)
     register(topology, EngineCard(engine=facts, generation="g", workers=(worker,)))
     lane.on_peer_changed()
     if probe and not probed.wait(SETTLE):

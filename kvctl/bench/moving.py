@@ -19,7 +19,7 @@ from kvd.topology.transfer_topology import TransferTopology
 from kvd.worker.cause import text_of
 from kvd.worker.load import Load, Slice
 from kvd.worker.orders import LoadOrder, plain
-from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PeerLane
+from kvd.worker.pull.reader import FAST_FOR, POLL_FAST, POLL_SLOW, PullThread
 from kvd.worker.remote import RemotePrefill
 
 STAGES = ("plan", "prepare", "post", "wire", "complete")
@@ -96,7 +96,7 @@ class LoadMover:
         source = topology.remote(SOURCE)
         self._plan, self._generation = source.plan, source.generation
         self._ended: queue.Queue[Load] = queue.Queue()
-        self._lane = PeerLane(SOURCE, backend, topology, self._ended.put)
+        self._lane = PullThread(SOURCE, backend, topology, self._ended.put)
         self._lane.on_peer_changed()
 
     def begin(self, number: int, request: MovedRequest, *, seconds: float, coalesce: bool) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 from kvd.backends.contract import Lane, State, Transfer
 from kvd.vllm import KvdConnector
-from kvd.worker.pull.reader import PeerLane
+from kvd.worker.pull.reader import PullThread
 
 __all__ = ["KvdConnector"]
 
-_close = PeerLane._close
+_close = PullThread._close
 
 
-def _let_live(self: PeerLane, lane: Lane) -> str:
+def _let_live(self: PullThread, lane: Lane) -> str:
     if not Path(os.environ["TEST_UNGUARDED"]).exists():
         return _close(self, lane)
     transfers = [transfer for load in self._active for transfer in load.transfers]
@@ -37,4 +37,4 @@ def _poll_on(lane: Lane, transfers: list[Transfer]) -> None:
         time.sleep(0.001)
 
 
-PeerLane._close = _let_live  # type: ignore[method-assign]
+PullThread._close = _let_live  # type: ignore[method-assign]

@@ -16,8 +16,8 @@ from kvd.worker.cause import SHUTTING_DOWN
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
 from kvd.worker.probe import Told
-from kvd.worker.pull.reader import PeerLane
-from kvd.worker.push.receiver import PeerArrivals
+from kvd.worker.pull.reader import PullThread
+from kvd.worker.push.receiver import PushThread
 from kvd.worker.watchdog import Watch
 
 
@@ -30,8 +30,8 @@ class PeerThreads:
         self._probed = probed
         self._lock = threading.Lock()
         self._closed = False
-        self.lanes: dict[str, PeerLane] = {}
-        self.arrivals: dict[str, PeerArrivals] = {}
+        self.lanes: dict[str, PullThread] = {}
+        self.arrivals: dict[str, PushThread] = {}
         self._watch = Watch(self._look)
 
     def begin(self, load: Load) -> bool:
@@ -58,34 +58,34 @@ class PeerThreads:
 
     def give_up(self, load: Load) -> None:
         """Make it a miss, for the reason that it names as ``dropped``, if it has not ended."""
-        threads: Mapping[str, PeerLane | PeerArrivals] = (
+        threads: Mapping[str, PullThread | PushThread] = (
             self.arrivals if load.order.transfer_id else self.lanes
         )
         if way := threads.get(load.order.prefill.engine_id):
             way.give_up(load)
 
-    def _way(self, load: Load) -> PeerLane | PeerArrivals | None:
+    def _way(self, load: Load) -> PullThread | PushThread | None:
         """The fork: by which thread a load comes."""
         engine_id = load.order.prefill.engine_id
         return self._pushed(engine_id) if load.order.transfer_id else self.lane(engine_id)
 
-    def lane(self, engine_id: str) -> PeerLane | None:
+    def lane(self, engine_id: str) -> PullThread | None:
         """The lane to a peer, made where it is the first; None once this worker closes."""
         context = self._context
         with self._lock:
             lane = self.lanes.get(engine_id)
             if lane is None and not self._closed:
-                lane = self.lanes[engine_id] = PeerLane(
+                lane = self.lanes[engine_id] = PullThread(
                     engine_id, context.backend, context.topology, context.ends.load,
                     piece_bytes=context.settings.piece_bytes, probed=self._probed,
                 )  # fmt: skip
             return lane
 
-    def _pushed(self, engine_id: str) -> PeerArrivals | None:
+    def _pushed(self, engine_id: str) -> PushThread | None:
         with self._lock:
             arrivals = self.arrivals.get(engine_id)
             if arrivals is None and not self._closed:
-                arrivals = self.arrivals[engine_id] = PeerArrivals(engine_id, self._context, self.read)
+                arrivals = self.arrivals[engine_id] = PushThread(engine_id, self._context, self.read)
             return arrivals
 
     # --- what kvd says ---
@@ -125,6 +125,6 @@ class PeerThreads:
 
     # --- private ---
 
-    def _all(self) -> list[PeerArrivals | PeerLane]:
+    def _all(self) -> list[PushThread | PullThread]:
         with self._lock:
             return [*self.arrivals.values(), *self.lanes.values()]

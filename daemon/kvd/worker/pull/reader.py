@@ -6,7 +6,7 @@ only then can none of its bytes land in memory that vLLM is about to use again. 
 start over on a new one; reading again is harmless, the memory is still theirs.
 
 A call into the backend may hang, and nothing can end it from outside. What the thread was given but has not
-posted has no bytes on the way and is ended by the watcher when its time is up (`PeerLane.watch`). What was posted
+posted has no bytes on the way and is ended by the watcher when its time is up (`PullThread.watch`). What was posted
 stays unreported, whatever that costs, until the call returns; the watcher says so in the log.
 """
 
@@ -41,7 +41,7 @@ HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyEr
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
 
 
-class PeerLane:
+class PullThread:
     """The thread of one peer engine.
 
     `on_peer_changed`, `load`, `give_up` and `stop` only put something into a queue and return. ``ended``

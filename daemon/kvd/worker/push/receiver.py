@@ -69,7 +69,7 @@ class _Read:
 _Word = PeerChanged | Load | PushProgress | GiveUp | _Answered | _Read
 
 
-class PeerArrivals:
+class PushThread:
     """The thread of what one peer engine pushes.
 
     `on_peer_changed`, `on_progress`, `load`, `give_up` and `stop` only put something into a queue and
