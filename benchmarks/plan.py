@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import copies as request
 from kvd.topology.blocks import BlockList
@@ -37,6 +37,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.copies import Copies, compile_request
 from kvd.topology.grid import Grid, Selection
 from kvd.topology.plan import Plan, plan_worker
+from tests.support.samples import engine_from_config
 
 ROUNDS = 30
 POOL = 2  # caches are this many times as large as the request

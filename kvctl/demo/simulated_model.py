@@ -7,7 +7,8 @@ make a group, and all groups share the same memory.
 from __future__ import annotations
 
 from kvctl.demo.kinds import TINY
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
+from kvd.geometry.families import model_shape
 from kvd.geometry.model import EngineGeometry
 
 MODEL = "simulated/qwen3.5-gdn"
@@ -27,4 +28,4 @@ _CONFIG = TINY.config | {
 def simulated_geometry(engine_id: str, ranks: int, blocks: int) -> EngineGeometry:
     """An engine of 1, 2 or 4 workers with room for so many blocks each; its addresses are made up."""
     options = CacheOptions(num_blocks=blocks, kernel_block=128, layout="LBHNC", align=True)
-    return engine_from_config(_CONFIG, Parallel(tp=ranks), options, engine_id=engine_id, name=MODEL)
+    return engine_from_shape(model_shape(_CONFIG, MODEL), Parallel(tp=ranks), options, engine_id=engine_id)

@@ -11,11 +11,12 @@ import pytest
 from kvctl.demo.deployment import transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvd.client.cards import engine_geometry
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import EngineList, ListEngines
 from tests.support.deployments import FLOAT32_STATES, found_out
 from tests.support.engine_calls import running_engine
+from tests.support.samples import engine_from_config
 from tests.support.started_kvd import start_kvd
 from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import prod
+from typing import Any
 
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
+from kvd.geometry.families import model_shape
 from kvd.geometry.live import (
     Blocks,
     Dim,
@@ -127,3 +130,10 @@ def engine(
                 ordinal += len(here)
             workers.append(WorkerGeometry(Rank(tp=rank, pp=stage), NUM_BLOCKS, regions(ordinal), tuple(made)))
     return EngineGeometry(name, f"{name}-1", "sample", tp, pp, 1, tuple(workers), dict(facts))
+
+
+def engine_from_config(
+    config: Mapping[str, Any], parallel: Parallel, options: CacheOptions, *, engine_id: str, name: str = ""
+) -> EngineGeometry:
+    """The engine that serves the model of a Hugging Face ``config.json``."""
+    return engine_from_shape(model_shape(config, name), parallel, options, engine_id=engine_id)

@@ -6,13 +6,11 @@ Memory is laid out as vLLM 0.32 does it: one buffer a worker, layer ``l`` of blo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
-from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape, model_shape
+from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape
 from kvd.geometry.live import Blocks, LiveTensor, Packing, StateShape, cpu_attention_layer, state_fields
 from kvd.geometry.model import (
     Axis,
@@ -75,26 +73,14 @@ class CacheOptions:
     packing: Packing | None = None
 
 
-def engine_from_config(
-    config: Mapping[str, Any],
-    parallel: Parallel,
-    options: CacheOptions,
-    *,
-    engine_id: str,
-    name: str = "",
-) -> EngineGeometry:
-    """The engine that serves the model of a Hugging Face ``config.json``.
-
-    Raises `UnknownShape` where the configuration or an option is not understood, `UnevenShard` where the model cannot
-    be split over so many ranks.
-    """
-    return engine_from_shape(model_shape(config, name), parallel, options, engine_id=engine_id)
-
-
 def engine_from_shape(
     model: ModelShape, parallel: Parallel, options: CacheOptions, *, engine_id: str
 ) -> EngineGeometry:
-    """The engine that serves a model of this shape. Errors as for `engine_from_config`."""
+    """The engine that serves a model of this shape.
+
+    Raises `UnknownShape` where an option is not understood, `UnevenShard` where the model cannot be split over so many
+    ranks.
+    """
     if parallel.tp < 1 or parallel.pp < 1 or parallel.dcp < 1 or parallel.tp % parallel.dcp:
         raise UnevenShard(f"dcp {parallel.dcp} must divide tp {parallel.tp}, and all sizes be at least 1")
     plan = _Paging(model, parallel, options)

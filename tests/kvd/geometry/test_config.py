@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config, engine_from_shape
+from kvd.geometry.config import CacheOptions, Parallel, engine_from_shape
 from kvd.geometry.errors import BadGeometry, UnevenShard, UnknownShape
 from kvd.geometry.families import RecurrentShape
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.presets import Preset, preset
+from tests.support.samples import engine_from_config
 
 PRESETS = sorted(Path(__file__).parents[3].glob("configs/models/*.yaml"))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
 from kvd.topology import copies as request
 from kvd.topology.blocks import BlockList
@@ -20,6 +20,7 @@ from kvd.topology.descriptors import Descriptors, coalesce
 from kvd.topology.plan import Plan, plan_worker
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
+from tests.support.samples import engine_from_config
 
 
 @contextmanager

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.compat import compare
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import PairDescription, describe
 from kvd.topology.findings import Finding, find
-from tests.support.samples import engine, gated_delta_net, latent, llama
+from tests.support.samples import engine, engine_from_config, gated_delta_net, latent, llama
 
 TWO = ("layers.0", "layers.1")
 

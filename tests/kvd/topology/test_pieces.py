@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from kvd.geometry.config import CacheOptions, Parallel, engine_from_config
+from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
 from kvd.topology import pieces as slices
 from kvd.topology.blocks import BlockList, window_start
@@ -15,6 +15,7 @@ from kvd.topology.pieces import cut, largest_prefix, piece
 from kvd.topology.plan import Plan, plan_worker
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
+from tests.support.samples import engine_from_config
 
 Case = tuple[EngineGeometry, EngineGeometry, int, oracle.Request]
 
