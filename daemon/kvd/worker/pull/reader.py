@@ -24,6 +24,7 @@ from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataEr
 from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
+from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
@@ -66,9 +67,7 @@ class PullThread:
         self._ended = ended
         self._piece_bytes = piece_bytes
         self._inbox: queue.Queue[PeerChanged | Load | GiveUp | None] = queue.Queue()
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Load] = {}  # nothing of them is posted
-        self._stopped = False
+        self._admission = AdmissionQueue()
         self._lane: Lane | None = None
         self._peer = FollowedPeer(engine_id, topology, lambda remote: remote.plan)
         self._activity = Activity()
@@ -87,12 +86,7 @@ class PullThread:
 
     def load(self, load: Load) -> None:
         """Read one request's KV."""
-        with self._lock:
-            stopped = self._stopped
-            if not stopped:
-                self._waiting[id(load)] = load
-                self._inbox.put(load)
-        if stopped:
+        if not self._admission.put(load, self._inbox.put):
             self._end(load, SHUTTING_DOWN)
 
     def give_up(self, load: Load) -> None:
@@ -101,8 +95,7 @@ class PullThread:
 
     def stop(self) -> None:
         """Give up whatever is on the way, destroy the lane, end the thread: begin all that."""
-        with self._lock:
-            self._stopped = True
+        self._admission.stop()
         self._inbox.put(None)
 
     def join(self, timeout: float) -> bool:
@@ -117,20 +110,17 @@ class PullThread:
 
         Gives the time.monotonic() at which to look again, infinity where nothing is held.
         """
-        with self._lock:
+        with self._admission.lock:
             posted = [*self._active, *(load for load, _ in self._unclosed.held)]
             stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
-            late = [load for load in self._waiting.values() if stuck or now > load.deadline]
-            for load in late:
-                del self._waiting[id(load)]
-            waiting = list(self._waiting.values())
+            late = self._admission.acquire_late(now, everything=bool(stuck))
+            looks = self._admission.deadlines
         for load in stuck:
             complain(load, now, self.engine_id, self._activity.now)
         why = f"the thread of peer {self.engine_id} is busy {self._activity.now or 'with other loads'}"
         for load in late:
             late_by = f"not begun within its {load.deadline - load.received:.1f} s"
             self._end(load, Cause(f"{late_by}: {why}", "TOO_LATE"))
-        looks = [load.deadline for load in waiting]
         looks += [max(load.deadline + STUCK_AFTER, load.complain_at) for load in posted]
         return min(looks, default=math.inf)
 
@@ -146,9 +136,7 @@ class PullThread:
                 self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
         self._drop_lane(self._active, SHUTTING_DOWN)
         self._retry_close(math.inf)
-        with self._lock:
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for load in waiting:
+        for load in self._admission.acquire_late(math.inf):
             self._end(load, SHUTTING_DOWN)
 
     def _turn(self) -> bool:
@@ -181,7 +169,7 @@ class PullThread:
         elif isinstance(message, GiveUp):
             end = self._give_up if message.load in self._active else self._refuse
             end(message.load, message.cause)
-        elif id(message) in self._waiting:
+        elif self._admission.holds(message):
             self._start(message)
 
     def _follow(self) -> None:
@@ -201,7 +189,7 @@ class PullThread:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
             return
         with self._activity("probing"):
-            if not self._waiting and self._probing.begin(
+            if not self._admission.deadlines and self._probing.begin(
                 remote, lane
             ):  # a load that waits is as good a probe
                 self._drop_lane()
@@ -246,8 +234,8 @@ class PullThread:
 
     def _acquire(self, load: Load, *, post: bool) -> bool:
         """Whether a waiting load is still ours to post or to end: the watcher may have ended it."""
-        with self._lock:
-            mine = self._waiting.pop(id(load), None) is not None
+        with self._admission.lock:
+            mine = self._admission.acquire(load)
             if mine and post:
                 self._active.append(load)
         return mine
@@ -327,14 +315,14 @@ class PullThread:
         rest = [load for load in self._active if load not in ending]
         ends: list[tuple[Load, Cause | None]] = [(load, cause) for load in ending]
         error = self._close(lane) if lane is not None else ""
-        with self._lock:
+        with self._admission.lock:
             if lane is not None and error:
                 # Whatever was posted on it may still be written: nothing of it may be reported or posted again.
                 held = [*ends, *((load, Cause(error, "TRANSFER_FAILED")) for load in rest)]
                 self._unclosed.hold(lane, held)
                 ends, rest = [], []
             self._active = []
-            self._waiting.update((id(load), load) for load in rest)
+            self._admission.put_back(rest)
         self._due = [*rest, *self._due]
         for load, why in ends:
             self._end(load, why)

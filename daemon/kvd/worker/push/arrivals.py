@@ -12,15 +12,18 @@ import threading
 import time
 
 from kvd.backends.errors import BackendError
+from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import clear_leftover
-from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import done, withdraw
 from kvd.worker.push.arrival import Arrival, record_arrival
 from kvd.worker.push.window import Windows
 
 log = logging.getLogger(__name__)
+
+NAMES_KEPT = 900.0
+"""Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""
 
 
 class Arrivals:
@@ -35,6 +38,7 @@ class Arrivals:
         self._windows = windows
         self._lock = threading.Lock()
         self._active: dict[str, Arrival] = {}  # by transfer id
+        self._names: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self._active)
@@ -57,6 +61,16 @@ class Arrivals:
     def has(self, arrival: Arrival) -> bool:
         """Whether it is still under way."""
         return self._active.get(arrival.key.transfer_id) is arrival
+
+    def name(self, transfer_id: str) -> bool:
+        """Remember a transfer id. False where it was used already."""
+        now = time.monotonic()
+        while self._names and now - next(iter(self._names.values())) > NAMES_KEPT:
+            self._names.pop(next(iter(self._names)))
+        if transfer_id in self._names:
+            return False
+        self._names[transfer_id] = now
+        return True
 
     def take_up(self, arrival: Arrival, now: float) -> None:
         """It is to be announced."""

@@ -25,12 +25,12 @@ from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.miss import known_code
 from kvd.wire.push import PushProgress
+from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
 from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
-from kvd.worker.push.admission import AdmissionQueue
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, Part, expect
 from kvd.worker.push.arrivals import Arrivals
@@ -225,7 +225,7 @@ class PushThread:
         remote = self._peer.of(order.prefill.generation, "the push was asked")
         if isinstance(remote, Cause):
             self._refuse(load, remote)
-        elif not self._admission.name(order.transfer_id):
+        elif not self._arrivals.name(order.transfer_id):
             before = f"transfer {order.transfer_id} was announced before: an id is for one prefill only"
             self._refuse(load, Cause(before, "BAD_PARAMS"))
         else:
