@@ -87,17 +87,13 @@ def to_journal(descriptor: int) -> bool:
 
 def marking(descriptor: int) -> Callable[[int, str], str]:
     """What puts a level of `logging` before each line, for the journal; elsewhere it leaves them alone."""
-    return _marked if to_journal(descriptor) else _unmarked
+    return _marked if to_journal(descriptor) else lambda _, text: text
 
 
 def _marked(level: int, text: str) -> str:
     """The lines as in sd-daemon(3), which the journal takes the severity off."""
     severity = next((number for least, number in SEVERITIES if level >= least), 7)
     return "\n".join(f"<{severity}>{line}" for line in text.split("\n"))
-
-
-def _unmarked(_level: int, text: str) -> str:
-    return text
 
 
 def dropped() -> int:

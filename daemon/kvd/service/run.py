@@ -157,21 +157,23 @@ async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.T
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             daemon.local.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
-            _hold_open(ledger), _prepare(daemon),
+            _prepare(daemon),
         ]  # fmt: skip
         work += [daemon.peer.run()] if daemon.peer else []
         work += [connections.count(m, name, daemon.events.counters) for name, m in bound.monitors.items()]
-        known = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
-        daemon.links.keep(known)
-        work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in known]
+        daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
+        work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)
         yield daemon, tasks
 
 
 async def _prepare(daemon: Daemon) -> None:
-    """Do what the first comparison of two engines needs, before somebody waits for it."""
-    await asyncio.to_thread(rehearse)
+    """Open the ledger, and do what the first comparison of two engines needs before somebody waits for it.
+
+    An error of the ledger ends the daemon: what it would acknowledge could not be kept.
+    """
+    await asyncio.gather(daemon.ledger.opened, asyncio.to_thread(rehearse))
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     daemon.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
@@ -329,11 +331,6 @@ async def _keep_alive(daemon: Daemon, notifier: Notifier, tasks: list[asyncio.Ta
         if notifier.watchdog_seconds and serving and time.monotonic() - fed > notifier.watchdog_seconds / 3:
             fed = time.monotonic()
             notifier.watchdog()
-
-
-async def _hold_open(ledger: Ledger) -> None:
-    await ledger.opened  # an error ends the daemon: what it would acknowledge could not be kept
-    await asyncio.Event().wait()
 
 
 async def _forget(daemon: Daemon) -> None:

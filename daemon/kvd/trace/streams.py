@@ -84,11 +84,9 @@ def _zstd_reader(raw: io.BufferedReader, path: Path) -> Any:
 
 def _zstd_writer(raw: BinaryIO, path: Path) -> Any:
     name, library = _zstd(path)
-    return (
-        library.ZstdCompressor().stream_writer(raw, closefd=False)
-        if name == "zstandard"
-        else library.ZstdFile(raw, "wb")
-    )
+    if name == "zstandard":
+        return library.ZstdCompressor().stream_writer(raw, closefd=False)
+    return library.ZstdFile(raw, "wb")
 
 
 def _zstd(path: Path) -> tuple[str, Any]:

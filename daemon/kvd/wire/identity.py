@@ -83,9 +83,8 @@ class Secretive(msgspec.Struct, frozen=True):
         return [(f, getattr(self, f)) for f in self.__struct_fields__ if f != "digest_key"]
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
-        )
+        told = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
+        return f"{type(self).__name__}({told})"
 
 
 class EngineCard(Secretive, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -37,6 +37,7 @@ class _Job:
     done: asyncio.Future[Any]
 
 
+Found = TypeVar("Found")
 Jobs = queue.Queue[_Job | None]
 
 
@@ -80,23 +81,17 @@ class Ledger:
             self._refresh(database, records)
             return store.insert(database, records)
 
-        fresh: tuple[TransferRecord, ...] = await self._ask(self._writes, work)
+        fresh = await self._ask(self._writes, work)
         self.known.update((card.engine.engine_id, card.generation) for card in engines)
         return fresh
 
     async def select(self, query: ListTransfers) -> TransferList:
         """The matching rows, 10000 and 16 MiB at most. Raises `LedgerError`."""
-        found: TransferList = await self._ask(
-            self._questions, lambda database: select(database, query, self._total)
-        )
-        return found
+        return await self._ask(self._questions, lambda database: select(database, query, self._total))
 
     async def engine(self, engine_id: str, generation: str) -> KeptEngine | None:
         """What is kept of an engine that records name. Raises `LedgerError`."""
-        found: KeptEngine | None = await self._ask(
-            self._questions, lambda database: kept_engine(database, engine_id, generation)
-        )
-        return found
+        return await self._ask(self._questions, lambda database: kept_engine(database, engine_id, generation))
 
     def close(self, timeout: float) -> None:
         """Commit what waits and close the database; at most ``timeout`` seconds."""
@@ -106,10 +101,10 @@ class Ledger:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    async def _ask(self, jobs: Jobs, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        job = _Job(work, self._loop.create_future())
-        jobs.put(job)
-        return await job.done
+    async def _ask(self, jobs: Jobs, work: Callable[[sqlite3.Connection], Found]) -> Found:
+        done: asyncio.Future[Found] = self._loop.create_future()
+        jobs.put(_Job(work, done))
+        return await done
 
     # --- on the writer's thread ---
 

@@ -71,12 +71,13 @@ class Handshakes:
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
         """What `get` would give where the engine was given that peer before; None where that takes any work."""
-        engine, peer = self._registry.ready(ask.local_engine), self.peers.get((ask.endpoint, ask.engine_id))
-        if engine is None or peer is None or peer.state == "gone" or ask.endpoint == HERE:
+        engine, peer = (
+            self._registry.ready(ask.local_engine),
+            self._current((ask.endpoint, ask.engine_id), ask),
+        )
+        if engine is None or peer is None or ask.endpoint == HERE:
             return None
         if peer.users.get(ask.local_engine) != engine.generation:
-            return None
-        if ask.generation not in ("", peer.card.generation) or (ask.keyed and not peer.card.digest_key):
             return None
         return self._answer(peer, ask.endpoint, engine, asker)
 
@@ -252,10 +253,15 @@ class Handshakes:
             known.learn_key(engine.scheduler.digest_key)
         return known, True
 
+    def _current(self, key: Key, ask: GetPeer) -> PeerEngine | None:
+        """The peer as it is known, where that is good enough."""
+        peer = self.peers.get(key)
+        if peer is None or peer.state == "gone" or ask.generation not in ("", peer.card.generation):
+            return None
+        return peer if peer.card.digest_key or not ask.keyed else None
+
     async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
-        known = self.peers.get(key)
-        current = known and known.state != "gone" and ask.generation in ("", known.card.generation)
-        if known and current and (known.card.digest_key or not ask.keyed):
+        if known := self._current(key, ask):
             return known, True
         which = key, ask.generation, ask.keyed
         flight = self._flights.get(which)

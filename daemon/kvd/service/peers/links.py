@@ -209,11 +209,8 @@ class PeerLinks:
         self._keys = keys
         self._events = events
         self._me = me
-        self._kept: set[Endpoint] = set()
-
-    def keep(self, endpoints: set[Endpoint]) -> None:
+        self.kept: set[Endpoint] = set()
         """Endpoints whose links stand whether they are used or not."""
-        self._kept = endpoints
 
     def get(self, endpoint: Endpoint) -> PeerLink:
         """The link to an endpoint. Raises `PeerAway` where none can be made, naming the endpoint."""
@@ -234,7 +231,7 @@ class PeerLinks:
             await asyncio.sleep(IDLE_SECONDS / 10)
             before = time.monotonic() - IDLE_SECONDS
             for endpoint, link in list(self.links.items()):
-                if link.used < before and endpoint not in self._kept and not self.listener.using(endpoint):
+                if link.used < before and endpoint not in self.kept and not self.listener.using(endpoint):
                     del self.links[endpoint]
                     await link.close()
 

@@ -69,20 +69,13 @@ def prepare_directory(directory: Path) -> IO[str]:
 
 def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.Socket[bytes]:
     """The ROUTER for workers and operators, a plain socket (`Router.run`). Raises `StartError`."""
-    socket = _plain(context, zmq.ROUTER)
-    _limit(socket, config.local.max_message_bytes, config.local.queue)
-    _bind(socket, socket_address(directory))
-    (directory / SOCKET_NAME).chmod(0o660)
-    return socket
+    socket = _plain(context, zmq.ROUTER, config.local.max_message_bytes, config.local.queue)
+    return _bound(socket, socket_address(directory))
 
 
 def bind_events(context: zmq.asyncio.Context, directory: Path) -> zmq.Socket[bytes]:
     """The PUB for events; a plain socket, since sending on it never waits. Raises `StartError`."""
-    socket = _plain(context, zmq.PUB)
-    _limit(socket, 1 << 20, 10_000)
-    _bind(socket, events_address(directory))
-    (directory / EVENTS_NAME).chmod(0o660)
-    return socket
+    return _bound(_plain(context, zmq.PUB, 1 << 20, 10_000), events_address(directory))
 
 
 def bind_peer(
@@ -94,8 +87,7 @@ def bind_peer(
     """
     host, port = endpoint(config.peer.listen, "peer.listen")
     curve.refuse_open_bind(host, keys)
-    socket = _plain(context, zmq.ROUTER)
-    _limit(socket, config.peer.max_message_bytes, config.peer.queue)
+    socket = _plain(context, zmq.ROUTER, config.peer.max_message_bytes, config.peer.queue)
     socket.setsockopt(zmq.HEARTBEAT_IVL, int(config.peer.ping_seconds * 1000))
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(config.peer.down_seconds * 1000))
     socket.setsockopt(zmq.IPV6, int(":" in host))
@@ -103,17 +95,14 @@ def bind_peer(
         socket.zap_domain = ZAP_DOMAIN.encode()
         socket.curve_server = True
         socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    _bind(socket, f"tcp://{join_address(host, port or '*')}")
+    _bound(socket, f"tcp://{join_address(host, port or '*')}")
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return socket, (host, int(bound.rpartition(":")[2]))
 
 
-def _plain(context: zmq.asyncio.Context, kind: int) -> zmq.Socket[bytes]:
+def _plain(context: zmq.asyncio.Context, kind: int, message_bytes: int, queue: int) -> zmq.Socket[bytes]:
     plain: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context.underlying)
-    return plain.socket(kind)
-
-
-def _limit(socket: zmq.Socket[bytes], message_bytes: int, queue: int) -> None:
+    socket = plain.socket(kind)
     options = {
         zmq.LINGER: 0,
         zmq.MAXMSGSIZE: message_bytes,
@@ -126,12 +115,17 @@ def _limit(socket: zmq.Socket[bytes], message_bytes: int, queue: int) -> None:
     }
     for option, value in options.items():
         socket.setsockopt(option, value)
+    return socket
 
 
-def _bind(socket: zmq.Socket[bytes], address: str) -> None:
+def _bound(socket: zmq.Socket[bytes], address: str) -> zmq.Socket[bytes]:
+    """The socket at its address; one of a file is for kvd's user and group."""
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close(linger=0)
         hint = "see who has it: `ss -xlp`, `ss -tlp`"
         raise StartError(f"cannot listen on {address}: {error.strerror}", hint=hint) from None
+    if address.startswith("ipc://"):
+        Path(address.removeprefix("ipc://")).chmod(0o660)
+    return socket

@@ -8,6 +8,8 @@ the counted kinds.
 from __future__ import annotations
 
 from collections import Counter
+from functools import reduce
+from operator import or_
 
 import zmq
 import zmq.asyncio
@@ -26,10 +28,7 @@ _COUNTED = {
 def watch(context: zmq.asyncio.Context, socket: zmq.Socket[bytes], name: str) -> zmq.asyncio.Socket:
     """A socket that gets the monitored events of ``socket``."""
     address = f"inproc://monitor.{name}"
-    events = 0
-    for event in _COUNTED:
-        events |= event
-    socket.monitor(address, events)
+    socket.monitor(address, reduce(or_, _COUNTED))
     monitor = context.socket(zmq.PAIR)
     # Without a limit: at a full queue libzmq's own thread would wait, and with it every connection.
     monitor.setsockopt(zmq.RCVHWM, 0)
