@@ -54,8 +54,8 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
     message = msgspec.structs.replace(message, asker=asker)
     try:
         _check(message)
-        scheduler = await _permitted(daemon, caller, message.engine_id)
-        _check_part(daemon.registry.engines[message.engine_id], message.part)
+        engine, scheduler = await _permitted(daemon, caller, message.engine_id)
+        _check_part(engine, message.part)
         plan = await ask_client(daemon, scheduler, message, ForcePlan, ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
         daemon.counters["orders.refused"] += 1
@@ -84,7 +84,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
 
 async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> ForcedCleared:
     """End orders for further loads. Raises `RequestRefused`."""
-    scheduler = await _permitted(daemon, caller, message.engine_id)
+    _, scheduler = await _permitted(daemon, caller, message.engine_id)
     asker = Asker(order_id=message.order_id, uid=caller.uid, pid=caller.pid)
     message = msgspec.structs.replace(message, asker=asker)
     cleared = await ask_client(daemon, scheduler, message, ForcedCleared, ANSWER_SECONDS, STOPPED)
@@ -182,8 +182,8 @@ def _check_part(engine: LocalEngine, part: LoadPart) -> None:
     )
 
 
-async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> Client:
-    """The scheduler of the engine, if the caller may order it about. Raises `RequestRefused`."""
+async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> tuple[LocalEngine, Client]:
+    """The engine and its scheduler, if the caller may order it about. Raises `RequestRefused`."""
     engine = daemon.registry.engines.get(engine_id)
     scheduler = engine.scheduler if engine is not None else None
     may = {0, os.geteuid()} | ({scheduler.uid} if scheduler is not None else set())
@@ -205,7 +205,7 @@ async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> Client:
             f"the scheduler of engine {engine_id!r} is not registered here",
             hint="`kvctl workers` lists who is; wait for it, or see the log of the engine",
         )
-    return scheduler
+    return engine, scheduler
 
 
 def _belongs(uid: int, group: str) -> bool:
