@@ -64,19 +64,21 @@ class EngineProcess:
     All methods may be called from any thread.
     """
 
-    def __init__(self, spec: EngineSpec, process: subprocess.Popen[bytes], pipes: _Pipes) -> None:
-        """Use `EngineProcess.start`."""
+    def __init__(
+        self, spec: EngineSpec, process: subprocess.Popen[bytes], commands: int, events: int, lifeline: int
+    ) -> None:
+        """Use `EngineProcess.start`. The last three are this end of the pipes to the tree."""
         self.spec = spec
         self._process = process
-        self._commands = os.fdopen(pipes.commands, "w", buffering=1, encoding="utf-8")
-        self._lifeline = pipes.lifeline
+        self._commands = os.fdopen(commands, "w", buffering=1, encoding="utf-8")
+        self._lifeline = lifeline
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._ready: Future[dict[str, Any]] = Future()
         self._pending: dict[str, Future[Any]] = {}
         self._stopped = False
         self._reader = threading.Thread(
-            target=self._read, args=(pipes.events,), name=f"engine-{process.pid}", daemon=True
+            target=self._read, args=(events,), name=f"engine-{process.pid}", daemon=True
         )
         self._reader.start()
 
@@ -86,6 +88,8 @@ class EngineProcess:
         spec.work_dir.mkdir(parents=True, exist_ok=True)
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         sockets = _socket_folder(spec.work_dir)
+        throwaway = "" if sockets.parent == spec.work_dir else str(sockets)
+        arguments = json.dumps(engine_arguments(spec))
         commands_read, commands_write = os.pipe()
         events_read, events_write = os.pipe()
         lifeline_read, lifeline_write = os.pipe()
@@ -93,7 +97,15 @@ class EngineProcess:
         try:
             process = spawn(
                 # -P: the work folder is the current one and must not become a place to import from.
-                [sys.executable, "-P", "-m", "kvctl.demo.engine_host", *map(str, theirs)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "kvctl.demo.engine_host",
+                    *map(str, theirs),
+                    throwaway,
+                    arguments,
+                ],
                 spec.log_path,
                 environment(spec, sockets),
                 cwd=spec.work_dir,
@@ -106,10 +118,7 @@ class EngineProcess:
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        engine = cls(spec, process, _Pipes(commands_write, events_read, lifeline_write))
-        throwaway = None if sockets.parent == spec.work_dir else str(sockets)
-        engine._send({"engine": engine_arguments(spec), "throwaway": throwaway})
-        return engine
+        return cls(spec, process, commands_write, events_read, lifeline_write)
 
     def wait_ready(self, timeout: float = 300.0) -> None:
         """Wait until the engine takes requests.
@@ -242,15 +251,6 @@ class EngineProcess:
             future.set_exception(RuntimeError(event["error"]))
         else:
             future.set_result(event["value"])
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipes:
-    """The parent's ends of the three pipes to the tree."""
-
-    commands: int
-    events: int
-    lifeline: int
 
 
 def _socket_folder(work_dir: Path) -> Path:

@@ -1,8 +1,9 @@
 """Runs one vLLM engine in a process tree of its own: the child's side of kvctl.demo.engine.
 
-Started as `python -m kvctl.demo.engine_host COMMANDS EVENTS LIFELINE`, three inherited file descriptors. The process
-splits in two before anything heavy is imported: the guardian, which waits for one of two ends (its parent's, seen as
-end-of-file on LIFELINE, or the host's) and then kills what is left, and the host, which runs vLLM's front end.
+Started as `python -m kvctl.demo.engine_host COMMANDS EVENTS LIFELINE THROWAWAY ENGINE`: three inherited file
+descriptors, a folder to remove at the end or nothing, vLLM's arguments in JSON. The process splits in two before
+anything heavy is imported: the guardian, which waits for one of two ends (its parent's, seen as end-of-file on
+LIFELINE, or the host's) and then kills what is left, and the host, which runs vLLM's front end.
 """
 
 from __future__ import annotations
@@ -26,22 +27,21 @@ from kvctl.processes.tree import kill_children
 Message = dict[str, Any]
 
 
-def main(commands: int, events: int, lifeline: int) -> int:
+def main(commands: int, events: int, lifeline: int, throwaway: str, arguments: Message) -> int:
     """Become a guardian and a host; return the exit status of whichever of the two this process now is."""
-    spec: Message = json.loads(_first_line(commands))
     parent = os.getppid()
     host = os.fork()
     if host:
         os.close(commands)
         os.close(events)
-        return guard(host, lifeline, parent, spec["throwaway"])
+        return guard(host, lifeline, parent, throwaway)
     os.close(lifeline)
     # Should the guardian be killed, the host must not outlive it.
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    return asyncio.run(Host(events).run(spec, commands))
+    return asyncio.run(Host(events).run(arguments, commands))
 
 
-def guard(host: int, lifeline: int, parent: int, throwaway: str | None) -> int:
+def guard(host: int, lifeline: int, parent: int, throwaway: str) -> int:
     """Wait for the end of the parent or of the host, then end everything below this process.
 
     Returns:
@@ -56,7 +56,7 @@ def guard(host: int, lifeline: int, parent: int, throwaway: str | None) -> int:
         os.kill(host, signal.SIGKILL)
     _, status = os.waitpid(host, 0)
     kill_children()
-    if throwaway is not None:
+    if throwaway:
         shutil.rmtree(throwaway, ignore_errors=True)
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
@@ -71,11 +71,11 @@ class Host:
         self._engine: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self, spec: Message, commands: int) -> int:
+    async def run(self, arguments: Message, commands: int) -> int:
         """Start the engine and serve commands until told to stop; return an exit status if it did not start."""
         started = time.monotonic()
         try:
-            self._engine = make_engine(spec["engine"])
+            self._engine = make_engine(arguments)
             await self._engine.check_health()
         except BaseException as error:  # noqa: BLE001 - vLLM also gives up with SystemExit
             traceback.print_exc()
@@ -172,13 +172,6 @@ def make_engine(arguments: Message) -> Any:
     return AsyncLLM.from_vllm_config(config)
 
 
-def _first_line(descriptor: int) -> bytes:
-    """Read up to the first line break byte by byte: what follows belongs to the host."""
-    line = bytearray()
-    while (byte := os.read(descriptor, 1)) not in (b"\n", b""):
-        line += byte
-    return bytes(line)
-
-
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:4])))
+    commands, events, lifeline = map(int, sys.argv[1:4])
+    sys.exit(main(commands, events, lifeline, sys.argv[4], json.loads(sys.argv[5])))
