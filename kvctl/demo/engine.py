@@ -195,27 +195,19 @@ class EngineProcess:
 
     def _ask(self, name: str, **command: Any) -> Future[Any]:
         future: Future[Any] = Future()
+        line = json.dumps({"id": name, **command}) + "\n"
         with self._lock:
             if name in self._pending:
                 message = f"request id {name!r} is already in use"
                 raise ValueError(message)
             self._pending[name] = future
-        try:
-            self._send({"id": name, **command})
-        except EngineGone:
-            with self._lock:
-                self._pending.pop(name, None)
-            raise
-        return future
-
-    def _send(self, command: Mapping[str, Any]) -> None:
-        line = json.dumps(command) + "\n"
-        try:
-            with self._lock:
+            try:
                 self._commands.write(line)
-        except (OSError, ValueError) as error:
-            message = f"the engine takes no commands any more ({error}){log_tail(self.spec.log_path)}"
-            raise EngineGone(message) from error
+            except (OSError, ValueError) as error:
+                del self._pending[name]
+                message = f"the engine takes no commands any more ({error}){log_tail(self.spec.log_path)}"
+                raise EngineGone(message) from error
+        return future
 
     def _read(self, events: int) -> None:
         """Resolve futures from the host's messages until its end of the pipe is closed; runs in its own thread."""
