@@ -58,8 +58,6 @@ FLUSH_MS = 300
 """How long the last answers may take to leave."""
 LAG_SECONDS = 0.1
 
-Reload = Callable[[], Config]
-
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
@@ -107,7 +105,9 @@ class _Wiring:
         self.daemon.readers.client_gone(client)
 
 
-async def run_daemon(config: Config, reload: Reload, notifier: Notifier, monitor: LoopMonitor) -> None:
+async def run_daemon(
+    config: Config, reload: Callable[[], Config], notifier: Notifier, monitor: LoopMonitor
+) -> None:
     """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``monitor`` is that of the loop.
 
     Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
@@ -289,7 +289,7 @@ def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, reload: Ca
     loop.add_signal_handler(signal.SIGHUP, reload)
 
 
-def _reload(daemon: Daemon, reload: Reload, notifier: Notifier) -> None:
+def _reload(daemon: Daemon, reload: Callable[[], Config], notifier: Notifier) -> None:
     notifier.reloading()
     status = "settings reloaded"
     try:

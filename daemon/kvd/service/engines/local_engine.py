@@ -91,14 +91,9 @@ class LocalEngine:
 
     def card(self) -> EngineCard:
         """What peers are told of it. Only for an engine that is ready."""
-        cards = (worker.card for worker in self.ordered)
+        cards = tuple(worker.card for worker in self.ordered if worker.card)
         key = self.scheduler.digest_key if self.scheduler is not None else b""
-        return EngineCard(
-            engine=self.facts,
-            generation=self.generation,
-            workers=tuple(c for c in cards if c),
-            digest_key=key,
-        )
+        return EngineCard(engine=self.facts, generation=self.generation, workers=cards, digest_key=key)
 
     def worker(self, rank: Rank) -> Client:
         """Its worker of that rank. Raises `RequestRefused`; only for an engine that is ready."""

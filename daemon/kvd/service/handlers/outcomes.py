@@ -34,11 +34,6 @@ async def get_outcomes(daemon: Daemon, _caller: Caller, message: GetOutcomes) ->
     return Outcomes(rows=rows(daemon, message.seconds) + peers)
 
 
-def peer_get_outcomes(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
-    """The same of our own engines, for another kvd."""
-    return Outcomes(rows=rows(daemon, message.seconds))
-
-
 def rows(daemon: Daemon, seconds: float) -> tuple[OutcomeRow, ...]:
     """How requests were served at our own engines in the last ``seconds``."""
     now = time.monotonic()
