@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from kvd.backends.cuda.driver import CudaError
-from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.cuda.tables import SEGMENT_WORDS, Job, Rows
 from kvd.backends.direct.memfd import Backing, MemfdView
+from kvd.geometry.model import Region
 
 
 def run_job(rows: Rows, job: Job) -> int:
@@ -51,7 +51,7 @@ class MadeUpDriver:
     uuid: str = "gpu-a"
     visible: dict[str, int] = field(default_factory=lambda: {"gpu-a": 0, "gpu-b": 1})
     unreachable: set[int] = field(default_factory=set)
-    allocations: list[Allocation] = field(default_factory=list)
+    allocations: list[Region] = field(default_factory=list)
     kind: str = "handle"
     ordinal: int = 0
     open: dict[int, MemfdView] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class MadeUpDriver:
     def reaches(self, ordinal: int) -> bool:
         return ordinal not in self.unreachable
 
-    def allocation(self, address: int) -> Allocation:
+    def allocation(self, address: int) -> Region:
         for span in self.allocations:
             if span.address <= address < span.address + span.length:
                 return span

@@ -7,12 +7,15 @@ closed in one way, which is here.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from kvd.backends.contract import Operation, State, Transfer
 from kvd.backends.errors import BackendError, RegistrationError, TransferRefused
+from kvd.geometry.model import Region
+from kvd.topology.descriptors import Descriptors
 
 
 class KnownPeer(Protocol):
@@ -33,6 +36,7 @@ class Closing(Protocol):
 PeerT = TypeVar("PeerT", bound=KnownPeer)
 WorkT = TypeVar("WorkT")
 ClosingT = TypeVar("ClosingT", bound=Closing)
+KeptT = TypeVar("KeptT", bound=Closing)
 
 
 class EngineLane(ABC, Generic[PeerT, WorkT]):
@@ -64,6 +68,19 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
             if known is None or known.metadata != metadata:
                 self._connect(peer, metadata, known)
 
+    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
+        """Start copying. What goes wrong before anything was posted is raised; after that the transfer is FAILED.
+
+        Raises:
+            TransferRefused: an unknown peer, a closed lane, malformed columns, memory that is not registered, an
+                operation that this backend has not, or the engine did not take it.
+            WorkerUnreachable: the peer's process or its backend is gone.
+            BackendError: the device would not take it.
+        """
+        with self._lock:
+            self._known(peer)
+            return self._submit(peer, descriptors, operation)
+
     def poll(self, transfer: Transfer) -> State:
         """Look once, let go on what the caller's thread moves, and update ``transfer``."""
         with self._lock:
@@ -88,6 +105,10 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
     @abstractmethod
     def _connect(self, peer: str, metadata: bytes, known: PeerT | None) -> None:
         """Put ``peer`` into ``_peers``, in the place of what is ``known`` of it."""
+
+    @abstractmethod
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """`submit` to one of ``_peers`` on an open lane."""
 
     @abstractmethod
     def _look(self, work: WorkT, transfer: Transfer) -> None:
@@ -118,6 +139,12 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
                 backend=self._backend_name,
                 hint="let the other side read",
             )
+
+    def _begin(self, transfer: Transfer) -> Transfer:
+        """Note that it is under way from now on."""
+        transfer.posted = time.monotonic()
+        self._live[transfer.handle] = transfer
+        return transfer
 
     def _end(self, transfer: Transfer, reason: str = "") -> None:
         self._live.pop(transfer.handle, None)
@@ -176,58 +203,92 @@ class EngineWindow(ABC):
             raise TransferRefused(f"window {self.name!r} is closed", backend=self._backend_name)
 
 
-class Holdings:
-    """What a backend has made of its memory, and whether it is open and has any; lanes and windows end before it."""
+class EngineBackend(ABC, Generic[ClosingT]):
+    """A worker's memory, ``regions`` once it is registered, and the lanes and windows made over it."""
 
     def __init__(self, name: str, backend: str) -> None:
         """``name`` is the worker's, ``backend`` for errors."""
-        self._name = name
-        self._backend = backend
+        self.name = name
+        self.regions: tuple[Region, ...] = ()
+        self._backend_name = backend
         self._made: dict[Closing, None] = {}
         self._open = True
-        self._registered = False
 
-    def opened(self, *, registered: bool = False) -> None:
-        """Refuse a backend that is closed, or where that is asked for has no memory.
+    def register(self, regions: Sequence[Region]) -> None:
+        """Register memory. Once, before `metadata` and `lane`.
 
         Raises:
-            BackendError, RegistrationError: so it is.
+            RegistrationError: registered before, nothing given, or memory that this backend cannot register, and why.
+            BackendError: the backend is closed, or does not start for this memory.
         """
+        self._opened()
+        if self.regions:
+            raise RegistrationError(
+                "memory of this backend is registered already", backend=self._backend_name
+            )
+        self._register(regions)
+        self.regions = tuple(regions)
+
+    def metadata(self) -> bytes:
+        """What a peer's `Lane.add` needs.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+        """
+        self._ready()
+        return self._describe()
+
+    def lane(self, name: str) -> ClosingT:
+        """A fresh lane.
+
+        Raises:
+            RegistrationError: nothing is registered yet.
+            BackendError: the engine does not make one.
+        """
+        self._ready()
+        return self._keep(self._lane(name))
+
+    def close(self) -> None:
+        """Close all lanes and windows, then what the backend itself holds. Idempotent.
+
+        Raises:
+            BackendError: something outlived it: call again.
+        """
+        for made in list(self._made):
+            made.close()
+        self._open = False
+        self._end()
+
+    @abstractmethod
+    def _register(self, regions: Sequence[Region]) -> None:
+        """Register memory for good, or nothing of it."""
+
+    @abstractmethod
+    def _describe(self) -> bytes:
+        """`metadata`, of registered memory."""
+
+    @abstractmethod
+    def _lane(self, name: str) -> ClosingT:
+        """`lane`, over registered memory; it calls `_drop` when it is closed."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Give up what is held, once; lanes and windows are closed."""
+
+    def _opened(self) -> None:
         if not self._open:
-            raise BackendError(f"backend {self._name!r} is closed", backend=self._backend)
-        if registered and not self._registered:
-            raise RegistrationError("register memory first", backend=self._backend)
+            raise BackendError(f"backend {self.name!r} is closed", backend=self._backend_name)
 
-    def registering(self) -> None:
-        """Refuse to register twice; `registered` says that it is done.
+    def _ready(self) -> None:
+        self._opened()
+        if not self.regions:
+            raise RegistrationError("register memory first", backend=self._backend_name)
 
-        Raises:
-            BackendError, RegistrationError: the backend is closed, or has memory.
-        """
-        self.opened()
-        if self._registered:
-            raise RegistrationError("memory of this backend is registered already", backend=self._backend)
-
-    def registered(self) -> None:
-        """Memory is registered now."""
-        self._registered = True
-
-    def keep(self, made: ClosingT) -> ClosingT:
+    def _keep(self, made: KeptT) -> KeptT:
         """A lane or window, to be closed with the backend."""
         self._made[made] = None
         return made
 
-    def drop(self, made: Closing) -> None:
+    def _drop(self, made: Closing) -> None:
         """Forget what was closed."""
         self._made.pop(made, None)
-
-    def close(self) -> bool:
-        """Close all that was made; whether the backend was open until now.
-
-        Raises:
-            BackendError: as the lanes and windows.
-        """
-        for made in list(self._made):
-            made.close()
-        was, self._open = self._open, False
-        return was

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import Any
 from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
 from kvd.backends.errors import TransferRefused, WorkerUnreachable
-from kvd.backends.lanes import EngineLane, EngineWindow, Holdings
+from kvd.backends.lanes import EngineBackend, EngineLane, EngineWindow
 from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
 from kvd.geometry.model import Region
@@ -70,48 +69,26 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MemoryBackend:
     return MemoryBackend(name, options.get("faults") or Faults())
 
 
-class MemoryBackend:
-    """Memory of this process that peers of this process may read and write."""
+class MemoryBackend(EngineBackend["MemoryLane"]):
+    """Memory of this process that peers of this process may read and write. Closed, it vanishes from their sight."""
 
     traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane", lands=True)
 
     def __init__(self, name: str, faults: Faults) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self.faults = faults
-        self.regions: tuple[Region, ...] = ()
         self.submits = itertools.count()
         self._agent = f"{name}.{next(_generations)}"
-        self._holdings = Holdings(name, NAME)
         _agents[self._agent] = self
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Register memory. Once, before `metadata` and `lane`.
-
-        Raises:
-            RegistrationError: registered before, nothing given, or a region that is empty or not host memory.
-        """
-        self._holdings.registering()
+    def _register(self, regions: Sequence[Region]) -> None:
         check_regions(regions, backend=NAME, kinds=("cpu",))
-        self.regions = tuple(regions)
-        self._holdings.registered()
 
-    def metadata(self) -> bytes:
-        """What a peer's `MemoryLane.add` needs.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._holdings.opened(registered=True)
+    def _describe(self) -> bytes:
         return pack(Envelope(NAME, VERSION, self._agent, self.regions, b""))
 
-    def lane(self, name: str) -> MemoryLane:
-        """A fresh lane.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._holdings.opened(registered=True)
-        return self._holdings.keep(MemoryLane(name, self, self._holdings.drop))
+    def _lane(self, name: str) -> MemoryLane:
+        return MemoryLane(name, self, self._drop)
 
     def window(self, name: str) -> MemoryWindow:
         """A fresh window for one peer engine.
@@ -119,12 +96,10 @@ class MemoryBackend:
         Raises:
             RegistrationError: nothing is registered yet.
         """
-        self._holdings.opened(registered=True)
-        return self._holdings.keep(MemoryWindow(f"{self._agent}.{name}", self.regions, self._holdings.drop))
+        self._ready()
+        return self._keep(MemoryWindow(f"{self._agent}.{name}", self.regions, self._drop))
 
-    def close(self) -> None:
-        """Close all lanes and windows and vanish from the peers' sight. Idempotent."""
-        self._holdings.close()
+    def _end(self) -> None:
         _agents.pop(self._agent, None)
 
 
@@ -171,22 +146,16 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
         self._reach(envelope.agent)
         self._peers[peer] = _MemoryPeer(metadata, envelope.agent)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Note what is to be copied; `poll` copies.
-
-        Raises:
-            TransferRefused: unknown peer, closed lane, memory that is not registered, or a fault asked for it.
-            WorkerUnreachable: the peer's backend was closed.
-        """
-        agent = self._known(peer).agent
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """Note what is to be copied; `poll` copies."""
+        known = self._peers[peer]
         faults, number = self._backend.faults, next(self._backend.submits)
         if number in faults.refuse:
             raise TransferRefused(f"submit {number} is to be refused", backend=NAME)
-        mine, theirs = self._backend.regions, self._reach(agent).regions
+        mine, theirs = self._backend.regions, self._reach(known.agent).regions
         rows = checked(descriptors, RegisteredMemory(mine), RegisteredMemory(theirs), backend=NAME)
-        work = _Copying(number, agent, rows, operation)
-        transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic())
-        self._live[work] = transfer
+        work = _Copying(number, known.agent, rows, operation)
+        transfer = self._begin(Transfer(peer, rows.nbytes, len(rows), work))
         if number in faults.late:
             faults.defer(number, lambda: self._land(work))
             self._end(transfer, f"submit {number} is to fail and to land late")

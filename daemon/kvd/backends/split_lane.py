@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 
 from kvd.backends.contract import Operation, SelectingLane, State, Transfer
 from kvd.backends.errors import BackendError
+from kvd.backends.lanes import EngineLane
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
 from kvd.topology.split import split_descriptors, split_selection
@@ -91,71 +91,69 @@ class _Split:
         return not self.rest and all(part.state is State.DONE for _, part in self.parts)
 
 
-class SplitLane:
-    """The way to one peer engine, by up to ``threads`` lanes. Calls from several threads wait for each other.
+@dataclass(frozen=True, slots=True)
+class SplitPeer:
+    """A worker, as each of the lanes knows it."""
 
-    What it promises is what its lanes do: when a call has returned no other thread is in any of them.
+    metadata: bytes
+
+
+class SplitLane(EngineLane[SplitPeer, _Split]):
+    """The way to one peer engine, by up to ``threads`` lanes.
+
+    What it promises is what its lanes do: when a call has returned no other thread is in any of them. A read in pieces
+    goes on for at most `SLICE_S` seconds in `submit`, and then with `poll`. An error of the first piece is raised; one
+    after that is a FAILED transfer, as others may have been copied.
     """
 
     def __init__(
         self,
         name: str,
+        backend: str,
         threads: int,
         opening: Callable[[str], SelectingLane],
         closed: Callable[[SplitLane], None],
     ) -> None:
-        """``opening`` makes one lane. Raises what it raises."""
-        self.name = name
+        """``opening`` makes one lane, of ``backend``. Raises what it raises."""
+        super().__init__(name, backend, closed)
         self._threads = threads
         self._opening = opening
-        self._closed = closed
         self._first = opening(name)
         self._others: tuple[SelectingLane, ...] = ()
         self._coming: Future[tuple[SelectingLane, ...]] | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._metadata: dict[str, bytes] = {}
-        self._live: dict[_Split, Transfer] = {}
-        self._lock = threading.Lock()
 
     def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker reachable as ``peer``.
-
-        Raises:
-            BackendError: as the first lane. One that only another lane cannot reach is read by the first alone.
-        """
+        """As every lane; waits for lanes that are being opened. Raises as the first lane."""
         with self._lock:
             self._settle()
-            try:
-                self._first.add(peer, metadata)
-            except BackendError:
-                self._close_others()  # they may still know what the peer was before
-                raise
-            self._metadata[peer] = metadata
-            try:
-                for lane in self._others:
-                    lane.add(peer, metadata)
-            except BackendError as error:
-                _log.warning("reads by %s are no longer split: %s", self.name, error)
-                self._close_others()
+        super().add(peer, metadata)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Start copying; a read in pieces goes on for at most `SLICE_S` seconds, and then with `poll`.
+    def _connect(self, peer: str, metadata: bytes, known: SplitPeer | None) -> None:
+        """One that only another lane than the first cannot reach is read by the first alone."""
+        self._settle()
+        if known:
+            del self._peers[peer]
+        try:
+            self._first.add(peer, metadata)
+        except BackendError:
+            self._close_others()  # they may still know what the peer was before
+            raise
+        self._peers[peer] = SplitPeer(metadata)
+        try:
+            for lane in self._others:
+                lane.add(peer, metadata)
+        except BackendError as error:
+            _log.warning("reads by %s are no longer split: %s", self.name, error)
+            self._close_others()
 
-        An error of the first piece is raised; one after that is a FAILED transfer, as others may have been copied.
-
-        Raises:
-            BackendError: as the lanes.
-        """
-        with self._lock:
-            nbytes = descriptors.nbytes
-            pieces = self._pieces(nbytes, operation)
-            if not pieces or not _sound(descriptors):
-                return self._post(_posting(peer, descriptors, operation), nbytes, operation)
-            split = split_descriptors(descriptors, pieces)
-            return self._start(
-                Transfer(peer, nbytes, len(descriptors), None),
-                [_posting(peer, piece, operation) for piece in split],
-            )
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        nbytes = descriptors.nbytes
+        pieces = self._pieces(nbytes, operation)
+        if not pieces or not _sound(descriptors):
+            return self._post(_posting(peer, descriptors, operation), nbytes, operation)
+        split = [_posting(peer, piece, operation) for piece in split_descriptors(descriptors, pieces)]
+        return self._start(Transfer(peer, nbytes, len(descriptors), _Split(deque(split))))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`, by numbers of cells.
@@ -164,46 +162,33 @@ class SplitLane:
             BackendError: as `submit`.
         """
         with self._lock:
-            pieces = self._pieces(selection.nbytes, operation)
+            self._known(peer)
+            nbytes = selection.nbytes
+            pieces = self._pieces(nbytes, operation)
             if not pieces or len(selection) != len(selection.remote):
-                return self._post(_posting_selection(peer, selection, operation), selection.nbytes, operation)
-            split = split_selection(selection, pieces)
-            return self._start(
-                Transfer(peer, selection.nbytes, len(selection), None),
-                [_posting_selection(peer, piece, operation) for piece in split],
-            )
+                return self._post(_posting_selection(peer, selection, operation), nbytes, operation)
+            split = [
+                _posting_selection(peer, piece, operation) for piece in split_selection(selection, pieces)
+            ]
+            return self._start(Transfer(peer, nbytes, len(selection), _Split(deque(split))))
 
     def poll(self, transfer: Transfer) -> State:
         """Look once and update ``transfer``; pieces that nobody has taken are taken now."""
+        if isinstance(transfer.handle, _Split):
+            return super().poll(transfer)
         with self._lock:
-            if not isinstance(transfer.handle, _Split):
-                return self._first.poll(transfer)
-            if transfer.state is State.PENDING:
-                if transfer.handle in self._live:
-                    self._advance(transfer)
-                else:
-                    transfer.end(f"not a transfer of lane {self.name!r}")
-            return transfer.state
+            return self._first.poll(transfer)
 
-    def close(self) -> None:
-        """End all lanes. When this returns no byte of any transfer can land here any more. Idempotent.
-
-        Raises:
-            BackendError: as the lanes; call again.
-        """
-        with self._lock:
-            self._settle()
-            for split in self._live:
-                split.rest.clear()
-            self._first.close()
-            self._close_others()
-            while self._live:
-                split, transfer = self._live.popitem()
-                reason = split.failure or f"lane {self.name!r} was closed before the transfer ended"
-                transfer.end(reason)
-            if self._pool is not None:
-                self._pool.shutdown()
-        self._closed(self)
+    def _stop(self, reason: str) -> None:
+        self._settle()
+        for split in self._live:
+            split.rest.clear()
+        self._first.close()
+        self._close_others()
+        for split, transfer in list(self._live.items()):
+            self._end(transfer, split.failure or reason)
+        if self._pool is not None:
+            self._pool.shutdown()
 
     def _pieces(self, nbytes: int, operation: Operation) -> int:
         """In how many pieces to read this, 0 for not at all in pieces."""
@@ -222,52 +207,48 @@ class SplitLane:
         large = operation == "read" and nbytes >= LEAST_BYTES
         if large and copied and self._pool is None and (others := min(self._threads, _processors()) - 1) > 0:
             self._pool = ThreadPoolExecutor(others, thread_name_prefix=f"kvd-copy-{self.name}")
-            self._coming = self._pool.submit(self._open, others)
+            self._coming = self._pool.submit(self._open_others, others)
         return transfer
 
-    def _start(self, transfer: Transfer, posts: list[_Post]) -> Transfer:
-        split = transfer.handle = _Split(deque(posts))
-        transfer.posted = time.monotonic()
-        self._live[split] = transfer
-        self._advance(transfer)
+    def _start(self, transfer: Transfer) -> Transfer:
+        split: _Split = transfer.handle
+        self._look(split, self._begin(transfer))
         if split.refused and not split.parts:
             raise split.refused[0]
         return transfer
 
-    def _advance(self, transfer: Transfer) -> None:
+    def _look(self, work: _Split, transfer: Transfer) -> None:
         """Take pieces with all threads until it is time to return; then look at those that are under way."""
-        split: _Split = transfer.handle
         until = time.monotonic() + SLICE_S
         helping = [
-            self._pool.submit(split.take, lane, until) for lane in self._others if self._pool and split.rest
+            self._pool.submit(work.take, lane, until) for lane in self._others if self._pool and work.rest
         ]
         try:
-            split.take(self._first, until)
+            work.take(self._first, until)
         finally:
             # A thread that has not begun by now finds nothing left, or would begin when it is time to return.
             wait(begun := [future for future in helping if not future.cancel()])
         for future in begun:
             future.result()
-        for lane, part in split.parts:
+        for lane, part in work.parts:
             if part.state is State.PENDING:
                 lane.poll(part)
                 if time.monotonic() > until:
                     break
-        transfer.backend = transfer.backend or next((part.backend for _, part in split.parts), "")
-        if split.failure or split.done:
-            split.rest.clear()
-            del self._live[split]
-            transfer.end(split.failure)
+        transfer.backend = transfer.backend or next((part.backend for _, part in work.parts), "")
+        if work.failure or work.done:
+            work.rest.clear()
+            self._end(transfer, work.failure)
 
-    def _open(self, count: int) -> tuple[SelectingLane, ...]:
+    def _open_others(self, count: int) -> tuple[SelectingLane, ...]:
         """The other lanes, or none of them; on a thread of the pool, while this lane goes on."""
         opened: list[SelectingLane] = []
         try:
             for number in range(count):
                 lane = self._opening(f"{self.name}.{number + 2}")
                 opened.append(lane)
-                for peer, metadata in self._metadata.items():
-                    lane.add(peer, metadata)
+                for peer, known in self._peers.items():
+                    lane.add(peer, known.metadata)
         except Exception as error:  # noqa: BLE001 - whatever it is, the first lane reads alone as it did so far
             _log.warning("reads by %s are not split: %s", self.name, error)
             while opened:
@@ -287,10 +268,14 @@ class SplitLane:
 
 
 def split(
-    name: str, threads: int, opening: Callable[[str], LaneT], closed: Callable[[Any], None]
+    name: str,
+    backend: str,
+    threads: int,
+    opening: Callable[[str], LaneT],
+    closed: Callable[[Any], None],
 ) -> LaneT | SplitLane:
     """A lane that splits reads between ``threads``, or for 1 the only one that ``opening`` makes."""
-    return SplitLane(name, threads, opening, closed) if threads > 1 else opening(name)
+    return SplitLane(name, backend, threads, opening, closed) if threads > 1 else opening(name)
 
 
 def _sound(rows: Descriptors) -> bool:

@@ -1,14 +1,13 @@
 """Reads memory of the same process while it is polled: the least that keeps the contract."""
 
 import ctypes
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvd.backends.contract import Operation, Traits, Transfer
 from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.lanes import EngineLane, Holdings
+from kvd.backends.lanes import EngineBackend, EngineLane
 from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, checked
 from kvd.geometry.model import Region
@@ -22,33 +21,23 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> "ExampleBackend":
     return ExampleBackend(name)
 
 
-class ExampleBackend:
+class ExampleBackend(EngineBackend["ExampleLane"]):
     traits = Traits(late_writes_stop_at="transfer")
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.regions: tuple[Region, ...] = ()
-        self._holdings = Holdings(name, NAME)
+        super().__init__(name, NAME)
 
-    def register(self, regions: Sequence[Region]) -> None:
-        self._holdings.registering()
+    def _register(self, regions: Sequence[Region]) -> None:
         check_regions(regions, backend=NAME, kinds=("cpu",))
-        self.regions = tuple(regions)
-        self._holdings.registered()
 
-    def metadata(self) -> bytes:
-        self._holdings.opened(registered=True)
+    def _describe(self) -> bytes:
         return pack(Envelope(NAME, "1", self.name, self.regions, b""))
 
-    def lane(self, name: str) -> "ExampleLane":
-        self._holdings.opened(registered=True)
-        return self._holdings.keep(ExampleLane(name, self))
+    def _lane(self, name: str) -> "ExampleLane":
+        return ExampleLane(name, self.regions, self._drop)
 
-    def close(self) -> None:
-        self._holdings.close()
-
-    def drop(self, lane: "ExampleLane") -> None:
-        self._holdings.drop(lane)
+    def _end(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +52,14 @@ class ExampleWork:
 
 
 class ExampleLane(EngineLane[ExamplePeer, ExampleWork]):
-    def __init__(self, name: str, backend: ExampleBackend) -> None:
-        super().__init__(name, NAME, backend.drop)
-        self._memory = RegisteredMemory(backend.regions)
+    def __init__(self, name: str, regions: Sequence[Region], closed: Callable[["ExampleLane"], None]) -> None:
+        super().__init__(name, NAME, closed)
+        self._memory = RegisteredMemory(regions)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        known = self._known(peer)
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
         self._only_read(peer, operation, "as an example")
-        rows = checked(descriptors, self._memory, known.memory, backend=NAME)
-        work = ExampleWork(rows)
-        transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic())
-        self._live[work] = transfer
-        return transfer
+        rows = checked(descriptors, self._memory, self._peers[peer].memory, backend=NAME)
+        return self._begin(Transfer(peer, rows.nbytes, len(rows), ExampleWork(rows)))
 
     def _connect(self, peer: str, metadata: bytes, known: ExamplePeer | None) -> None:  # noqa: ARG002
         envelope = unpack(metadata, backend=NAME, version="1")

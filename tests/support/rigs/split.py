@@ -77,7 +77,7 @@ class SplitBench:
         return self.opened[-1]
 
     def lane(self, threads: int = 2, opening: Callable[[str], SelectingLane] | None = None) -> SplitLane:
-        lane = SplitLane("peer", threads, opening or self.open, lambda _: None)
+        lane = SplitLane("peer", "memory", threads, opening or self.open, lambda _: None)
         self._stack.callback(lane.close)
         lane.add("p", self.peer.metadata())
         return lane

@@ -18,7 +18,8 @@ from kvd.backends.auto.metadata import NAME, Both, write_both
 from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct import backend as direct
 from kvd.backends.direct.process import NAME as DIRECT
-from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.errors import BackendUnavailable, RegistrationError
+from kvd.backends.lanes import EngineBackend
 from kvd.backends.options import EngineName, Nested, read_options
 from kvd.geometry.model import Region
 
@@ -82,15 +83,12 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> AutoBackend:
     return AutoBackend(name, backends)
 
 
-class AutoBackend:
+class AutoBackend(EngineBackend[AutoLane]):
     """A worker's memory, registered with both backends. It is read only, as one of the two can do no more."""
 
     def __init__(self, name: str, backends: Backends) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self._backends = backends
-        self._lanes: set[AutoLane] = set()
-        self._ready = False
-        self._open = True
 
     @property
     def traits(self) -> Traits:
@@ -104,31 +102,15 @@ class AutoBackend:
         selection = any(traits.strided_lists for traits in found)
         return replace(first, synchronous=True, lands=False, strided_lists=selection)
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Register memory with both. Once, before `metadata` and `lane`.
-
-        What only one of them refuses leaves the other to serve alone, and stands in the log.
-
-        Raises:
-            RegistrationError: both refuse.
-        """
-        self._opened()
+    def _register(self, regions: Sequence[Region]) -> None:
+        """With both. What only one of them refuses leaves the other to serve alone, and stands in the log."""
         backends = self._backends
-        if self._ready:
-            raise RegistrationError("memory of this backend is registered already", backend=NAME)
         backends.direct, backends.no_direct = _registered(backends.direct, backends.no_direct, regions)
         backends.engine, backends.no_engine = _registered(backends.engine, backends.no_engine, regions)
         if backends.direct is None and backends.engine is None:
             raise RegistrationError(f"{backends.no_direct}; {backends.no_engine}", backend=NAME)
-        self._ready = True
 
-    def metadata(self) -> bytes:
-        """What a peer's `AutoLane.add` needs: the metadata of both.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._opened(ready=True)
+    def _describe(self) -> bytes:
         backends = self._backends
         both = Both(
             engine=backends.engine_name,
@@ -139,35 +121,14 @@ class AutoBackend:
         )
         return write_both(self.name, both)
 
-    def lane(self, name: str) -> AutoLane:
-        """A fresh lane. The engine's is made when it turns out to be needed.
+    def _lane(self, name: str) -> AutoLane:
+        """The engine's is made when it turns out to be needed."""
+        return AutoLane(name, self._backends, self._drop)
 
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._opened(ready=True)
-        lane = AutoLane(name, self._backends, self._lanes.discard)
-        self._lanes.add(lane)
-        return lane
-
-    def close(self) -> None:
-        """Close all lanes, then both backends. Idempotent.
-
-        Raises:
-            BackendError: as the engine's backend.
-        """
-        for lane in list(self._lanes):
-            lane.close()
-        self._open = False
+    def _end(self) -> None:
         for backend in (self._backends.direct, self._backends.engine):
             if backend is not None:
                 backend.close()
-
-    def _opened(self, *, ready: bool = False) -> None:
-        if not self._open:
-            raise BackendError(f"backend {self.name!r} is closed", backend=NAME)
-        if ready and not self._ready:
-            raise RegistrationError("register memory first", backend=NAME)
 
 
 def _registered(

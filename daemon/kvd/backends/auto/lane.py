@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from kvd.backends.auto.metadata import NAME, Both, read_both
 from kvd.backends.contract import Backend, Lane, Operation, State, Traits, Transfer, takes_selections
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
+from kvd.backends.lanes import EngineLane
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
 
@@ -39,19 +41,27 @@ class Backends:
             _log.warning("%s", text)
 
 
-class AutoLane:
-    """The way to one peer engine. The choice falls while its workers are added, and is one for all of them."""
+@dataclass(frozen=True, slots=True)
+class AutoPeer:
+    """A worker: the metadata of both of its backends."""
+
+    metadata: bytes
+    both: Both
+
+
+class AutoLane(EngineLane[AutoPeer, Any]):
+    """The way to one peer engine. The choice falls while its workers are added, and is one for all of them.
+
+    With the first worker that cannot be read directly the whole lane turns to the transfer engine. Its works are those
+    of the lane behind it that was chosen for them, as are its transfers.
+    """
 
     def __init__(self, name: str, backends: Backends, closed: Callable[[AutoLane], None]) -> None:
-        self.name = name
+        super().__init__(name, NAME, closed)
         self._backends = backends
-        self._known: dict[str, tuple[bytes, Both]] = {}
         self._direct = backends.direct.lane(name) if backends.direct else None
         self._engine: Lane | None = None
         self._why_not_direct = backends.no_direct
-        self._closed = closed
-        self._open = True
-        self._lock = threading.Lock()
 
     @property
     def uses(self) -> str:
@@ -64,45 +74,23 @@ class AutoLane:
         backend = self._backends.engine if self._why_not_direct else self._backends.direct
         return backend.traits if backend is not None else Traits()
 
-    def add(self, peer: str, metadata: bytes) -> None:
-        """Make a worker reachable as ``peer``. The same metadata again does nothing, other metadata takes its place.
-
-        With the first worker that cannot be read directly the whole lane turns to the transfer engine.
-
-        Raises:
-            PeerMetadataError: not of this backend, or neither direct nor the engine's part is usable.
-            WorkerUnreachable: it can be read neither way; the message has both reasons.
-        """
-        with self._lock:
-            self._opened()
-            known = self._known.get(peer)
-            if known and known[0] == metadata:
-                return
-            both = read_both(metadata)
-            if not self._why_not_direct:
-                self._why_not_direct = self._add_direct(peer, both)
-                if self._why_not_direct:
-                    self._backends.tell(
-                        f"{peer} of {self.name} is not read directly but through {self._backends.engine_name}: "
-                        f"{self._why_not_direct}"
-                    )
+    def _connect(self, peer: str, metadata: bytes, known: AutoPeer | None) -> None:  # noqa: ARG002 - simply replaced
+        both = read_both(metadata)
+        if not self._why_not_direct:
+            self._why_not_direct = self._add_direct(peer, both)
             if self._why_not_direct:
-                others = {name: theirs for name, (_, theirs) in self._known.items()}
-                for name, theirs in {**others, peer: both}.items():
-                    self._add_engine(name, theirs)
-            self._known[peer] = (metadata, both)
+                self._backends.tell(
+                    f"{peer} of {self.name} is not read directly but through {self._backends.engine_name}: "
+                    f"{self._why_not_direct}"
+                )
+        if self._why_not_direct:
+            others = {name: theirs.both for name, theirs in self._peers.items()}
+            for name, theirs in {**others, peer: both}.items():
+                self._add_engine(name, theirs)
+        self._peers[peer] = AutoPeer(metadata, both)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Start copying with the backend that was chosen. `Transfer.backend` names it.
-
-        Raises:
-            TransferRefused: an unknown peer or a closed lane, or what the chosen backend refuses.
-            BackendError: as the chosen backend.
-        """
-        with self._lock:
-            transfer = self._chosen(peer).submit(peer, descriptors, operation)
-            transfer.backend = self.uses
-            return transfer
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        return self._note(self._chosen().submit(peer, descriptors, operation))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`, by number where the chosen backend takes numbers.
@@ -111,42 +99,32 @@ class AutoLane:
             BackendError: as `submit`.
         """
         with self._lock:
-            lane = self._chosen(peer)
+            self._known(peer)
+            lane = self._chosen()
             if takes_selections(lane):
-                transfer = lane.submit_selection(peer, selection, operation)
-            else:
-                transfer = lane.submit(peer, selection.descriptors(), operation)
-            transfer.backend = self.uses
-            return transfer
+                return self._note(lane.submit_selection(peer, selection, operation))
+            return self._note(lane.submit(peer, selection.descriptors(), operation))
 
-    def poll(self, transfer: Transfer) -> State:
-        """Look once and update ``transfer``."""
-        with self._lock:
-            if transfer.state is not State.PENDING:
-                return transfer.state
-            lane = self._direct if transfer.backend == DIRECT else self._engine
-            if not self._open or lane is None:
-                transfer.state, transfer.reason = State.FAILED, f"not a transfer of lane {self.name!r}"
-                return transfer.state
-            state = lane.poll(transfer)
-            if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._known:
-                # A peer that died is not reached by the engine either; for all other causes that is the way out.
-                self._backends.avoid[self._known[transfer.peer][1].direct_metadata] = transfer.reason
-            return state
+    def _note(self, transfer: Transfer) -> Transfer:
+        transfer.backend = self.uses
+        if transfer.state is State.PENDING:
+            self._live[transfer.handle] = transfer
+        return transfer
 
-    def close(self) -> None:
-        """End the lanes behind this one. When this returns, no byte of any transfer can land any more. Idempotent.
+    def _look(self, work: Any, transfer: Transfer) -> None:
+        lane = self._direct if transfer.backend == DIRECT else self._engine
+        state = lane.poll(transfer) if lane is not None else State.FAILED
+        if state is not State.PENDING:
+            del self._live[work]
+        if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._peers:
+            # A peer that died is not reached by the engine either; for all other causes that is the way out.
+            self._backends.avoid[self._peers[transfer.peer].both.direct_metadata] = transfer.reason
 
-        Raises:
-            BackendError: as the lane behind it; call again.
-        """
-        with self._lock:
-            self._open = False
-            if self._direct is not None:
-                self._direct.close()
-            if self._engine is not None:
-                self._engine.close()
-        self._closed(self)
+    def _stop(self, reason: str) -> None:  # noqa: ARG002 - the lanes behind this one say the same
+        for lane in (self._direct, self._engine):
+            if lane is not None:
+                lane.close()
+        self._live.clear()
 
     def _add_direct(self, peer: str, both: Both) -> str:
         """Why this worker cannot be read directly, or nothing."""
@@ -180,15 +158,8 @@ class AutoLane:
             self._engine = backends.engine.lane(self.name)
         self._engine.add(peer, both.engine_metadata)
 
-    def _chosen(self, peer: str) -> Lane:
-        self._opened()
-        if peer not in self._known:
-            raise TransferRefused(f"peer {peer!r} was not added to lane {self.name!r}", backend=NAME)
+    def _chosen(self) -> Lane:
         lane = self._engine if self._why_not_direct else self._direct
         if lane is None:
             raise TransferRefused(f"lane {self.name!r} reaches nobody: {self._why_not_direct}", backend=NAME)
         return lane
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"lane {self.name!r} is closed", backend=NAME)

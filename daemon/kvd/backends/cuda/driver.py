@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -52,17 +53,35 @@ def enter(device: int) -> None:
     Raises:
         BackendUnavailable: no driver, or no such device.
     """
-    if getattr(_current, "device", None) == device:
-        return
+    if getattr(_current, "device", None) != device:
+        _call("cuCtxSetCurrent", context(device))
+        _current.device = device
+
+
+def context(device: int) -> ctypes.c_void_p:
+    """The primary context of ``device``, which torch uses too; until the process ends, as the KV memory is there.
+
+    Raises:
+        BackendUnavailable: no driver.
+        CudaError: no such device.
+    """
     with _lock:
         if device not in _contexts:
-            made = ctypes.c_void_p()
-            handle = ctypes.c_int()
+            made, handle = ctypes.c_void_p(), ctypes.c_int()
             _call("cuDeviceGet", ctypes.byref(handle), device)
             _call("cuDevicePrimaryCtxRetain", ctypes.byref(made), handle)
-            _contexts[device] = made  # until the process ends: the KV memory is there as long
-    _call("cuCtxSetCurrent", _contexts[device])
-    _current.device = device
+            _contexts[device] = made
+        return _contexts[device]
+
+
+@contextmanager
+def current(cuda: Any, of: ctypes.c_void_p) -> Iterator[None]:
+    """Have a context current while calls of ``cuda`` are made, and then the one from before."""
+    call(cuda, "cuCtxPushCurrent_v2", of)
+    try:
+        yield
+    finally:
+        call(cuda, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 def settle(device: int) -> None:
@@ -169,23 +188,28 @@ def _stream(device: int) -> ctypes.c_void_p:
 
 def _launch(name: str, *arguments: Any) -> None:
     """As `_call`, for what returns at once: Python's lock is kept, as getting it back would take longer."""
-    _check(name, getattr(holding(), name)(*arguments))
+    call(holding(), name, *arguments)
 
 
 def _call(name: str, *arguments: Any) -> None:
-    _check(name, getattr(library(), name)(*arguments))
+    call(library(), name, *arguments)
 
 
-def _check(name: str, code: int) -> None:
-    if code:
-        raise failed(library(), name, code)
+def call(cuda: Any, name: str, *arguments: Any) -> None:
+    """Call the driver by way of ``cuda``, one of `library` and `holding`.
+
+    Raises:
+        CudaError: what it answered, with its words.
+    """
+    if number := int(getattr(cuda, name)(*arguments)):
+        raise failed(cuda, name, number)
 
 
-def failed(library: Any, call: str, number: int) -> CudaError:
-    """The error for what a call of ``library`` answered, with the driver's words."""
+def failed(cuda: Any, name: str, number: int) -> CudaError:
+    """The error for what a call answered, with the driver's words."""
     text = ctypes.c_char_p()
-    library.cuGetErrorString(number, ctypes.byref(text))
-    return CudaError(call, number, (text.value or b"an unknown error").decode())
+    cuda.cuGetErrorString(number, ctypes.byref(text))
+    return CudaError(name, number, (text.value or b"an unknown error").decode())
 
 
 @lru_cache(maxsize=1)

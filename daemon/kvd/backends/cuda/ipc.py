@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from typing import Any
 
-from kvd.backends.cuda.driver import failed, library
+from kvd.backends.cuda.driver import allocation, call, context, current, library
+from kvd.geometry.model import Region
 
 HANDLE_BYTES = 64
 """Of a legacy IPC handle."""
@@ -43,14 +42,6 @@ class _Access(ctypes.Structure):
     _fields_ = (("location", _Location), ("flags", _int))
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """One allocation of device memory."""
-
-    address: int
-    length: int
-
-
 class Driver:
     """One device of this process, and what can be asked of it. Every call makes the device's context current."""
 
@@ -62,15 +53,9 @@ class Driver:
             CudaError: no such device.
         """
         self._cuda = library()
+        self._context = context(ordinal)
         self.ordinal = ordinal
         self._device = self._of_ordinal(ordinal)
-        self._context = _ptr()
-        self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
-
-    @property
-    def context(self) -> ctypes.c_void_p:
-        """Its primary context, which torch uses too."""
-        return self._context
 
     @property
     def uuid(self) -> str:
@@ -89,12 +74,9 @@ class Driver:
         self._call("cuDeviceCanAccessPeer", ctypes.byref(able), self._device, self._of_ordinal(ordinal))
         return bool(able.value)
 
-    def allocation(self, address: int) -> Allocation:
+    def allocation(self, address: int) -> Region:
         """The allocation that an address lies in."""
-        base, length = _u64(), _size()
-        with self._current():
-            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), _u64(address))
-        return Allocation(base.value, length.value)
+        return allocation(Region(address, 1, f"cuda:{self.ordinal}"))
 
     def shares_by_handle(self, address: int) -> bool:
         """Whether plain IPC can share the allocation at ``address``."""
@@ -139,7 +121,7 @@ class Driver:
                 self._call("cuMemRelease", memory)
         return fd.value
 
-    def map_descriptors(self, parts: list[tuple[int, int]]) -> Allocation:
+    def map_descriptors(self, parts: list[tuple[int, int]]) -> Region:
         """Map exported memory, (file descriptor, bytes) each, one after the other; the descriptors stay open."""
         total, at = sum(length for _, length in parts), _u64()
         with self._current():
@@ -161,16 +143,16 @@ class Driver:
                 access = _Access(_Location(1, self._device), 3)  # this device, to read and to write
                 self._call("cuMemSetAccess", at, _size(total), ctypes.byref(access), _size(1))
             except BaseException:
-                self._unmap(Allocation(at.value, total), done)
+                self._unmap(Region(at.value, total, f"cuda:{self.ordinal}"), done)
                 raise
-        return Allocation(at.value, total)
+        return Region(at.value, total, f"cuda:{self.ordinal}")
 
-    def unmap(self, span: Allocation) -> None:
+    def unmap(self, span: Region) -> None:
         """Undo `map_descriptors`. No kernel may read there any more."""
         with self._current():
             self._unmap(span, span.length)
 
-    def _unmap(self, span: Allocation, mapped: int) -> None:
+    def _unmap(self, span: Region, mapped: int) -> None:
         if mapped:
             self._call("cuMemUnmap", _u64(span.address), _size(mapped))
         self._call("cuMemAddressFree", _u64(span.address), _size(span.length))
@@ -190,18 +172,11 @@ class Driver:
         self._call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
         return bytes(found.bytes).hex()
 
-    @contextmanager
-    def _current(self) -> Iterator[None]:
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(_ptr()))
+    def _current(self) -> AbstractContextManager[None]:
+        return current(self._cuda, self._context)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        number = int(getattr(self._cuda, name)(*arguments))
-        if number:
-            raise failed(self._cuda, name, number)
+        call(self._cuda, name, *arguments)
 
 
 @functools.cache

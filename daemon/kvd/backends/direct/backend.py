@@ -24,7 +24,7 @@ from kvd.backends.direct.permission import refusal, rules
 from kvd.backends.direct.process import NAME, this_process
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendUnavailable
-from kvd.backends.lanes import Holdings
+from kvd.backends.lanes import EngineBackend
 from kvd.backends.options import CopyThreads, Flag, ThreadBlocks, read_options
 from kvd.backends.regions import joined, only_device
 from kvd.backends.split_lane import SplitLane, split
@@ -70,20 +70,18 @@ CUDA_TRAITS = Traits(strided_lists=True, late_writes_stop_at="transfer", least_p
 some 0.3 ms of the worker's processor (docs/backends/direct.md)."""
 
 
-class DirectBackend:
+class DirectBackend(EngineBackend[DirectLane | CudaLane | SplitLane]):
     """A worker's memory, which its peers read without its help; nothing here runs.
 
     ``traits`` are of the kind of memory that is registered, of host memory until then.
     """
 
     def __init__(self, name: str, options: DirectOptions) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self.traits = HOST_TRAITS
         self._options = options
-        self._regions: tuple[Region, ...] = ()
         self._memory: tuple[Backing, ...] = ()
         self._cuda: CudaSide | None = None
-        self._holdings = Holdings(name, NAME)
         self._allows = False
         try:
             self._process = this_process()
@@ -95,26 +93,18 @@ class DirectBackend:
                 hint="it needs Linux with /proc and memfd, and no seccomp filter on process_vm_readv",
             ) from None
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Note the memory that peers may read. Once, before `metadata` and `lane`.
+    def _register(self, regions: Sequence[Region]) -> None:
+        """Note the memory that peers may read.
 
         Where the rules of this host will keep peers from it, the log says so with the cure; this worker may still be
         able to read others.
-
-        Raises:
-            RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, or
-                memory of a device that cannot be shared, with the reason.
         """
-        self._holdings.registering()
         device = only_device(regions, backend=NAME)
         if device != "cpu":
             self._cuda = open_device(device, regions, self._options.ctas)
-            self.traits, self._regions = CUDA_TRAITS, tuple(regions)
-            self._holdings.registered()
+            self.traits = CUDA_TRAITS
             return
-        self._regions = tuple(regions)
-        self._memory = _backings(self._regions)
-        self._holdings.registered()
+        self._memory = _backings(regions)
         mine = rules()
         if not self._memory and mine.scope == 1 and self._options.allow_readers:
             self._allows = allow_tracers()
@@ -122,13 +112,7 @@ class DirectBackend:
         if why is not None and not self._memory:
             _log.warning("peers cannot read the memory of %s: %s; %s", self.name, why.why, why.cure)
 
-    def metadata(self) -> bytes:
-        """What a peer's `DirectLane.add` needs.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._holdings.opened(registered=True)
+    def _describe(self) -> bytes:
         card = Card(
             process=self._process,
             cookie=self._cookie.address,
@@ -139,33 +123,25 @@ class DirectBackend:
             allows=self._allows,
             cuda=self._cuda.card if self._cuda else None,
         )
-        return pack(Envelope(NAME, VERSION, self.name, self._regions, msgspec.json.encode(card)))
+        return pack(Envelope(NAME, VERSION, self.name, self.regions, msgspec.json.encode(card)))
 
-    def lane(self, name: str) -> DirectLane | CudaLane | SplitLane:
-        """A fresh lane.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._holdings.opened(registered=True)
+    def _lane(self, name: str) -> DirectLane | CudaLane | SplitLane:
         if self._cuda:
-            lane = self._cuda.lane(name, self._process, self._regions, self._holdings.drop)
-            return self._holdings.keep(lane)
-        threads = self._options.copy_threads
-        return self._holdings.keep(split(name, threads, self._one_thread, self._holdings.drop))
+            return self._cuda.lane(name, self._process, self.regions, self._drop)
+        return split(name, NAME, self._options.copy_threads, self._one_thread, self._drop)
 
     def _one_thread(self, name: str) -> DirectLane:
-        return DirectLane(name, self._process, self._regions, self._holdings.drop)
+        return DirectLane(name, self._process, self.regions, self._drop)
 
-    def close(self) -> None:
-        """Close all lanes and turn readers away: what they are reading now fails. Idempotent."""
-        was_open = self._holdings.close()
+    def _end(self) -> None:
+        """Turn readers away: what they are reading now fails."""
         self._cookie.close()
-        if was_open:
-            for memory in self._memory:
-                os.close(memory.fd)
-            if self._cuda:
-                self._cuda.close()
+        memory, self._memory = self._memory, ()
+        for one in memory:
+            os.close(one.fd)
+        if self._cuda:
+            self._cuda.close()
+            self._cuda = None
 
 
 def _backings(regions: Sequence[Region]) -> tuple[Backing, ...]:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from msgspec import structs
 
@@ -18,7 +18,7 @@ from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendUnavailable, RegistrationError
-from kvd.backends.lanes import EngineWindow, Holdings
+from kvd.backends.lanes import EngineBackend, EngineWindow
 from kvd.backends.mooncake.engine import MooncakeEngine
 from kvd.backends.mooncake.lane import MooncakeLane
 from kvd.backends.mooncake.library import INSTALL, NAME, MooncakeLibrary, load
@@ -41,7 +41,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MooncakeBackend:
     return MooncakeBackend(name, mooncake_options(options), load())
 
 
-class MooncakeBackend:
+class MooncakeBackend(EngineBackend[MooncakeLane]):
     """A worker's registered memory. Threads of Mooncake's own answer the peers that read from it.
 
     ``traits`` are settled once memory is registered: with CUDA IPC the reader copies by itself, and so would a writer,
@@ -51,22 +51,13 @@ class MooncakeBackend:
     traits = Traits(late_writes_stop_at="lane", lands=True)
 
     def __init__(self, name: str, options: MooncakeOptions, library: MooncakeLibrary) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self._options = options
         self._library = library
         self._engine: MooncakeEngine | None = None
         self._marks: DeviceMarks | None = None
-        self._regions: tuple[Region, ...] = ()
-        self._holdings = Holdings(name, NAME)
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Register memory. Once, before `metadata`, `lane` and `window`.
-
-        Raises:
-            RegistrationError: registered before, nothing given, or Mooncake refused a region.
-            BackendUnavailable: Mooncake's engine does not start.
-        """
-        self._holdings.registering()
+    def _register(self, regions: Sequence[Region]) -> None:
         check_regions(regions, backend=NAME, kinds=("cpu", "cuda"))
         if not self._library.cuda and (gpu := next((r for r in regions if r.device != "cpu"), None)):
             raise RegistrationError(
@@ -78,13 +69,11 @@ class MooncakeBackend:
             self._options = structs.replace(
                 self._options, protocol=protocol_for(regions, self._library, os.environ)
             )
-        self._regions = tuple(regions)
         if (device := cuda_driver.ordinal(regions)) is not None:
             self._look_at(device)
         elif self._options.protocol == NVLINK:
             raise RegistrationError(f"option protocol is {NVLINK} and memory is on the host", backend=NAME)
-        self._engine = self._make()
-        self._holdings.registered()
+        self._engine = self._engine_over(regions)
 
     def _look_at(self, device: int) -> None:
         """Settle what is different for memory of a GPU."""
@@ -106,30 +95,18 @@ class MooncakeBackend:
                 device,
             )
 
-    def metadata(self) -> bytes:
-        """What a peer's `MooncakeLane.add` needs, to read.
+    def _describe(self) -> bytes:
+        return self._target(self.name, cast("MooncakeEngine", self._engine))
 
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        return self._describe(self.name, self._registered())
-
-    def lane(self, name: str) -> MooncakeLane:
-        """A fresh lane; its engines are made as workers are added.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._registered()
-        return self._holdings.keep(
-            MooncakeLane(
-                name,
-                self._options,
-                self._regions,
-                version=self._library.version,
-                make=self._make,
-                closed=self._holdings.drop,
-            )
+    def _lane(self, name: str) -> MooncakeLane:
+        """Its engines are made as workers are added."""
+        return MooncakeLane(
+            name,
+            self._options,
+            self.regions,
+            version=self._library.version,
+            make=lambda: self._engine_over(self.regions),
+            closed=self._drop,
         )
 
     def window(self, name: str) -> MooncakeWindow:
@@ -139,41 +116,29 @@ class MooncakeBackend:
             RegistrationError: nothing is registered yet.
             BackendUnavailable: Mooncake does not start another engine, or peers do not write here.
         """
-        self._registered()
+        self._ready()
         if not self.traits.lands:
             raise BackendUnavailable(
                 "no window: with CUDA IPC the writer's process copies, and nothing done here would stop it",
                 backend=NAME,
             )
-        engine = self._make()
-        metadata = self._describe(f"{self.name}.{name}", engine)
-        return self._holdings.keep(MooncakeWindow(name, metadata, engine, self._holdings.drop))
+        engine = self._engine_over(self.regions)
+        metadata = self._target(f"{self.name}.{name}", engine)
+        return self._keep(MooncakeWindow(name, metadata, engine, self._drop))
 
-    def close(self) -> None:
-        """Destroy all lanes and windows, then the backend's engine. Idempotent.
-
-        Raises:
-            BackendError: an engine outlived its destruction (see `MooncakeLane.close`).
-        """
-        self._holdings.close()
+    def _end(self) -> None:
         if self._engine:
             self._engine.destroy()
         if self._marks:
             self._marks.close()
 
-    def _make(self) -> MooncakeEngine:
+    def _engine_over(self, regions: Sequence[Region]) -> MooncakeEngine:
         mark = self._marks.take() if self._marks else host_mark()
-        return MooncakeEngine(self._library, self._options, self._regions, mark)
+        return MooncakeEngine(self._library, self._options, regions, mark)
 
-    def _describe(self, name: str, engine: MooncakeEngine) -> bytes:
+    def _target(self, name: str, engine: MooncakeEngine) -> bytes:
         target = EngineTarget(engine.session, self._options.protocol, engine.mark.value, engine.mark.address)
-        return pack(Envelope(NAME, self._library.version, name, self._regions, pack_target(target)))
-
-    def _registered(self) -> MooncakeEngine:
-        self._holdings.opened()
-        if self._engine is None:
-            raise RegistrationError("register memory first", backend=NAME)
-        return self._engine
+        return pack(Envelope(NAME, self._library.version, name, self.regions, pack_target(target)))
 
 
 class MooncakeWindow(EngineWindow):

@@ -88,37 +88,26 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         engine = connect(self._make(), target, peer, self._options.connect_timeout_s)
         self._peers[peer] = MooncakePeer(metadata, target, RegisteredMemory(envelope.regions), engine)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Post what may be under way at a time; `poll` posts the rest. With CUDA IPC lasts as long as the copy.
-
-        An error before anything was posted is raised; one after that is a FAILED transfer.
-
-        Raises:
-            TransferRefused: unknown peer, closed lane, malformed columns, memory that is not registered here or at the
-                peer, or Mooncake did not take the first piece.
-        """
-        with self._lock:
-            known = self._known(peer)
-            rows = checked(descriptors, self._memory, known.memory, backend=NAME)
-            if self._options.protocol == NVLINK:
-                return self._copy(known, rows, operation, peer)
-            pieces = cut(rows, self._options.piece_bytes)
-            work = _Pieces(
-                known, operation, *(c.tolist() for c in (pieces.local, pieces.remote, pieces.length))
-            )
-            transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic())
-            self._live[work] = transfer
-            known.queue.append(work)
-            self._advance(known)
-            if work.failed and not work.posted:
-                del self._live[work]
-                raise TransferRefused(self._reason(transfer, work), backend=NAME, hint=LOG)
-            self._note(work, transfer)
-            transfer.detail |= {
-                "pieces": float(len(pieces)),
-                "submit_us": (time.monotonic() - transfer.posted) * 1e6,
-            }
-            return transfer
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """Post what may be under way at a time; `poll` posts the rest. With CUDA IPC lasts as long as the copy."""
+        known = self._peers[peer]
+        rows = checked(descriptors, self._memory, known.memory, backend=NAME)
+        if self._options.protocol == NVLINK:
+            return self._copy(known, rows, operation, peer)
+        pieces = cut(rows, self._options.piece_bytes)
+        work = _Pieces(known, operation, *(c.tolist() for c in (pieces.local, pieces.remote, pieces.length)))
+        transfer = self._begin(Transfer(peer, rows.nbytes, len(rows), work))
+        known.queue.append(work)
+        self._advance(known)
+        if work.failed and not work.posted:
+            del self._live[work]
+            raise TransferRefused(self._reason(transfer, work), backend=NAME, hint=LOG)
+        self._note(work, transfer)
+        transfer.detail |= {
+            "pieces": float(len(pieces)),
+            "submit_us": (time.monotonic() - transfer.posted) * 1e6,
+        }
+        return transfer
 
     def _look(self, work: _Pieces, transfer: Transfer) -> None:
         """Post what there is room for; never waits, whatever the peer does."""

@@ -21,7 +21,7 @@ from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
-from kvd.backends.lanes import Holdings
+from kvd.backends.lanes import EngineBackend
 from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
 from kvd.backends.nixl.library import NAME, NixlLibrary, load, software_only
@@ -62,7 +62,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> NixlBackend:
     return NixlBackend(name, read_options(NixlOptions, options, backend=NAME), load())
 
 
-class NixlBackend:
+class NixlBackend(EngineBackend[NixlLane | SplitLane]):
     """A worker's registered memory. A thread of NIXL's answers the peers that read from it, and sleeps between.
 
     ``traits.lands`` is settled once memory is registered.
@@ -77,24 +77,15 @@ class NixlBackend:
     )
 
     def __init__(self, name: str, options: NixlOptions, library: NixlLibrary) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self._options = options
         self._library = library
         self._agent = Agent(library, name, progress=True)
-        self._regions: tuple[Region, ...] = ()
-        self._holdings = Holdings(name, NAME)
         self._parked: deque[Parked] = deque()
         self._parks = options.abandon == "park"
         self._no_window = ""
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Register memory. Once, before `metadata` and `lane`.
-
-        Raises:
-            RegistrationError: registered before, nothing given, NIXL refused a region, or lanes are to be parked and
-                there is memory on a device.
-        """
-        self._holdings.registering()
+    def _register(self, regions: Sequence[Region]) -> None:
         check_regions(regions, backend=NAME, kinds=tuple(MEMORY))
         if self._parks and (device := next((r.device for r in regions if r.device != "cpu"), None)):
             raise RegistrationError(
@@ -103,42 +94,28 @@ class NixlBackend:
                 hint="leave the option abandon at auto",
             )
         self._agent.register(regions)
-        self._regions = tuple(regions)
-        self._holdings.registered()
         if self._options.abandon == "auto":
-            self._parks = software_only(os.environ, self._regions)
-        self._no_window = refusal(os.environ, self._regions)
+            self._parks = software_only(os.environ, regions)
+        self._no_window = refusal(os.environ, regions)
         self.traits = replace(self.traits, lands=not self._no_window)
 
-    def metadata(self) -> bytes:
-        """What a peer's `NixlLane.add` needs: NIXL's blob in our envelope.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        self._holdings.opened(registered=True)
+    def _describe(self) -> bytes:
         blob = bytes(self._agent.call("export metadata", "get_agent_metadata"))
-        return pack(Envelope(NAME, self._library.version, self._agent.name, self._regions, blob))
+        return pack(Envelope(NAME, self._library.version, self._agent.name, self.regions, blob))
 
-    def lane(self, name: str) -> NixlLane | SplitLane:
-        """A fresh lane: an agent of its own with the same memory registered, or several where they may copy.
-
-        Raises:
-            BackendUnavailable: UCX does not start another agent.
-            RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
-        """
-        self._holdings.opened(registered=True)
-        threads = self._options.copy_threads if software_only(os.environ, self._regions) else 1
-        return self._holdings.keep(split(name, threads, self._one_agent, self._holdings.drop))
+    def _lane(self, name: str) -> NixlLane | SplitLane:
+        """An agent of its own with the same memory registered, or several where they may copy."""
+        threads = self._options.copy_threads if software_only(os.environ, self.regions) else 1
+        return split(name, NAME, threads, self._one_agent, self._drop)
 
     def _one_agent(self, name: str) -> NixlLane:
         return NixlLane(
             name,
             self._registered(f"{self.name}.{name}", {}),
-            self._regions,
+            self.regions,
             drain_s=self._options.drain_s,
             park=self._park if self._parks else None,
-            closed=self._holdings.drop,
+            closed=self._drop,
         )
 
     def window(self, name: str) -> NixlWindow:
@@ -149,29 +126,23 @@ class NixlBackend:
                 (``traits.lands`` is false then).
             RegistrationError: nothing is registered yet, or the memory cannot be registered once more.
         """
-        self._holdings.opened(registered=True)
+        self._ready()
         if self._no_window:
             raise BackendUnavailable(f"no window: {self._no_window}", backend=NAME)
         agent = self._registered(f"{self.name}.{name}", SHIELD)
-        return self._holdings.keep(NixlWindow(name, agent, self._regions, self._holdings.drop))
+        return self._keep(NixlWindow(name, agent, self.regions, self._drop))
 
-    def close(self) -> None:
-        """Destroy all lanes and windows, then the backend's agent. Idempotent.
-
-        Raises:
-            BackendError: an agent outlived its destruction (see `NixlLane.close`).
-        """
-        self._holdings.close()
+    def _end(self) -> None:
         while self._parked:
             self._parked.popleft().destroy()
         self._agent.destroy()
 
     def _registered(self, name: str, ucx: Mapping[str, str]) -> Agent:
         """One more agent over the backend's memory, which only calls into it advance."""
-        device = cuda_driver.ordinal(self._regions)
+        device = cuda_driver.ordinal(self.regions)
         agent = Agent(self._library, name, progress=False, ucx=ucx, device=device)
         try:
-            agent.register(self._regions)
+            agent.register(self.regions)
         except BackendError:
             agent.destroy()
             raise

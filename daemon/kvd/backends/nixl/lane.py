@@ -119,20 +119,12 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
             )
         self._peers[peer] = NixlPeer(metadata, envelope.agent, RegisteredMemory(envelope.regions))
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Post a transfer. With shared memory the call lasts as long as the copy, with the GIL released.
-
-        An error before anything was posted is raised; one after that is a FAILED transfer, because part of it may still
-        move.
-
-        Raises:
-            TransferRefused: unknown peer, closed lane, malformed columns, memory that is not registered.
-        """
-        with self._lock:
-            agent, known = self._live_agent(), self._known(peer)
-            rows = well_formed(descriptors, backend=NAME)
-            transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
-            return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """With shared memory the call lasts as long as the copy, with the GIL released."""
+        known = self._peers[peer]
+        agent, rows = self._live_agent(), well_formed(descriptors, backend=NAME)
+        transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
+        return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """Post a transfer of cells of a grid, which is prepared with its first selection; otherwise as `submit`.
@@ -221,9 +213,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
         except BackendError:
             agent.release(handles)
             raise
-        transfer.posted = time.monotonic()
-        self._live[transfer.handle] = transfer
-        self._step(agent, transfer, "transfer")
+        self._step(agent, self._begin(transfer), "transfer")
         return transfer
 
     def _step(self, agent: Agent, transfer: Transfer, method: str) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from kvd.backends import registry
 from kvd.backends.contract import Backend, Traits
 from kvd.backends.errors import BackendError, RegistrationError
-from kvd.backends.lanes import Holdings
+from kvd.backends.lanes import EngineBackend
 from kvd.backends.options import EngineName, Nested, ThreadBlocks, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
 from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
@@ -51,33 +51,26 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:
     return StagedBackend(name, found, registry.open_backend(found.engine, name, found.engine_options))
 
 
-class StagedBackend:
+class StagedBackend(EngineBackend[StagedLane]):
     """A worker's memory, mirrored in host memory; peers read the mirror, and see there what `stage` copied."""
 
     def __init__(self, name: str, options: StagedOptions, inner: Backend) -> None:
-        self.name = name
+        super().__init__(name, NAME)
         self._options = options
         self._inner = inner
         self._spans: tuple[Region, ...] = ()
         self._memory = RegisteredMemory(())
-        self._mirrors: Mirrors | None = None
+        self._mirrors = Mirrors(())
         self._out: Carrier | None = None
         self._out_lock = threading.Lock()
-        self._holdings = Holdings(name, NAME)
 
     @property
     def traits(self) -> Traits:
         """The engine's, but that addresses are all that is taken, and nobody writes here."""
         return replace(self._inner.traits, strided_lists=False, notifications=False, lands=False)
 
-    def register(self, regions: Sequence[Region]) -> None:
-        """Make mirrors of this memory and register those with the engine. Once, before `metadata` and `lane`.
-
-        Raises:
-            RegistrationError: registered before, nothing given, a region that is empty, memory of several devices, no
-                memory for the mirrors, or what the engine says.
-        """
-        self._holdings.registering()
+    def _register(self, regions: Sequence[Region]) -> None:
+        """Make mirrors of this memory and register those with the engine."""
         device = only_device(regions, backend=NAME)
         spans = tuple(joined(regions))
         mirrors = Mirrors(spans)
@@ -95,7 +88,6 @@ class StagedBackend:
                 hint="it needs torch with CUDA, and Triton with a C compiler",
             ) from error
         self._spans, self._mirrors = spans, mirrors
-        self._holdings.registered()
         self._memory = RegisteredMemory(spans, mirrors.addresses)
 
     def stage(self, rows: Descriptors) -> None:
@@ -107,59 +99,29 @@ class StagedBackend:
             TransferRefused: malformed columns, or memory that is not registered.
             BackendError: the device would not copy it.
         """
-        self._registered()
-        found = checked(
-            rows, self._memory, self._memory, backend=NAME
-        )  # remote addresses are of the mirror now
+        self._ready()
+        # Remote addresses are of the mirror from here on.
+        found = checked(rows, self._memory, self._memory, backend=NAME)
         with self._out_lock:
             if self._out is None or not len(found):
                 return
             try:
-                flight = self._out.begin(Descriptors(found.remote, found.local, found.length))
+                flight = self._out(Descriptors(found.remote, found.local, found.length))
                 while not flight.done():
                     time.sleep(_LOOK_S)
             except (RuntimeError, OSError) as error:
                 raise BackendError(f"the copy to the mirror: {error}", backend=NAME) from error
 
-    def metadata(self) -> bytes:
-        """What a peer's `StagedLane.add` needs.
-
-        Raises:
-            RegistrationError: nothing is registered yet.
-        """
-        mirrors = self._registered()
-        told = Mirrored(self._options.engine, mirrors.addresses, self._inner.metadata())
+    def _describe(self) -> bytes:
+        told = Mirrored(self._options.engine, self._mirrors.addresses, self._inner.metadata())
         return write_metadata(self.name, self._spans, told)
 
-    def lane(self, name: str) -> StagedLane:
-        """A fresh lane.
+    def _lane(self, name: str) -> StagedLane:
+        inner, carrier = self._inner.lane(name), self._mirrors.carrier(self._options.ctas)
+        return StagedLane(name, self._options.engine, inner, self._memory, carrier, self._drop)
 
-        Raises:
-            RegistrationError: nothing is registered yet.
-            BackendError: as the engine.
-        """
-        mirrors = self._registered()
-        engine, inner = self._options.engine, self._inner.lane(name)
-        carrier = mirrors.carrier(self._options.ctas)
-        return self._holdings.keep(
-            StagedLane(name, engine, inner, self._memory, carrier, self._holdings.drop)
-        )
-
-    def close(self) -> None:
-        """Close all lanes and the engine's backend, then give the mirrors back. Idempotent.
-
-        Raises:
-            BackendError: as the engine's backend.
-        """
-        self._holdings.close()
+    def _end(self) -> None:
         self._inner.close()
         with self._out_lock:
             self._out = None
-        if self._mirrors is not None:
-            self._mirrors.close()
-
-    def _registered(self) -> Mirrors:
-        self._holdings.opened()
-        if self._mirrors is None:
-            raise RegistrationError("register memory first", backend=NAME)
-        return self._mirrors
+        self._mirrors.close()

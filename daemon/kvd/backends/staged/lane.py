@@ -102,33 +102,27 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
         self._inner.add(peer, theirs)
         self._peers[peer] = found
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Start reading the peer's mirror into ours.
-
-        Raises:
-            TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            BackendError: as the engine's lane.
-        """
-        with self._lock:
-            known = self._known(peer)
-            self._only_read(peer, operation, "as nobody there would take the bytes out of the mirror")
-            # Remote addresses are of the mirror from here on.
-            rows = checked(descriptors, self._memory, known.memory, backend=NAME)
-            mirror = self._memory.seen_at(rows.local)
-            inner = self._inner.submit(peer, Descriptors(mirror, rows.remote, rows.length))
-            work = _Staging(inner, Descriptors(rows.local, mirror, rows.length))
-            transfer = Transfer(peer, inner.bytes, inner.descriptors, work, posted=inner.posted, backend=NAME)
-            # An engine that copies while it posts would keep what is in the mirror from the GPU until all is posted.
-            for earlier, its in list(self._live.items()):
-                self._look(earlier, its)
-            self._live[work] = transfer
-            return transfer
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """Start reading the peer's mirror into ours."""
+        known = self._peers[peer]
+        self._only_read(peer, operation, "as nobody there would take the bytes out of the mirror")
+        # Remote addresses are of the mirror from here on.
+        rows = checked(descriptors, self._memory, known.memory, backend=NAME)
+        mirror = self._memory.seen_at(rows.local)
+        inner = self._inner.submit(peer, Descriptors(mirror, rows.remote, rows.length))
+        work = _Staging(inner, Descriptors(rows.local, mirror, rows.length))
+        # An engine that copies while it posts would keep what is in the mirror from the GPU until all is posted.
+        for earlier, its in list(self._live.items()):
+            self._look(earlier, its)
+        transfer = self._begin(Transfer(peer, inner.bytes, inner.descriptors, work, backend=NAME))
+        transfer.posted = inner.posted
+        return transfer
 
     def _look(self, work: _Staging, transfer: Transfer) -> None:
         """Go on to the next of the two copies."""
         try:
             if work.flight is None and self._inner.poll(work.into_mirror) is State.DONE:
-                work.flight = self._carrier.begin(work.rows)
+                work.flight = self._carrier(work.rows)
             if work.into_mirror.state is State.FAILED:
                 self._end(transfer, work.into_mirror.reason)
             elif work.flight is not None and work.flight.done():

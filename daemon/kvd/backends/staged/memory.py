@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -28,22 +27,18 @@ _PORTABLE_AND_MAPPED = 3
 """Of cudaHostRegister: for every context, and for kernels."""
 
 
-class Carrier(Protocol):
-    """What copies between KV memory and its mirrors. Used from one thread at a time."""
+Carrier = Callable[[Descriptors], Flight]
+"""Starts copying rows from their remote addresses to their local ones, KV memory and mirror; on one thread at a time.
 
-    def begin(self, rows: Descriptors) -> Flight:
-        """Start copying ``rows`` from their remote addresses to their local ones, wherever the two are."""
+Raises OSError or RuntimeError where an address is none of ours, or the device would not take it."""
 
 
-class HostCarrier:
-    """Copies within this process's memory; a copy is done when it was begun."""
-
-    def begin(self, rows: Descriptors) -> Flight:
-        """Copy. Raises OSError where an address is none of ours."""
-        copy, own = Copy(rows), os.getpid()
-        while not copy.complete:
-            copy.advance(own)
-        return _Done()
+def copy_on_host(rows: Descriptors) -> Flight:
+    """Copy within this process's memory: it is done when it was begun."""
+    copy, own = Copy(rows), os.getpid()
+    while not copy.complete:
+        copy.advance(own)
+    return _Done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +49,15 @@ class _Done:
         return True
 
 
-class CudaCarrier:
+def device_carrier(ordinal: int, ctas: int) -> Carrier:
     """Copies with the kernel of direct reads, which walks through scattered pieces wherever the device sees them."""
+    copier = CudaCopier(engine(ordinal), ctas)
 
-    def __init__(self, ordinal: int, ctas: int) -> None:
-        self._copier = CudaCopier(engine(ordinal), ctas)
-
-    def begin(self, rows: Descriptors) -> Flight:
-        """Launch the kernel. Raises RuntimeError where the device would not take it."""
+    def begin(rows: Descriptors) -> Flight:
         table, job = job_of_descriptors(rows)
-        return self._copier.begin(table, None, job)
+        return copier.begin(table, None, job)
+
+    return begin
 
 
 class Mirrors:
@@ -97,7 +91,7 @@ class Mirrors:
     def carrier(self, ctas: int) -> Carrier:
         """What copies between the spans and their mirrors."""
         kind, ordinal = parse_device(self._device)
-        return CudaCarrier(ordinal, ctas) if kind == "cuda" else HostCarrier()
+        return device_carrier(ordinal, ctas) if kind == "cuda" else copy_on_host
 
     def close(self) -> None:
         """Give the memory back: nothing may read or write it any more. Idempotent."""

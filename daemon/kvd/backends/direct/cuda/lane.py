@@ -75,20 +75,12 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
             known.source.close()
         self._peers[peer] = CudaPeer(metadata, source)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Launch a kernel that reads.
-
-        Raises:
-            TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            WorkerUnreachable: the peer's backend is gone.
-            BackendError: the device would not take it.
-        """
-        with self._lock:
-            known = self._readable(peer, operation)
-            rows, job = job_of_descriptors(
-                checked(descriptors, self._memory, known.source.memory, backend=NAME)
-            )
-            return self._begin(peer, known.source, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """Launch a kernel that reads."""
+        known = self._peers[peer]
+        self._readable(peer, known, operation)
+        rows, job = job_of_descriptors(checked(descriptors, self._memory, known.source.memory, backend=NAME))
+        return self._launch(peer, known, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`; the rows of ``selection.grid`` stay on the device, so only numbers of cells are sent.
@@ -98,18 +90,14 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
             WorkerUnreachable, BackendError: as `submit`.
         """
         with self._lock:
-            known = self._readable(peer, operation)
+            known = self._known(peer)
+            self._readable(peer, known, operation)
             if selection.grid not in known.grids:
                 rows = rows_of(selection.grid, self._memory, known.source.memory)
                 known.grids[selection.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
             kept = known.grids[selection.grid]
-            return self._begin(
-                peer,
-                known.source,
-                kept,
-                job_of_selection(kept[0], selection),
-                (selection.nbytes, len(selection)),
-            )
+            job = job_of_selection(kept[0], selection)
+            return self._launch(peer, known, kept, job, (selection.nbytes, len(selection)))
 
     def _stop(self, reason: str) -> None:
         self._wait_all(reason)
@@ -121,19 +109,15 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
                 raise BackendError(f"memory of {name} cannot be unmapped: {error}", backend=NAME) from None
             del self._peers[name]
 
-    def _readable(self, peer: str, operation: Operation) -> CudaPeer:
-        known = self._known(peer)
+    def _readable(self, peer: str, known: CudaPeer, operation: Operation) -> None:
         self._only_read(peer, operation, READS_ONLY)
         known.source.check()
-        return known
 
-    def _begin(
-        self, peer: str, source: CudaSource, kept: tuple[Rows, Any | None], job: Job, size: tuple[int, int]
+    def _launch(
+        self, peer: str, known: CudaPeer, kept: tuple[Rows, Any | None], job: Job, size: tuple[int, int]
     ) -> Transfer:
-        work = _Launch(source, _on_device(lambda: self._copier.begin(*kept, job)))
-        transfer = Transfer(peer, *size, work, posted=time.monotonic(), backend=NAME)
-        self._live[work] = transfer
-        return transfer
+        work = _Launch(known.source, _on_device(lambda: self._copier.begin(*kept, job)))
+        return self._begin(Transfer(peer, *size, work, backend=NAME))
 
     def _look(self, work: _Launch, transfer: Transfer) -> None:
         try:

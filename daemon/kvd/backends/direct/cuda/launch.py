@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from kvd.backends.cuda.driver import LIBRARY, failed
-from kvd.backends.cuda.ipc import driver
+from kvd.backends.cuda.driver import call, context, current, failed, holding
 
 _NOT_READY = 600
 _INVALID_VALUE = 1
@@ -78,19 +76,14 @@ class Launcher:
 
         Raises:
             AttributeError: the driver lacks a call.
-            BackendError: as `kvd.backends.cuda.ipc.driver`.
+            BackendError: as `kvd.backends.cuda.driver.context`.
         """
-        self._context = driver(ordinal).context if library is None else _ptr(0)
+        self._context = context(ordinal) if library is None else _ptr(0)
         self._cuda = library or _library()
 
-    @contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[None]:
         """The context in which all others are to be called."""
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._call("cuCtxPopCurrent_v2", ctypes.byref(_ptr()))
+        return current(self._cuda, self._context)
 
     def event(self) -> int:
         """A new event."""
@@ -163,14 +156,12 @@ class Launcher:
         return Kernel(int(compiled.function), int(told.shared), int(told.num_warps) * _WARP)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        number = int(getattr(self._cuda, name)(*arguments))
-        if number:
-            raise failed(self._cuda, name, number)
+        call(self._cuda, name, *arguments)
 
 
 @functools.cache
-def _library() -> ctypes.PyDLL:
-    library = ctypes.PyDLL(LIBRARY)
+def _library() -> Any:
+    library = holding()
     for name, takes in _SIGNATURES.items():
         getattr(library, name).argtypes = takes
     return library

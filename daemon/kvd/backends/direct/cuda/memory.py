@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kvd.backends.cuda.driver import CudaError
-from kvd.backends.cuda.ipc import Allocation, Driver, driver
+from kvd.backends.cuda.ipc import Driver, driver
 from kvd.backends.direct.card import SharedStretch
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import RegistrationError
@@ -89,7 +89,7 @@ class Mappings:
     def __init__(self, device: Driver) -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._held: dict[tuple[str, SharedStretch], tuple[int, Allocation | None, int]] = {}
+        self._held: dict[tuple[str, SharedStretch], tuple[int, Region | None, int]] = {}
 
     def __len__(self) -> int:
         """How many stretches are mapped."""
@@ -124,7 +124,7 @@ class Mappings:
             else:
                 self._device.close_handle(at)
 
-    def _map(self, shared: SharedStretch, fetch: Callable[[int], int]) -> tuple[int, Allocation | None]:
+    def _map(self, shared: SharedStretch, fetch: Callable[[int], int]) -> tuple[int, Region | None]:
         if shared.handle:
             return self._device.open_handle(shared.handle), None
         fetched: list[tuple[int, int]] = []
@@ -175,7 +175,7 @@ def _shared(device: Driver, region: Region, reached: int, end: int) -> SharedStr
         raise RegistrationError(f"{region} cannot be shared: {error}", backend=NAME) from None
 
 
-def _parts(device: Driver, region: Region, first: Allocation, end: int) -> SharedStretch:
+def _parts(device: Driver, region: Region, first: Region, end: int) -> SharedStretch:
     parts: list[tuple[int, int]] = []
     reached, part = first.address, first
     try:

@@ -56,23 +56,16 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
             known.source.close()
         self._peers[peer] = HostPeer(metadata, source)
 
-    def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
-        """Begin a read, and copy for at most `SLICE_S` seconds with the GIL released; `poll` goes on with it.
-
-        Raises:
-            TransferRefused: a write, an unknown peer, a closed lane, malformed columns, memory that is not registered.
-            WorkerUnreachable: the peer's process or backend is gone.
-        """
-        with self._lock:
-            known = self._known(peer)
-            self._only_read(peer, operation, READS_ONLY)
-            rows = checked(descriptors, self._memory, known.source.memory, backend=NAME)
-            known.source.check()
-            work = _Reading(known.source, Copy(rows))
-            transfer = Transfer(peer, rows.nbytes, len(rows), work, posted=time.monotonic(), backend=NAME)
-            self._live[work] = transfer
-            self._look(work, transfer)
-            return transfer
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """Copy for at most `SLICE_S` seconds with the GIL released; `poll` goes on with it."""
+        known = self._peers[peer]
+        self._only_read(peer, operation, READS_ONLY)
+        rows = checked(descriptors, self._memory, known.source.memory, backend=NAME)
+        known.source.check()
+        work = _Reading(known.source, Copy(rows))
+        transfer = self._begin(Transfer(peer, rows.nbytes, len(rows), work, backend=NAME))
+        self._look(work, transfer)
+        return transfer
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`: nothing here is worth preparing.

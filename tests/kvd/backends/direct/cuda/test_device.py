@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from kvd.backends.contract import State
-from kvd.backends.cuda.ipc import Allocation
 from kvd.backends.direct.backend import DirectBackend, DirectOptions, open_backend
 from kvd.backends.direct.card import Card, CudaCard, SharedStretch
 from kvd.backends.direct.cuda import lane as direct_cuda_lane
@@ -333,7 +332,7 @@ BASE = 1 << 40
 
 
 def test_allocations_are_shared_once_by_their_handles() -> None:
-    device: Any = MadeUpDriver(allocations=[Allocation(BASE, 1000), Allocation(BASE + 1000, 5000)])
+    device: Any = MadeUpDriver(allocations=[Region(BASE, 1000), Region(BASE + 1000, 5000)])
     regions = [
         Region(BASE + 100, 200, "cuda:0"),
         Region(BASE + 500, 700, "cuda:0"),
@@ -348,7 +347,7 @@ def test_allocations_are_shared_once_by_their_handles() -> None:
 
 
 def test_memory_without_handles_goes_by_descriptors_where_its_maker_allowed_it() -> None:
-    parts = [Allocation(BASE + at, 100) for at in range(0, 1000, 100)]
+    parts = [Region(BASE + at, 100) for at in range(0, 1000, 100)]
     device: Any = MadeUpDriver(allocations=parts, kind="descriptor")
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     (shared,) = share(device, [Region(BASE + 250, 400, "cuda:0")])
@@ -358,12 +357,12 @@ def test_memory_without_handles_goes_by_descriptors_where_its_maker_allowed_it()
 
 
 def test_memory_that_cannot_be_shared_is_refused_with_the_cure() -> None:
-    device: Any = MadeUpDriver(allocations=[Allocation(BASE, 1000)], kind="none")
+    device: Any = MadeUpDriver(allocations=[Region(BASE, 1000)], kind="none")
     with pytest.raises(RegistrationError, match="made without a handle") as refused:
         share(device, [Region(BASE, 10, "cuda:0")])
     assert "expandable_segments" in refused.value.hint
     many: Any = MadeUpDriver(
-        allocations=[Allocation(BASE + at, 1) for at in range(MOST_PARTS + 10)], kind="descriptor"
+        allocations=[Region(BASE + at, 1) for at in range(MOST_PARTS + 10)], kind="descriptor"
     )
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     with pytest.raises(RegistrationError, match=f"more than {MOST_PARTS} parts"):
