@@ -9,9 +9,12 @@ Layout: 4 bytes magic, 2 bytes envelope version, 4 bytes length of the header (b
 
 from __future__ import annotations
 
-import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
 
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.regions import joined
@@ -20,6 +23,14 @@ from kvd.geometry.model import Region
 MAGIC = b"KVDM"
 VERSION = 1
 _PREFIX = struct.Struct(">4sHI")
+T = TypeVar("T")
+
+
+class _Header(msgspec.Struct, frozen=True):
+    backend: str
+    version: str
+    agent: str
+    regions: list[tuple[int, int, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +50,8 @@ class Envelope:
 
 def pack(envelope: Envelope) -> bytes:
     """The bytes to hand to peers."""
-    header = json.dumps(
-        {
-            "backend": envelope.backend,
-            "version": envelope.version,
-            "agent": envelope.agent,
-            "regions": [[r.address, r.length, r.device] for r in joined(envelope.regions)],
-        },
-        separators=(",", ":"),
-    ).encode()
+    regions = [(r.address, r.length, r.device) for r in joined(envelope.regions)]
+    header = msgspec.json.encode(_Header(envelope.backend, envelope.version, envelope.agent, regions))
     return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + envelope.blob
 
 
@@ -75,17 +79,9 @@ def unpack(metadata: bytes, *, backend: str, version: str = "") -> Envelope:
         raise PeerMetadataError(
             f"metadata header should have {size} bytes and has {len(body)}", backend=backend
         )
-    try:
-        header = json.loads(body)
-        found = Envelope(
-            backend=str(header["backend"]),
-            version=str(header["version"]),
-            agent=str(header["agent"]),
-            regions=tuple(Region(int(a), int(n), str(d)) for a, n, d in header["regions"]),
-            blob=metadata[_PREFIX.size + size :],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise PeerMetadataError(f"metadata header cannot be read: {error!r}", backend=backend) from error
+    header = decoded(body, _Header, backend=backend)
+    regions, blob = tuple(Region(*region) for region in header.regions), metadata[_PREFIX.size + size :]
+    found = Envelope(header.backend, header.version, header.agent, regions, blob)
     if found.backend != backend:
         raise PeerMetadataError(
             f"metadata is of backend {found.backend!r} at the peer and {backend!r} here",
@@ -99,6 +95,18 @@ def unpack(metadata: bytes, *, backend: str, version: str = "") -> Envelope:
             hint="run the same release of kvd on both sides",
         )
     return found
+
+
+def decoded(told: bytes, kind: type[T], *, backend: str, decode: Callable[..., T] = msgspec.json.decode) -> T:
+    """What a peer told of itself, as ``kind``; ``decode`` is msgspec's for the format that it is in.
+
+    Raises:
+        PeerMetadataError: it is not, in the name of ``backend``.
+    """
+    try:
+        return decode(told, type=kind)
+    except msgspec.MsgspecError as error:
+        raise PeerMetadataError(f"the peer's metadata cannot be read: {error}", backend=backend) from None
 
 
 def same_minor_release(here: str, there: str, *, backend: str, engine: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.errors import PeerMetadataError
+from kvd.backends.envelope import Envelope, decoded, pack, unpack
 
 NAME = "auto"
 VERSION = "1"
@@ -36,8 +35,5 @@ def read_both(metadata: bytes) -> Both:
     Raises:
         PeerMetadataError: of another backend or version, or damaged.
     """
-    envelope = unpack(metadata, backend=NAME, version=VERSION)
-    try:
-        return msgspec.msgpack.decode(envelope.blob, type=Both)
-    except msgspec.DecodeError as error:
-        raise PeerMetadataError(f"the peer's metadata cannot be read: {error}", backend=NAME) from None
+    blob = unpack(metadata, backend=NAME, version=VERSION).blob
+    return decoded(blob, Both, backend=NAME, decode=msgspec.msgpack.decode)

@@ -47,13 +47,13 @@ def ordinal(regions: Sequence[Region]) -> int | None:
     return found.pop() if found else None
 
 
-def enter(device: int) -> None:
-    """Make the primary context of ``device`` current in this thread, as the CUDA runtime and torch do.
+def enter(device: int | None) -> None:
+    """Make the primary context of ``device``, if any, current in this thread, as the CUDA runtime and torch do.
 
     Raises:
         BackendUnavailable: no driver, or no such device.
     """
-    if getattr(_current, "device", None) != device:
+    if device is not None and getattr(_current, "device", None) != device:
         _call("cuCtxSetCurrent", context(device))
         _current.device = device
 
@@ -84,14 +84,15 @@ def current(cuda: Any, of: ctypes.c_void_p) -> Iterator[None]:
         call(cuda, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
-def settle(device: int) -> None:
-    """Wait until ``device`` has done all that this process has asked of it so far. The GIL is released meanwhile.
+def settle(device: int | None) -> None:
+    """Wait until ``device``, if any, has done all that this process has asked of it. The GIL is released meanwhile.
 
     Raises:
         BackendError: it reports an error.
     """
-    enter(device)
-    _call("cuCtxSynchronize")
+    if device is not None:
+        enter(device)
+        _call("cuCtxSynchronize")
 
 
 def allocation(region: Region) -> Region:

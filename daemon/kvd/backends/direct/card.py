@@ -6,7 +6,7 @@ import msgspec
 
 from kvd.backends.direct.memfd import Backing
 from kvd.backends.direct.process import NAME, Process
-from kvd.backends.envelope import Envelope, unpack
+from kvd.backends.envelope import Envelope, decoded, unpack
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.regions import joined
 
@@ -56,10 +56,7 @@ def read_card(metadata: bytes) -> tuple[Envelope, Card]:
         PeerMetadataError: not of this backend, or of another version of it, or no card.
     """
     envelope = unpack(metadata, backend=NAME, version=VERSION)
-    try:
-        card = msgspec.json.decode(envelope.blob, type=Card)
-    except msgspec.DecodeError as error:
-        raise PeerMetadataError(f"the peer's card cannot be read: {error}", backend=NAME) from None
+    card = decoded(envelope.blob, Card, backend=NAME)
     if card.memory and len(card.memory) != len(joined(envelope.regions)):
         raise PeerMetadataError(
             f"the peer's card has {len(card.memory)} memfds for {len(joined(envelope.regions))} regions",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 from msgspec import structs
 
 from kvd.backends.contract import Traits
@@ -24,7 +25,7 @@ from kvd.backends.mooncake.lane import MooncakeLane
 from kvd.backends.mooncake.library import INSTALL, NAME, MooncakeLibrary, load
 from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
-from kvd.backends.mooncake.target import EngineTarget, pack_target
+from kvd.backends.mooncake.target import EngineTarget
 from kvd.backends.regions import check_regions
 from kvd.geometry.model import Region
 
@@ -137,8 +138,9 @@ class MooncakeBackend(EngineBackend[MooncakeLane]):
         return MooncakeEngine(self._library, self._options, regions, mark)
 
     def _target(self, name: str, engine: MooncakeEngine) -> bytes:
-        target = EngineTarget(engine.session, self._options.protocol, engine.mark.value, engine.mark.address)
-        return pack(Envelope(NAME, self._library.version, name, self.regions, pack_target(target)))
+        mark = engine.mark
+        target = EngineTarget(engine.session, self._options.protocol, mark.value.hex(), mark.address)
+        return pack(Envelope(NAME, self._library.version, name, self.regions, msgspec.json.encode(target)))
 
 
 class MooncakeWindow(EngineWindow):

@@ -40,7 +40,7 @@ def connect(engine: MooncakeEngine, target: EngineTarget, peer: str, timeout_s: 
             hint="the option connect_timeout_s says how long to wait",
         )
     thread.join()  # it looks until the same time
-    failure = _failure(engine, opening.state, target, peer)
+    failure = _failure(opening, peer)
     if failure is not None:
         engine.destroy()
         raise failure
@@ -55,19 +55,14 @@ class _Opening:
     target: EngineTarget
     until: float
     state: int = WAITING
+    error: str = ""
     _posted: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _left: bool = False
 
     def run(self) -> None:
         """Post, and look until it is over or the time is up; where nobody waits any more, destroy the engine."""
-        number = self.engine.post(
-            "read",
-            self.target.session,
-            self.engine.mark.scratch_address,
-            self.target.mark_address,
-            MARK_BYTES,
-        )
+        number = self._post()
         with self._lock:
             self._posted.set()
             left = self._left
@@ -79,6 +74,14 @@ class _Opening:
             time.sleep(_PAUSE_S)
             self.state = self.engine.status(number)
 
+    def _post(self) -> int | None:
+        mark = self.engine.mark.scratch_address
+        try:
+            return self.engine.post("read", self.target.session, mark, self.target.mark_address, MARK_BYTES)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for the one who waits
+            self.error = f"{type(error).__name__}: {error}"
+            return None
+
     def wait(self, seconds: float) -> bool:
         """Whether the post returned; if not the engine is the thread's from now on."""
         self._posted.wait(seconds)
@@ -87,16 +90,19 @@ class _Opening:
             return not self._left
 
 
-def _failure(engine: MooncakeEngine, state: int, target: EngineTarget, peer: str) -> BackendError | None:
+def _failure(opening: _Opening, peer: str) -> BackendError | None:
     """What is wrong with the mark that was read, if anything."""
-    if state == WAITING:
+    target = opening.target
+    if opening.error:
+        what = f"could not be asked for its mark: {opening.error}"
+    elif opening.state == WAITING:
         what = "answers on its first port and not on the one for data"
-    elif state != COMPLETED:
+    elif opening.state != COMPLETED:
         what = "did not let its mark be read"
-    elif (found := engine.mark.scratch()) != target.mark:
+    elif (found := opening.engine.mark.scratch().hex()) != target.mark:
         return PeerMetadataError(
             f"{target.session} is not of the process that wrote the metadata of peer {peer}: its mark is "
-            f"{found.hex()}, not {target.mark.hex()}",
+            f"{found}, not {target.mark}",
             backend=NAME,
             hint="the peer was started anew; its new metadata is needed",
         )

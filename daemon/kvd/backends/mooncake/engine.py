@@ -52,7 +52,9 @@ class MooncakeEngine:
         self._gone: weakref.ref[Any] | None = None
         self.mark = mark
         self._device = cuda_driver.ordinal(regions)
-        self._enter()
+        cuda_driver.enter(
+            self._device
+        )  # Mooncake copies with what it finds current in the thread, here and below
         self._engine: Any = library.engine()
         with engine_environment(options.protocol, options.progress_timeout_s):
             failed = self._engine.initialize(
@@ -84,13 +86,13 @@ class MooncakeEngine:
         Returns at once, but for the first post to a session, which asks the peer for its memory: a peer that is stopped
         holds that up for a minute. The GIL is released.
         """
-        self._enter()
+        cuda_driver.enter(self._device)
         number = int(getattr(self._engine, _POSTS[operation])(session, [local], [remote], [length]))
         return None if number in _NO_NUMBERS else number
 
     def copy(self, operation: Operation, session: str, rows: Descriptors) -> bool:
         """Copy all rows; returns when that is over, with whether they all were. The GIL is released."""
-        self._enter()
+        cuda_driver.enter(self._device)
         columns = [rows.local, rows.remote, rows.length]
         copying = getattr(self._engine, f"{_COPIES[operation]}_arrays", None)  # since 0.3.14
         if copying is not None:
@@ -112,7 +114,7 @@ class MooncakeEngine:
             BackendError: something still refers to it, so it lives and its transfers may still write; or the device
                 could not be waited for.
         """
-        self._enter()
+        cuda_driver.enter(self._device)
         if self._gone is None:
             if self._engine is None:
                 return
@@ -127,13 +129,7 @@ class MooncakeEngine:
                 backend=NAME,
                 hint="keep no Mooncake object outside kvd.backends.mooncake.engine",
             )
-        if self._device is not None:
-            cuda_driver.settle(self._device)
-
-    def _enter(self) -> None:
-        """Make the device current in this thread, whichever it is: Mooncake copies with what it finds there."""
-        if self._device is not None:
-            cuda_driver.enter(self._device)
+        cuda_driver.settle(self._device)
 
     def _register(self, regions: Sequence[Region]) -> None:
         addresses, lengths = [r.address for r in regions], [r.length for r in regions]

@@ -15,14 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from kvd.backends.errors import BackendUnavailable
+from kvd.backends.registry import ADAPTERS
 from kvd.installed import installed_version
 
 NAME = "mooncake"
-DISTRIBUTIONS = (
-    "mooncake-transfer-engine-non-cuda",
-    "mooncake-transfer-engine-cuda13",
-    "mooncake-transfer-engine",
-)
 INSTALL = (
     "install mooncake-transfer-engine-non-cuda==0.3.13.post1 (with CUDA 13 mooncake-transfer-engine-cuda13, with CUDA "
     "12 mooncake-transfer-engine) and the Debian packages libibverbs1, libnuma1 and libcurl4"
@@ -68,7 +64,7 @@ def load() -> MooncakeLibrary:
         raise BackendUnavailable(f"Mooncake does not load: {error}", backend=NAME, hint=INSTALL) from error
     return MooncakeLibrary(
         module.TransferEngine,
-        installed_version(DISTRIBUTIONS),
+        installed_version(ADAPTERS[NAME].distributions),
         bool(getattr(module, "SUPPORT_CUDA", False)),
         bool(getattr(module, "SUPPORT_INTRA_NVLINK", False)),
     )

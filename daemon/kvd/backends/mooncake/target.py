@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import msgspec
 
+from kvd.backends.envelope import decoded
 from kvd.backends.errors import PeerMetadataError
 from kvd.backends.mooncake.library import NAME
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTarget:
-    """An engine as peers see it: its session ("host:port"), its protocol, and its mark with the address of that."""
+class EngineTarget(msgspec.Struct, frozen=True):
+    """An engine as peers see it: its session ("host:port"), its protocol, its mark in hex and where that stands."""
 
     session: str
     protocol: str
-    mark: bytes
+    mark: str
     mark_address: int
 
 
-def pack_target(target: EngineTarget) -> bytes:
-    """The blob of an envelope."""
-    return json.dumps(
-        {
-            "session": target.session,
-            "protocol": target.protocol,
-            "mark": target.mark.hex(),
-            "mark_address": target.mark_address,
-        }
-    ).encode()
-
-
 def parse_target(blob: bytes, protocol: str) -> EngineTarget:
-    """Read what `pack_target` wrote.
+    """Read the blob of an envelope, which is JSON.
 
     Raises:
         PeerMetadataError: it cannot be read, or the peer does not speak ``protocol``.
     """
-    try:
-        found = json.loads(blob)
-        target = EngineTarget(
-            str(found["session"]),
-            str(found["protocol"]),
-            bytes.fromhex(found["mark"]),
-            int(found["mark_address"]),
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise PeerMetadataError(f"metadata cannot be read: {error!r}", backend=NAME) from error
+    target = decoded(blob, EngineTarget, backend=NAME)
     if target.protocol != protocol:
         raise PeerMetadataError(
             f"protocol is {target.protocol} at the peer and {protocol} here",

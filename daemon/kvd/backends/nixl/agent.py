@@ -50,7 +50,7 @@ class Agent:
         self.library = library
         self.name = f"{name}.{secrets.token_hex(4)}"
         self._device = device
-        self._enter()  # UCX looks for the transports of a device once, here
+        cuda_driver.enter(self._device)  # UCX looks for the transports of a device once, here
         self._gone: weakref.ref[Any] | None = None
         # NIXL's worker threads (num_threads) advance every post of 1024 descriptors and more by themselves: the bytes
         # of a parked lane would land with nobody calling into it.
@@ -79,7 +79,7 @@ class Agent:
         Raises:
             BackendError: what NIXL raised, translated; never chained to it, as its traceback would hold the agent.
         """
-        self._enter()
+        cuda_driver.enter(self._device)
         failure: BackendError
         try:
             return getattr(self._nixl, method)(*arguments)
@@ -98,7 +98,7 @@ class Agent:
         Raises:
             BackendError: as `call`.
         """
-        self._enter()
+        cuda_driver.enter(self._device)
         failure: BackendError
         try:
             return self._nixl.make_prepped_xfer(operation, lists[0], here, lists[1], there)
@@ -131,7 +131,7 @@ class Agent:
 
     def release(self, handles: list[Any]) -> None:
         """Release NIXL's transfer handles and forget them, finished or not. Does not stop bytes on their way."""
-        self._enter()
+        cuda_driver.enter(self._device)
         while handles:
             try:
                 handles.pop().release()
@@ -149,7 +149,7 @@ class Agent:
             BackendError: something still refers to it, so it lives and its transfers may still write; or the device
                 could not be waited for.
         """
-        self._enter()
+        cuda_driver.enter(self._device)
         if self._gone is None:
             nixl, self._nixl = self._nixl, None
             # The wrapper may be held by a frame of somebody's traceback; what does the work is the object inside.
@@ -163,13 +163,8 @@ class Agent:
                 backend=NAME,
                 hint="keep no NIXL object outside kvd.backends.nixl.backend",
             )
-        if settle and self._device is not None:
+        if settle:
             cuda_driver.settle(self._device)
-
-    def _enter(self) -> None:
-        """Make the device current in this thread, whichever it is."""
-        if self._device is not None:
-            cuda_driver.enter(self._device)
 
     def _culprit(
         self, memory: str, members: Sequence[tuple[int, int, int]], refused: BackendError

@@ -15,6 +15,7 @@ import msgspec
 
 from kvd.backends import registry
 from kvd.backends.contract import Backend, Traits
+from kvd.backends.direct.cuda.copies import LOOK_S
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import EngineBackend
 from kvd.backends.options import EngineName, Nested, ThreadBlocks, read_options
@@ -23,8 +24,6 @@ from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-
-_LOOK_S = 50e-6
 
 
 class StagedOptions(msgspec.Struct, frozen=True):
@@ -108,7 +107,7 @@ class StagedBackend(EngineBackend[StagedLane]):
             try:
                 flight = self._out(Descriptors(found.remote, found.local, found.length))
                 while not flight.done():
-                    time.sleep(_LOOK_S)
+                    time.sleep(LOOK_S)
             except (RuntimeError, OSError) as error:
                 raise BackendError(f"the copy to the mirror: {error}", backend=NAME) from error
 

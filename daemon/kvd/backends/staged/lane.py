@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from kvd.backends.contract import Lane, Operation, State, Transfer
-from kvd.backends.direct.cuda.copies import Flight, over
-from kvd.backends.envelope import Envelope, pack, unpack
-from kvd.backends.errors import BackendError, PeerMetadataError
+from kvd.backends.direct.cuda.copies import CLOSE_S, Flight, wait_over
+from kvd.backends.envelope import Envelope, decoded, pack, unpack
+from kvd.backends.errors import PeerMetadataError
 from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.backends.staged.memory import NAME, Carrier
@@ -19,9 +19,6 @@ from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
 VERSION = "1"
-CLOSE_S = 10.0
-"""How long `close` waits for copies out of the mirror, which end by themselves in milliseconds."""
-_LOOK_S = 50e-6
 
 
 class Mirrored(msgspec.Struct, frozen=True):
@@ -52,10 +49,7 @@ def read_metadata(metadata: bytes, engine: str) -> tuple[StagedPeer, bytes]:
         PeerMetadataError: of another backend, version or engine, or damaged.
     """
     envelope = unpack(metadata, backend=NAME, version=VERSION)
-    try:
-        found = msgspec.msgpack.decode(envelope.blob, type=Mirrored)
-    except msgspec.DecodeError as error:
-        raise PeerMetadataError(f"the peer's metadata cannot be read: {error}", backend=NAME) from None
+    found = decoded(envelope.blob, Mirrored, backend=NAME, decode=msgspec.msgpack.decode)
     if found.engine != engine:
         raise PeerMetadataError(
             f"the engine behind staged is {found.engine} at the peer and {engine} here",
@@ -136,10 +130,6 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
         self._inner.close()
         until = time.monotonic() + CLOSE_S
         for work, transfer in list(self._live.items()):
-            while work.flight is not None and not over(work.flight):
-                if time.monotonic() > until:
-                    raise BackendError(
-                        f"a copy of lane {self.name!r} still runs after {CLOSE_S} s", backend=NAME
-                    )
-                time.sleep(_LOOK_S)
+            if work.flight is not None:
+                wait_over(work.flight, until, f"a copy of lane {self.name!r}", backend=NAME)
             self._end(transfer, reason)

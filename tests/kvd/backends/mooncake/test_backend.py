@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from kvd.backends.errors import (
 )
 from kvd.backends.mooncake.backend import MooncakeBackend, open_backend
 from kvd.backends.mooncake.library import load
-from kvd.backends.mooncake.target import EngineTarget, pack_target, parse_target
+from kvd.backends.mooncake.target import EngineTarget, parse_target
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from tests.support.backend_give_up import wait
@@ -247,10 +248,10 @@ def test_metadata_of_a_process_that_is_no_more_is_refused(backends: Callable[...
     backend, peer = backends(np.zeros(4096, np.uint8)), backends(np.zeros(4096, np.uint8))
     now = unpack(peer.metadata(), backend="mooncake")
     target = parse_target(now.blob, "tcp")
-    older = EngineTarget(target.session, "tcp", bytes(16), target.mark_address)
-    metadata = pack(Envelope(now.backend, now.version, now.agent, now.regions, pack_target(older)))
+    older = EngineTarget(target.session, "tcp", bytes(16).hex(), target.mark_address)
+    metadata = pack(Envelope(now.backend, now.version, now.agent, now.regions, msgspec.json.encode(older)))
     lane = backend.lane("p")
-    with pytest.raises(PeerMetadataError, match=f"{target.mark.hex()}, not {bytes(16).hex()}"):
+    with pytest.raises(PeerMetadataError, match=f"{target.mark}, not {bytes(16).hex()}"):
         lane.add("p", metadata)
     peer.close()
     with pytest.raises(WorkerUnreachable, match="nothing listens"):
@@ -259,7 +260,7 @@ def test_metadata_of_a_process_that_is_no_more_is_refused(backends: Callable[...
 
 def test_another_protocol_is_refused_with_both(backends: Callable[..., MooncakeBackend]) -> None:
     backend = backends(np.zeros(4096, np.uint8))
-    blob = pack_target(EngineTarget("127.0.0.1:1", "rdma", bytes(16), 4096))
+    blob = msgspec.json.encode(EngineTarget("127.0.0.1:1", "rdma", bytes(16).hex(), 4096))
     with pytest.raises(PeerMetadataError, match="protocol is rdma at the peer and tcp here"):
         backend.lane("p").add("p", pack(Envelope("mooncake", load().version, "a", (), blob)))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,8 +15,13 @@ from numpy.typing import NDArray
 
 from kvd.backends.direct.cuda.launch import Arguments, Kernel, Launcher
 from kvd.backends.direct.cuda.tables import SHAPES, Job, Rows, Shape, job_of_descriptors
+from kvd.backends.errors import BackendError
 from kvd.topology.descriptors import Descriptors
 
+CLOSE_S = 10.0
+"""How long a lane that is closed waits for its copies, which end by themselves in milliseconds."""
+LOOK_S = 50e-6
+"""Between two looks at a copy that is waited for."""
 WARPS = 8
 """Of a program."""
 _STAGED = 256 << 10
@@ -37,12 +44,17 @@ class Flight(Protocol):
         """How long it took on the device."""
 
 
-def over(flight: Flight) -> bool:
-    """Whether nothing of it can land any more, well or not."""
-    try:
-        return flight.done()
-    except RuntimeError:
-        return True  # a device that failed runs nothing any more
+def wait_over(flight: Flight, until: float, what: str, *, backend: str) -> None:
+    """Wait until nothing of it can land any more, well or not.
+
+    Raises:
+        BackendError: ``what`` still runs when time.monotonic() is ``until``.
+    """
+    with suppress(RuntimeError):  # a device that failed runs nothing any more
+        while not flight.done():
+            if time.monotonic() > until:
+                raise BackendError(f"{what} still runs after {CLOSE_S} s", backend=backend)
+            time.sleep(LOOK_S)
 
 
 class Copier(Protocol):

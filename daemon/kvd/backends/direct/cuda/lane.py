@@ -11,7 +11,7 @@ from kvd.backends.contract import Operation, Transfer
 from kvd.backends.cuda.driver import CudaError
 from kvd.backends.cuda.ipc import Driver
 from kvd.backends.direct.card import read_card
-from kvd.backends.direct.cuda.copies import Copier, Flight, over
+from kvd.backends.direct.cuda.copies import CLOSE_S, Copier, Flight, wait_over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
 from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
@@ -22,10 +22,6 @@ from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Grid, Selection
-
-CLOSE_S = 10.0
-"""How long `close` waits for kernels, which end by themselves in milliseconds."""
-_LOOK_S = 50e-6
 
 
 @dataclass(slots=True)
@@ -135,12 +131,7 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         for work, transfer in list(self._live.items()):
             if of is not None and work.source is not of:
                 continue
-            while not over(work.flight):
-                if time.monotonic() > until:
-                    raise BackendError(
-                        f"a kernel of lane {self.name!r} still runs after {CLOSE_S} s", backend=NAME
-                    )
-                time.sleep(_LOOK_S)
+            wait_over(work.flight, until, f"a kernel of lane {self.name!r}", backend=NAME)
             self._end(transfer, reason)
 
 
