@@ -38,20 +38,15 @@ class State(enum.Enum):
 class Traits:
     """What a backend is good at, and what the connector must know of it.
 
-    ``synchronous``: a post may block its thread until the bytes have moved. ``late_writes_stop_at``: what
-    must be destroyed before the target memory is safe. ``strided_lists``: its lanes are `SelectingLane`, and
-    numbers of cells are worth more to it than many addresses. ``max_descriptors``: what one post takes, None for no
-    limit (the adapter splits by itself; a caller may want to know). ``least_piece``: a load is posted in a
-    piece for every so many bytes at most, as a smaller one would be here before the next is planned and posted.
+    ``synchronous``: a post may block its thread until the bytes have moved. ``strided_lists``: its lanes are
+    `SelectingLane`, and numbers of cells are worth more to it than many addresses. ``least_piece``: a load is posted in
+    a piece for every so many bytes at most, as a smaller one would be here before the next is planned and posted.
     ``lands``: its backends are `WindowBackend`, so a peer may write here; where they are not, layer-wise push is a
     layer-wise read.
     """
 
     synchronous: bool = False
-    notifications: bool = False
     strided_lists: bool = False
-    late_writes_stop_at: Literal["transfer", "lane"] = "lane"
-    max_descriptors: int | None = None
     least_piece: int = 0
     lands: bool = False
 

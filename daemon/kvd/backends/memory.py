@@ -72,7 +72,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MemoryBackend:
 class MemoryBackend(EngineBackend["MemoryLane"]):
     """Memory of this process that peers of this process may read and write. Closed, it vanishes from their sight."""
 
-    traits = Traits(notifications=False, strided_lists=True, late_writes_stop_at="lane", lands=True)
+    traits = Traits(strided_lists=True, lands=True)
 
     def __init__(self, name: str, faults: Faults) -> None:
         super().__init__(name, NAME)

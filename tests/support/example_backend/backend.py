@@ -22,7 +22,7 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> "ExampleBackend":
 
 
 class ExampleBackend(EngineBackend["ExampleLane"]):
-    traits = Traits(late_writes_stop_at="transfer")
+    traits = Traits()
 
     def __init__(self, name: str) -> None:
         super().__init__(name, NAME)

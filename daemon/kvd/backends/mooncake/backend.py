@@ -49,7 +49,7 @@ class MooncakeBackend(EngineBackend[MooncakeLane]):
     whom nothing done here could stop; so peers do not write here.
     """
 
-    traits = Traits(late_writes_stop_at="lane", lands=True)
+    traits = Traits(lands=True)
 
     def __init__(self, name: str, options: MooncakeOptions, library: MooncakeLibrary) -> None:
         super().__init__(name, NAME)

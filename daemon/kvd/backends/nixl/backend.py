@@ -68,13 +68,7 @@ class NixlBackend(EngineBackend[NixlLane | SplitLane]):
     ``traits.lands`` is settled once memory is registered.
     """
 
-    traits = Traits(
-        synchronous=True,
-        notifications=True,
-        strided_lists=True,
-        late_writes_stop_at="lane",
-        max_descriptors=None,
-    )
+    traits = Traits(synchronous=True, strided_lists=True)
 
     def __init__(self, name: str, options: NixlOptions, library: NixlLibrary) -> None:
         super().__init__(name, NAME)

@@ -66,7 +66,7 @@ class StagedBackend(EngineBackend[StagedLane]):
     @property
     def traits(self) -> Traits:
         """The engine's, but that addresses are all that is taken, and nobody writes here."""
-        return replace(self._inner.traits, strided_lists=False, notifications=False, lands=False)
+        return replace(self._inner.traits, strided_lists=False, lands=False)
 
     def _register(self, regions: Sequence[Region]) -> None:
         """Make mirrors of this memory and register those with the engine."""

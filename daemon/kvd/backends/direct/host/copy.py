@@ -5,23 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from kvd.backends.direct.calls import IOV_MAX, read_rows
-from kvd.backends.direct.process import NAME
-from kvd.backends.regions import check_selection
-from kvd.topology.descriptors import Descriptors, coalesce
-from kvd.topology.grid import Selection
+from kvd.topology.descriptors import Descriptors
 
 CALL_BYTES = 32 << 20
 """Most bytes of one call: some milliseconds, during which a lane cannot be closed."""
-
-
-def unpicked(selection: Selection) -> Descriptors:
-    """The copies of ``selection`` by address, neighbours joined.
-
-    Raises:
-        TransferRefused: columns of unequal length, or a cell that the grid does not have.
-    """
-    check_selection(selection, backend=NAME)
-    return coalesce(selection.descriptors())
 
 
 class Copy:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from kvd.backends.contract import Operation, Transfer
 from kvd.backends.direct.card import read_card
-from kvd.backends.direct.host.copy import Copy, unpicked
+from kvd.backends.direct.host.copy import Copy
 from kvd.backends.direct.host.source import HostSource
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
 from kvd.backends.lanes import EngineLane
-from kvd.backends.regions import RegisteredMemory, checked
+from kvd.backends.regions import RegisteredMemory, check_selection, checked
 from kvd.geometry.model import Region
-from kvd.topology.descriptors import Descriptors
+from kvd.topology.descriptors import Descriptors, coalesce
 from kvd.topology.grid import Selection
 
 SLICE_S = 0.05
@@ -74,7 +74,8 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
             TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
             WorkerUnreachable: as `submit`.
         """
-        return self.submit(peer, unpicked(selection), operation)
+        check_selection(selection, backend=NAME)
+        return self.submit(peer, coalesce(selection.descriptors()), operation)
 
     def _look(self, work: _Reading, transfer: Transfer) -> None:
         """Copy for at most `SLICE_S` seconds, with the GIL released."""
