@@ -131,5 +131,6 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
         until = time.monotonic() + CLOSE_S
         for work, transfer in list(self._live.items()):
             if work.flight is not None:
-                wait_over(work.flight, until, f"a copy of lane {self.name!r}", backend=NAME)
+                late = f"a copy of lane {self.name!r} still runs after {CLOSE_S} s"
+                wait_over(work.flight, until, late, backend=NAME)
             self._end(transfer, reason)

@@ -44,16 +44,16 @@ class Flight(Protocol):
         """How long it took on the device."""
 
 
-def wait_over(flight: Flight, until: float, what: str, *, backend: str) -> None:
+def wait_over(flight: Flight, until: float, otherwise: str, *, backend: str) -> None:
     """Wait until nothing of it can land any more, well or not.
 
     Raises:
-        BackendError: ``what`` still runs when time.monotonic() is ``until``.
+        BackendError: ``otherwise``, where that is not so when time.monotonic() is ``until``.
     """
     with suppress(RuntimeError):  # a device that failed runs nothing any more
         while not flight.done():
             if time.monotonic() > until:
-                raise BackendError(f"{what} still runs after {CLOSE_S} s", backend=backend)
+                raise BackendError(otherwise, backend=backend)
             time.sleep(LOOK_S)
 
 

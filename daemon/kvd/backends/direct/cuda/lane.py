@@ -131,7 +131,8 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         for work, transfer in list(self._live.items()):
             if of is not None and work.source is not of:
                 continue
-            wait_over(work.flight, until, f"a kernel of lane {self.name!r}", backend=NAME)
+            late = f"a kernel of lane {self.name!r} still runs after {CLOSE_S} s"
+            wait_over(work.flight, until, late, backend=NAME)
             self._end(transfer, reason)
 
 
