@@ -1,12 +1,4 @@
-"""Errors of the backends.
-
-BackendError                 code, message with the original text, hint
-├── BackendUnavailable       not installed, or does not load here
-├── RegistrationError        memory could not be registered
-├── PeerMetadataError        a peer's metadata is not usable (stale, other version, other backend)
-├── WorkerUnreachable          the peer is gone or cannot be reached
-└── TransferRefused          the engine would not start the transfer (unregistered memory, bad descriptor, queue full)
-"""
+"""Errors of the backends."""
 
 from __future__ import annotations
 
@@ -48,6 +40,6 @@ class WorkerUnreachable(BackendError):
 
 
 class TransferRefused(BackendError):
-    """The engine would not start the transfer."""
+    """The engine would not start the transfer: unregistered memory, a bad descriptor, a full queue."""
 
     code = "KVD-BACKEND-REFUSED"

@@ -124,16 +124,14 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
         self._pool: ThreadPoolExecutor | None = None
 
     def add(self, peer: str, metadata: bytes) -> None:
-        """As every lane; waits for lanes that are being opened. Raises as the first lane."""
+        """Make a worker reachable as ``peer``. Raises as the first lane, which also knows whether there is news."""
         with self._lock:
-            self._settle()
-        super().add(peer, metadata)
+            self._opened()
+            self._connect(peer, metadata, None)
 
-    def _connect(self, peer: str, metadata: bytes, known: SplitPeer | None) -> None:
+    def _connect(self, peer: str, metadata: bytes, known: SplitPeer | None) -> None:  # noqa: ARG002 - the lanes know
         """One that only another lane than the first cannot reach is read by the first alone."""
         self._settle()
-        if known:
-            del self._peers[peer]
         try:
             self._first.add(peer, metadata)
         except BackendError:
