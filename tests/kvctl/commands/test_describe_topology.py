@@ -146,7 +146,7 @@ def on_gpus(row: query.EngineRow) -> query.EngineRow:
     workers = []
     for worker in row.card.workers:
         geometry = decode_worker(worker.geometry)
-        regions = tuple(dataclasses.replace(region, device="cuda:0") for region in geometry.regions)
+        regions = tuple(msgspec.structs.replace(region, device="cuda:0") for region in geometry.regions)
         there = encode_worker(dataclasses.replace(geometry, regions=regions))
         workers.append(msgspec.structs.replace(worker, geometry=there))
     return msgspec.structs.replace(row, card=msgspec.structs.replace(row.card, workers=tuple(workers)))
