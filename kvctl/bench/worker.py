@@ -20,7 +20,7 @@ from kvctl.bench.moving import SOURCE, LoadMover, WriteMover, move
 from kvctl.processes.commands import Command, Handlers, Result, serve
 from kvd.backends.contract import Backend, Lane, Operation, Window, WindowBackend
 from kvd.backends.direct.memfd import memfd
-from kvd.backends.registry import ADAPTERS, open_backend
+from kvd.backends.registry import maps_memory, open_backend
 from kvd.geometry.codec import worker_from_plain, worker_to_plain
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.plan import plan_worker
@@ -54,10 +54,7 @@ class Bench:
 
 def _begin(who: Command) -> tuple[Bench, Result]:
     """Take memory for the workers and register it: their geometries with real addresses, and metadata, come back."""
-    memories = {
-        int(at): _memory(worker_from_plain(plain), who["backend"], who["device"])
-        for at, plain in who["workers"].items()
-    }
+    memories = {int(at): _memory(worker_from_plain(plain), who) for at, plain in who["workers"].items()}
     backends: dict[int, Backend] = {}
     for at, memory in memories.items():
         backends[at] = open_backend(who["backend"], f"{who['name']}-{at}", who["options"])
@@ -73,13 +70,12 @@ def _begin(who: Command) -> tuple[Bench, Result]:
     return bench, answer
 
 
-def _memory(worker: WorkerGeometry, backend: str, number: int | None) -> Memory:
-    """Memory as KvdConnector has it: with direct, what others can map."""
-    if number is not None:
-        return device.place_on(worker, number)
-    return place(
-        worker, functools.partial(memfd, "kvctl-bench") if ADAPTERS[backend].maps_memory else anonymous
-    )
+def _memory(worker: WorkerGeometry, who: Command) -> Memory:
+    """Memory as KvdConnector has it: with a backend that maps memory, what others can map."""
+    if who["device"] is not None:
+        return device.place_on(worker, who["device"])
+    mapped = maps_memory(who["backend"], who["options"])
+    return place(worker, functools.partial(memfd, "kvctl-bench") if mapped else anonymous)
 
 
 def _meet(bench: Bench, command: Command) -> Result:

@@ -105,7 +105,7 @@ def decoded(told: bytes, kind: type[T], *, backend: str, decode: Callable[..., T
     """
     try:
         return decode(told, type=kind)
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # of msgspec, or because it is no UTF-8
         raise PeerMetadataError(f"the peer's metadata cannot be read: {error}", backend=backend) from None
 
 

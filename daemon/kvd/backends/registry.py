@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from kvd.backends.errors import BackendError, BackendUnavailable
@@ -19,8 +20,8 @@ class Adapter(NamedTuple):
     ``distributions``: any one of them provides its engine; none where it is ours. ``measured``: it moves bytes between
     processes by itself, so kvctl measures it. ``transports``: what moves bytes of host memory and of a device's, empty
     where only its log tells or nothing does. ``host_option``: its option that says at which address peers reach it.
-    ``maps_memory``: peers map host memory of memfds; its module has a ``maps_memory(options)`` then, as options may say
-    no. ``is_engine``: it may be the one behind auto or staged.
+    ``is_engine``: it may be the one behind auto or staged. Where peers map host memory of memfds the module has a
+    ``maps_memory(options)``, as options may say no.
     """
 
     module: str
@@ -28,7 +29,6 @@ class Adapter(NamedTuple):
     measured: bool = False
     transports: tuple[str, str] = ("", "")
     host_option: str = ""
-    maps_memory: bool = False
     is_engine: bool = True
 
 
@@ -49,10 +49,9 @@ ADAPTERS: dict[str, Adapter] = {
         "kvd.backends.direct.backend",
         measured=True,
         transports=("process_vm_readv", "CUDA IPC"),
-        maps_memory=True,
         is_engine=False,
     ),
-    "auto": Adapter("kvd.backends.auto.backend", maps_memory=True, is_engine=False),
+    "auto": Adapter("kvd.backends.auto.backend", is_engine=False),
     "staged": Adapter("kvd.backends.staged.backend"),
     "memory": Adapter("kvd.backends.memory"),
 }
@@ -68,13 +67,7 @@ def open_backend(kind: str, name: str, options: Mapping[str, Any]) -> Backend:
         BackendUnavailable: no such backend, or its engine is not installed here; the hint says what to install.
         BackendError: an option the adapter does not know.
     """
-    if kind not in ADAPTERS:
-        raise BackendUnavailable(
-            f"no backend {kind!r}: there are {', '.join(ADAPTERS)}",
-            backend=kind,
-            hint=f"set the backend to one of {', '.join(ADAPTERS)}",
-        )
-    make = cast("Callable[..., Backend]", importlib.import_module(ADAPTERS[kind].module).open_backend)
+    make = cast("Callable[..., Backend]", _module(kind).open_backend)
     return make(name, options=options)
 
 
@@ -82,10 +75,11 @@ def maps_memory(kind: str, options: Mapping[str, Any]) -> bool:
     """Whether peers map the host memory of a backend with these options, which has to be a memfd's for that.
 
     Raises:
+        BackendUnavailable: no such backend.
         BackendError: an option the adapter does not know.
     """
-    adapter = ADAPTERS[kind]
-    return adapter.maps_memory and bool(importlib.import_module(adapter.module).maps_memory(options))
+    asks = getattr(_module(kind), "maps_memory", None)
+    return asks is not None and bool(asks(options))
 
 
 def check_engine(kind: str, behind: str) -> None:
@@ -101,6 +95,16 @@ def check_engine(kind: str, behind: str) -> None:
 def available() -> dict[str, str]:
     """For each backend its engine's version, or why it cannot be used; from package metadata, without importing it."""
     return {kind: _state(kind) for kind in ADAPTERS}
+
+
+def _module(kind: str) -> ModuleType:
+    if kind not in ADAPTERS:
+        raise BackendUnavailable(
+            f"no backend {kind!r}: there are {', '.join(ADAPTERS)}",
+            backend=kind,
+            hint=f"set the backend to one of {', '.join(ADAPTERS)}",
+        )
+    return importlib.import_module(ADAPTERS[kind].module)
 
 
 def _state(kind: str) -> str:

@@ -234,6 +234,7 @@ def test_adding_again_and_adding_anew(pair: Pair) -> None:
         (lambda _: b"nonsense" * 9, "nons"),
         (lambda good: good[:20], "header should have"),
         (lambda good: good[:4] + b"\x00\x09" + good[6:], "version 9 at the peer and 1 here"),
+        (lambda good: good[:22] + b"\xff" + good[23:], "cannot be read: .*utf-8"),
         (lambda _: pack(Envelope("pigeon", "0.3", "a", (), b"")), "'pigeon' at the peer"),
     ],
 )

@@ -27,7 +27,7 @@ def kv_memory(backend: str, options: Mapping[str, Any], device: str) -> Abstract
     ``backend`` and ``options`` are those of the connector's settings, ``device`` is torch's name of its kind.
 
     Raises:
-        BackendError: the backend does not know one of the options.
+        BackendError: there is no such backend, or it does not know one of the options.
     """
     return _zeros_in_memfd() if device == "cpu" and maps_memory(backend, options) else None
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvd.backends.direct.memfd import backing
-from kvd.backends.errors import BackendError
+from kvd.backends.errors import BackendError, BackendUnavailable
 from kvd.geometry.model import Region
 from kvd.vllm.memory.pool import kv_memory
 
@@ -37,6 +37,11 @@ def test_only_what_reads_directly_on_cpus_wants_it(
 def test_a_wrong_option_is_named_before_memory_is_allocated() -> None:
     with pytest.raises(BackendError, match="colour"):
         kv_memory("direct", {"colour": 1}, "cpu")
+
+
+def test_an_unknown_backend_on_cpus_is_refused_by_name() -> None:
+    with pytest.raises(BackendUnavailable, match="no backend 'nxil': there are nixl"):
+        kv_memory("nxil", {}, "cpu")
 
 
 def test_the_cache_stands_in_a_memfd_and_all_else_is_torchs() -> None:
