@@ -12,8 +12,25 @@ SHARED = "/dev/shm/psm_"  # noqa: S108 - where Linux keeps it, under the prefix 
 
 def children(pid: int) -> list[int]:
     """The child processes of a process, zombies included; empty when it is gone."""
-    running = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return [child for child in running if _parent(child) == pid]
+    return _children_by_parent().get(pid, [])
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below a process, parents before children, as they are at one moment."""
+    below = _children_by_parent()
+    found = list(below.get(pid, []))
+    for child in found:
+        found += below.get(child, [])
+    return found
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    """The children of each process; one look at all of /proc, since small kernels list no process's children."""
+    below: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            below.setdefault(_parent(int(entry.name)), []).append(int(entry.name))
+    return below
 
 
 def _parent(pid: int) -> int:
@@ -23,14 +40,6 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below a process, parents before children."""
-    found = children(pid)
-    for child in found:
-        found += children(child)
-    return found
 
 
 def shared_memory(pids: list[int]) -> set[Path]:

@@ -1,0 +1,46 @@
+"""Who is below whom among processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvctl.processes import tree
+
+NESTED = "sh -c 'sleep 60 & echo $!; wait' & echo $!; wait"
+
+
+@pytest.fixture
+def nested() -> Iterator[tuple[int, int, int]]:
+    """Process ids of a shell, of a shell below it, and of what that one runs."""
+    with subprocess.Popen(["/bin/sh", "-c", NESTED], stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        second, third = sorted(int(shell.stdout.readline()) for _ in range(2))
+        yield shell.pid, second, third
+        for pid in (third, second, shell.pid):
+            os.kill(pid, 9)
+
+
+def test_parents_come_before_children(nested: tuple[int, int, int]) -> None:
+    shell, second, third = nested
+    assert tree.children(shell) == [second]
+    assert tree.descendants(shell) == [second, third]
+
+
+def test_all_processes_are_looked_at_once_however_many_descend(
+    nested: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    once = Path.iterdir
+
+    def counted(path: Path) -> Iterator[Path]:
+        looks.append(path)
+        return once(path)
+
+    monkeypatch.setattr(Path, "iterdir", counted)
+    assert len(tree.descendants(nested[0])) == 2
+    assert len(looks) == 1
