@@ -31,7 +31,7 @@ def slow(
     One line for each pair of engines and backend; SPENT ON says which part of all their time each stage took. Below
     stands what is worth doing, worst first. Exit code 0 also where there is something.
     """
-    asked = question(engine_id=engine, peer=peer, backend=backend, within=since)
+    asked = question(engine=engine, peer=peer, backend=backend, since=since)
 
     def fetch() -> Slow:
         return slow_document(rows(settings, asked, last or LAST, source))

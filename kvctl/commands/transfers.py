@@ -51,16 +51,16 @@ def transfers(  # noqa: PLR0913 (options)
     transfer is printed once, as it comes.
     """
     asked = options.question(
-        engine_id=engine,
+        engine=engine,
         peer=peer,
-        request_id=request,
+        request=request,
         state=state,
         code=code,
         backend=backend,
-        within=since,
+        since=since,
         slower_than=slower_than,
-        order=sort,
     )
+    asked = msgspec.structs.replace(asked, order=sort)
     wanted = last or (LAST_GROUPED if by else LAST)
     seen = 0
 

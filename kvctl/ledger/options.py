@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.models import OptionInfo
@@ -52,6 +52,25 @@ def last_option(help_: str) -> OptionInfo:
     return number("--last", "--limit", "-n", help=help_)
 
 
-def question(**asked: Any) -> ListTransfers:
-    """What to ask the ledger for: fields of the question, None for those that nothing was said of."""
-    return ListTransfers(**{field: value for field, value in asked.items() if value is not None})
+def question(
+    *,
+    engine: str = "",
+    peer: str = "",
+    request: str = "",
+    state: str | None = None,
+    code: str | None = None,
+    backend: str = "",
+    since: float | None = None,
+    slower_than: float | None = None,
+) -> ListTransfers:
+    """What to ask the ledger for."""
+    return ListTransfers(
+        engine_id=engine,
+        peer=peer,
+        request_id=request,
+        state=state or "",
+        code=code or "",
+        backend=backend,
+        within=since or 0.0,
+        slower_than=slower_than or 0.0,
+    )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
+import msgspec
 import typer
 
 from kvctl.cli.settings import Settings
@@ -45,16 +46,15 @@ def export(  # noqa: PLR0913 (options)
     if file == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
     asked = options.question(
-        engine_id=engine,
+        engine=engine,
         peer=peer,
-        request_id=request,
+        request=request,
         state=state,
         backend=backend,
-        within=since,
+        since=since,
         slower_than=slower_than,
-        blocks=True,
     )
-    gathered = gather(settings, asked, last or LAST)
+    gathered = gather(settings, msgspec.structs.replace(asked, blocks=True), last or LAST)
     if not gathered.rows:
         raise CheckFailed("no transfer matches, so there is no trace", "kvctl transfers shows what there is")
     with _destination(file) as out:
