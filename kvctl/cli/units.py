@@ -23,7 +23,12 @@ Made = TypeVar("Made", bound=Struct)
 
 
 def filled(kind: type[Made], *sources: object, **others: Any) -> Made:
-    """A struct with ``others``, and for each other field the attribute of that name of the first source that has it."""
+    """A struct with ``others``, and for each other field the attribute of that name of the first source that has it.
+
+    Properties are attributes too. Raises `TypeError` for a field that nothing gives, also where it has a default.
+    """
     names = [name for name in kind.__struct_fields__ if name not in others]
     taken = {name: getattr(one, name) for one in reversed(sources) for name in names if hasattr(one, name)}
+    if missing := [name for name in names if name not in taken]:
+        raise TypeError(f"nothing gives {', '.join(missing)} of {kind.__name__}")
     return kind(**taken, **others)

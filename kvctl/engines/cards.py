@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kvctl.cli.units import filled
 from kvctl.errors import CheckFailed, PeerTimeout
 from kvd.client import cards
 from kvd.geometry.codec import decode_worker
@@ -34,4 +33,14 @@ def engine_geometry(row: EngineRow) -> EngineGeometry:
 
 def engine_facts(engine: EngineGeometry, role: Role) -> EngineFacts:
     """What all workers of an engine of that shape present to kvd."""
-    return filled(EngineFacts, engine, role=role, groups=len(engine.workers[0].groups))
+    return EngineFacts(
+        engine_id=engine.engine_id,
+        model=engine.model,
+        role=role,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        groups=len(engine.workers[0].groups),
+        world_size=engine.world_size,
+        facts=engine.facts,
+    )

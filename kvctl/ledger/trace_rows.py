@@ -11,7 +11,15 @@ from kvd.geometry.model import EngineGeometry
 from kvd.trace.errors import TraceError
 from kvd.trace.model import RecordedTrace, TracedBlocks, TransferLine
 from kvd.trace.read import open_trace
-from kvd.wire.transfer import BlockRuns, GroupShare, LedgerRow, ListTransfers, TransferList, TransferRecord
+from kvd.wire.transfer import (
+    BlockRuns,
+    ChecksumResult,
+    GroupShare,
+    LedgerRow,
+    ListTransfers,
+    TransferList,
+    TransferRecord,
+)
 
 LONGEST = 1e9
 """Seconds of a stage that a trace takes."""
@@ -79,6 +87,9 @@ def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[L
             local_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.local_blocks),
             remote_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.remote_blocks),
             blocks_cut=one.cut,
+            # A trace has neither.
+            cause="",
+            checksum=ChecksumResult(),
         )
         yield LedgerRow(number, record, record.started)
 
