@@ -174,7 +174,7 @@ def _table(body: Benchmark, wide: bool) -> TextTable:
         number("BYTES", lambda row: size(row.bytes)),
         number("COPIES", lambda row: row.descriptors),
         number("RATE", lambda row: rate(row.bytes_per_second)),
-        *map(_ceiling, range(3), ("/MEMCPY", "/LARGE", "/TCP")),
+        *map(_ratio, ("memcpy", "large", "tcp")),
         *map(_stage, ("plan", "prepare", "post", "wire", "complete")),
         number(
             "P90", lambda row: _named((name, span(stage.p90)) for name, stage in row.stages.items()), wide
@@ -189,8 +189,12 @@ def _table(body: Benchmark, wide: bool) -> TextTable:
     )
 
 
-def _ceiling(at: int, header: str) -> Column[Measurement]:
-    return number(header, lambda row: f"{row.ceilings[at].ratio:.2f}")
+def _ratio(name: str) -> Column[Measurement]:
+    return number(f"/{name.upper()}", lambda row: f"{_ceiling(row, name).ratio:.2f}")
+
+
+def _ceiling(row: Measurement, name: str) -> Ceiling:
+    return next(ceiling for ceiling in row.ceilings if ceiling.name == name)
 
 
 def _stage(name: str) -> Column[Measurement]:
@@ -207,7 +211,7 @@ def _bars(body: Benchmark) -> list[Bar]:
             label=f"{row.backend} {row.operation}, {row.tokens} x {row.concurrency}, {row.fragmentation}",
             parts=(("rate", row.bytes_per_second),),
             text=rate(row.bytes_per_second),
-            mark=next(c.bytes_per_second for c in row.ceilings if c.name == "large"),
+            mark=_ceiling(row, "large").bytes_per_second,
         )
         for row in body.measurements
     ]

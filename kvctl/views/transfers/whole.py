@@ -146,12 +146,13 @@ def timeline(parts: tuple[TransferDocument, ...], room: int) -> Part:
 def placed(part: TransferDocument) -> Iterator[tuple[str, float, float]]:
     """The stages that took any time: name, begin in seconds after ``started``, length; placed by what is known."""
     # A handshake that the scheduler waited for comes before the claim, and so before the queue.
-    early = bool(part.moments) and "handshake" not in part.moments
+    stages = part.stages
+    cursor = -stages.get("queued", 0.0)
+    if part.moments and "handshake" in stages and "handshake" not in part.moments:
+        stages = {"handshake": stages["handshake"]} | stages
+        cursor -= stages["handshake"]
     begins = BEGINS | {"wire": "first"} if part.mode == "push" else BEGINS
-    cursor = -part.stages.get("queued", 0.0) - early * part.stages.get("handshake", 0.0)
-    for name, seconds in sorted(
-        part.stages.items(), key=lambda stage: not (early and stage[0] == "handshake")
-    ):
+    for name, seconds in stages.items():
         if seconds <= 0:
             continue
         begin = cursor
