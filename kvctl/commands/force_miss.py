@@ -34,7 +34,7 @@ AWAY_PAUSE = 0.2
 def whole(text: str) -> int:
     """An option's parser for a whole number."""
     if not text.isdecimal():
-        raise typer.BadParameter(f"{text!r} is not a whole number")
+        raise ValueError(f"{text!r} is not a whole number")
     return int(text)
 
 
@@ -42,7 +42,7 @@ def rank_named(text: str) -> Rank:
     """An option's parser for a worker's place: ``tp1``, ``tp1.pp2``, ``tp0.dcp1``."""
     found = re.fullmatch(r"tp(\d+)(?:\.pp(\d+))?(?:\.dcp(\d+))?", text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no rank; write tp1, tp1.pp2 or tp0.dcp1")
+        raise ValueError(f"{text!r} is no rank; write tp1, tp1.pp2 or tp0.dcp1")
     return Rank(*(int(number or 0) for number in found.groups()))
 
 

@@ -19,7 +19,7 @@ def times(text: str) -> float:
     """An option's parser for how many times as fast."""
     value = number_or_zero(text.removesuffix("x"))
     if not 0 < value < 1e9:
-        raise typer.BadParameter(f"{text!r} is no speed; write 1, 10 or 0.5")
+        raise ValueError(f"{text!r} is no speed; write 1, 10 or 0.5")
     return value
 
 

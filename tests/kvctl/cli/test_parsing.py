@@ -1,0 +1,47 @@
+"""What every option's parser owes: `ValueError` for a text that it cannot read, which one place makes the error of."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, get_args
+
+import pytest
+
+from kvctl.main import group
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import Run
+
+JUNK = "\u00a7"
+PARSERS = {
+    f"{row.name} {parameter.name}": parser
+    for command in group().rows
+    for row in (command, *command.rows)
+    for function in [getattr(importlib.import_module(row.module), row.module.rpartition(".")[2])]
+    for parameter in inspect.signature(function, eval_str=True).parameters.values()
+    for info in get_args(parameter.annotation)[1:]
+    if (parser := getattr(info, "parser", None))
+}
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_raises_value_error_that_names_the_text(name: str) -> None:
+    with pytest.raises(ValueError, match=repr(JUNK)):
+        PARSERS[name](JUNK)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("force-miss", "--seed", "x"), "'x' is not a whole number"),
+        (("force-miss", "--group", "-1"), "'-1' is not a whole number"),
+        (("force-miss", "--rank", "pp1"), "'pp1' is no rank; write tp1, tp1.pp2 or tp0.dcp1"),
+        (("replay", "friday", "--speed", "fast"), "'fast' is no speed; write 1, 10 or 0.5"),
+    ],
+)
+def test_its_words_are_those_of_the_error(run: Run, words: tuple[str, ...], told: str) -> None:
+    outcome = run(*words)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert told in outcome.err
+    assert outcome.err.count("\n") == 1
