@@ -141,7 +141,7 @@ def _answer(serving: Serving, identity: bytes, frames: list[bytes]) -> Result:
     try:
         command = json.loads(frames[-1])
         if not isinstance(command, dict) or not isinstance(command.get("do"), str):
-            return {"error": "an order is a JSON object that says what to do"}
+            return {"error": "a command is a JSON object that says what to do"}
         return _carry_out(serving, identity, command)
     except WorkerFailed as error:
         _end(serving)
@@ -157,7 +157,7 @@ def _carry_out(serving: Serving, identity: bytes, command: Command) -> Result:
     if do == "hello":
         theirs = command.get("protocol")
         if theirs != PROTOCOL:
-            return {"error": f"it speaks version {PROTOCOL} of these orders and kvctl here {theirs}"}
+            return {"error": f"it speaks version {PROTOCOL} of these commands and kvctl here {theirs}"}
         return {"protocol": PROTOCOL, "memory": serving.offer.memory}
     if do == "begin":
         _end(serving)

@@ -82,7 +82,7 @@ class WorkerProcess:
             pipe.write(json.dumps(command).encode() + b"\n")
             pipe.flush()
         except (OSError, ValueError):
-            raise WorkerFailed(f"{self.name} takes no orders any more{log_tail(self.log_path)}") from None
+            raise WorkerFailed(f"{self.name} takes no commands any more{log_tail(self.log_path)}") from None
 
 
 def start_worker(name: str, module: str, log_path: Path, environment: Mapping[str, str]) -> WorkerProcess:

@@ -70,8 +70,8 @@ def client(address: str) -> Iterator[zmq.Socket[bytes]]:
         yield socket
 
 
-def told(socket: zmq.Socket[bytes], orders: object) -> dict[str, Any]:
-    socket.send(orders if isinstance(orders, bytes) else json.dumps(orders).encode())
+def told(socket: zmq.Socket[bytes], command: object) -> dict[str, Any]:
+    socket.send(command if isinstance(command, bytes) else json.dumps(command).encode())
     assert socket.poll(60_000)
     answer: dict[str, Any] = json.loads(socket.recv())
     return answer
@@ -104,7 +104,7 @@ def test_more_memory_than_is_given_is_refused_with_both_numbers(run: Run, addres
     assert "of memory there, and kvctl serve gives 64.0 MiB" in done.err
 
 
-def test_what_is_no_order_is_answered_and_serving_goes_on(address: str) -> None:
+def test_what_is_no_command_is_answered_and_serving_goes_on(address: str) -> None:
     with client(address) as socket:
         for junk in (b"", b"\xff\xff", [1], {"do": 7}, {"do": "begin"}, begin(4, who={"workers": 5})):
             assert "error" in told(socket, junk)
@@ -112,10 +112,10 @@ def test_what_is_no_order_is_answered_and_serving_goes_on(address: str) -> None:
         assert told(socket, {"do": "hello", "protocol": PROTOCOL})["memory"] == 64 << 20
 
 
-def test_another_version_of_the_orders_is_refused_with_both(address: str) -> None:
+def test_another_version_of_the_commands_is_refused_with_both(address: str) -> None:
     with client(address) as socket:
         answer = told(socket, {"do": "hello", "protocol": PROTOCOL + 1})
-    assert f"version {PROTOCOL} " in answer["error"]
+    assert f"version {PROTOCOL} of these commands " in answer["error"]
     assert f"here {PROTOCOL + 1}" in answer["error"]
 
 
