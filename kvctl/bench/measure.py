@@ -34,12 +34,12 @@ class Sweep:
     were not begun are left out, but for the first.
     """
 
+    sizes: Sequence[tuple[int, int]]
     fragmentations: Sequence[str]
     operations: Sequence[Operation]
     rounds: int
     verify: bool = True
     seconds: float = math.inf
-    sizes: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(slots=True)

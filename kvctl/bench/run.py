@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kvctl.bench.measure import Difference, Sweep, Told, measure, steps
+from kvctl.bench.measure import Difference, Measured, Sweep, Told, measure, steps
 from kvctl.bench.pair import BackendRun
 from kvctl.bench.remote import ServeTarget
-from kvctl.bench.sizing import sized
+from kvctl.bench.sizing import Sized, sized
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.processes.errors import WorkerFailed
@@ -24,80 +24,77 @@ from kvctl.processes.interruption import held, one_interruption, unwinding
 from kvctl.views.benchmark import Benchmark
 from kvctl.views.output import show
 from kvctl.views.registry import moment
+from kvd.backends.contract import Operation
 from kvd.backends.registry import MEASURED, available
 from kvd.geometry.model import EngineGeometry
 
 Found = TypeVar("Found")
 
 
-def run(  # noqa: PLR0913 - one for each option
-    pair: tuple[EngineGeometry, EngineGeometry],
-    sweep: Sweep,
-    settings: Settings,
-    *,
-    backends: Sequence[str],
-    tokens: Sequence[int],
-    concurrency: Sequence[int],
-    memory: int,
-    devices: tuple[int | None, int | None],
-    to: ServeTarget | None,
-    plot: bool,
-    report: Path | None,
-) -> None:
-    """Measure, show, write the report. No backends means all there are.
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """What `kvctl benchmark` was asked for; no backends means all there are.
 
-    ``sweep`` comes without sizes; its ``seconds`` are for all backends and directions together. Raises `CheckFailed`
-    for a wrong byte, for what does not fit, and where no backend could measure anything.
+    ``seconds`` is for all rounds together, and decides only when they end earlier than ``rounds``.
     """
-    check_report(report)
-    names, notes = usable(backends)
-    place = sized(*pair, tokens, concurrency, memory)
-    seconds = sweep.seconds / len(names) / len(sweep.operations)
-    sweep = dataclasses.replace(sweep, sizes=place.sizes, seconds=seconds)
+
+    pair: tuple[EngineGeometry, EngineGeometry]
+    backends: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    tokens: tuple[int, ...]
+    concurrency: tuple[int, ...]
+    fragmentations: tuple[str, ...]
+    rounds: int
+    memory: int
+    seconds: float
+    verify: bool
+    plot: bool
+    report: Path | None
+    devices: tuple[int | None, int | None]
+    to: ServeTarget | None
+
+
+def run(wanted: BenchmarkOptions, settings: Settings) -> None:
+    """Measure, show, write the report.
+
+    Raises `CheckFailed` for a wrong byte, for what does not fit, and where no backend could measure anything.
+    """
+    check_report(wanted.report)
+    names, notes = usable(wanted.backends)
+    place = sized(*wanted.pair, wanted.tokens, wanted.concurrency, wanted.memory)
+    sweep = Sweep(
+        sizes=place.sizes,
+        fragmentations=wanted.fragmentations,
+        operations=wanted.operations,
+        rounds=wanted.rounds,
+        verify=wanted.verify,
+        seconds=wanted.seconds / len(names) / len(wanted.operations),
+    )
     began, load = time.time(), os.getloadavg()[0]
     with workplace() as folder, progress(steps(sweep, len(names)), settings) as told:
         ways = {
             name: functools.partial(
-                measure, place.scene, BackendRun(name, devices=devices), sweep, folder, told, to
+                measure, place.scene, BackendRun(name, devices=wanted.devices), sweep, folder, told, wanted.to
             )
             for name in names
         }
-        found, failures = tried(ways, backends, "run it again with --backend of one engine at a time")
-    rows = [row for one in found for row in one.rows]
+        found, failures = tried(ways, wanted.backends, "run it again with --backend of one engine at a time")
     failures += [note for one in found for note in one.notes]
-    if not rows:
+    if not any(one.rows for one in found):
         raise CheckFailed(
-            "; ".join(failures) or f"{', '.join(names)} cannot {' or '.join(sweep.operations)}",
+            "; ".join(failures) or f"{', '.join(names)} cannot {' or '.join(wanted.operations)}",
             "name another --backend or --operation",
         )
-    sources = [place.scene.sources[at] for at in place.scene.plan.sources]
-    document = Benchmark(
-        model=pair[0].model,
-        local=pair[0].engine_id,
-        remote=pair[1].engine_id,
-        local_rank=str(place.scene.reader.rank),
-        remote_ranks=tuple(str(worker.rank) for worker in sources),
-        memory=place.scene.bytes,
-        blocks=(place.scene.reader.num_blocks, sources[0].num_blocks),
-        devices=tuple("cpu" if number is None else f"cuda:{number}" for number in devices),
-        to=to.name if to else "",
-        cores=os.cpu_count() or 1,
-        load=load,
-        started=moment(began),
-        seconds=time.time() - began,
-        measurements=tuple(rows),
-        warnings=tuple(warned for one in found for warned in one.warnings),
-        notes=(*notes, *failures, *place.notes),
-    )
+    document = _document(wanted, place, found, notes + failures, (began, load))
     show(document, settings)
-    if plot and settings.output in ("table", "wide"):
+    if wanted.plot and settings.output in ("table", "wide"):
         from kvctl.views.benchmark import benchmark_plot
 
         sys.stdout.write(benchmark_plot(document))
-    if report is not None:
+    if wanted.report is not None:
         from kvctl.views.benchmark import benchmark_page
 
-        write_report(report, benchmark_page(document))
+        write_report(wanted.report, benchmark_page(document))
 
 
 def tried(
@@ -183,3 +180,33 @@ def failed(error: WorkerFailed) -> CheckFailed:
 def first_line(error: Exception) -> str:
     """What happened, without the end of a log."""
     return str(error).partition("\n")[0].removesuffix(":").removesuffix("; the end of its log")
+
+
+def _document(
+    wanted: BenchmarkOptions,
+    place: Sized,
+    found: Sequence[Measured],
+    notes: list[str],
+    when: tuple[float, float],
+) -> Benchmark:
+    (local, remote), (began, load) = wanted.pair, when
+    shown = place.scene
+    sources = [shown.sources[at] for at in shown.plan.sources]
+    return Benchmark(
+        model=local.model,
+        local=local.engine_id,
+        remote=remote.engine_id,
+        local_rank=str(shown.reader.rank),
+        remote_ranks=tuple(str(worker.rank) for worker in sources),
+        memory=shown.bytes,
+        blocks=(shown.reader.num_blocks, sources[0].num_blocks),
+        devices=tuple("cpu" if number is None else f"cuda:{number}" for number in wanted.devices),
+        to=wanted.to.name if wanted.to else "",
+        cores=os.cpu_count() or 1,
+        load=load,
+        started=moment(began),
+        seconds=time.time() - began,
+        measurements=tuple(row for one in found for row in one.rows),
+        warnings=tuple(warned for one in found for warned in one.warnings),
+        notes=(*notes, *place.notes),
+    )

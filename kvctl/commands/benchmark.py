@@ -100,28 +100,27 @@ def benchmark(  # noqa: PLR0913 - one for each option
         handshake_run.run(pairs, rounds or (2 if quick else 5), settings)
         return
 
-    from kvctl.bench.measure import Sweep
     from kvctl.bench.remote import target
-    from kvctl.bench.run import run
+    from kvctl.bench.run import BenchmarkOptions, run
 
     run(
-        _pair(engines or [], model, local, remote, settings),
-        Sweep(
+        BenchmarkOptions(
+            pair=_pair(engines or [], model, local, remote, settings),
+            backends=tuple(backends or ()),
             operations=cast("tuple[Operation, ...]", tuple(operations or OPERATIONS)),
+            tokens=_given_or(tokens, (512,) if quick else (512, 2048, 8192)),
+            concurrency=_given_or(concurrency, (1,) if quick else (1, 4)),
             fragmentations=tuple(fragmentation or FRAGMENTATIONS),
             rounds=rounds or (5 if quick else 15),
-            verify=not no_verify,
+            memory=memory,
             seconds=QUICK_SECONDS if quick else math.inf,
+            verify=not no_verify,
+            plot=plot,
+            report=report,
+            devices=chosen_devices(devices),
+            to=target(to, key_file),
         ),
         settings,
-        backends=tuple(backends or ()),
-        tokens=_given_or(tokens, (512,) if quick else (512, 2048, 8192)),
-        concurrency=_given_or(concurrency, (1,) if quick else (1, 4)),
-        memory=memory,
-        devices=chosen_devices(devices),
-        to=target(to, key_file),
-        plot=plot,
-        report=report,
     )
 
 

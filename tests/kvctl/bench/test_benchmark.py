@@ -86,7 +86,7 @@ def test_mooncake_reads_and_writes() -> None:
 
 def test_what_the_time_is_too_short_for_is_left_out_and_named(tmp_path: Path) -> None:
     place = sized(planned("llama-3.1-8b", "tp=8"), planned("llama-3.1-8b", "tp=8"), (64,), (1,), 1 << 30)
-    sweep = Sweep(("contiguous", "random"), ("read",), rounds=5, seconds=1e-9, sizes=place.sizes)
+    sweep = Sweep(place.sizes, ("contiguous", "random"), ("read",), rounds=5, seconds=1e-9)
     found = measure(place.scene, BackendRun("direct"), sweep, tmp_path, lambda _: None)
     assert [(row.fragmentation, row.rounds, row.verified) for row in found.rows] == [("contiguous", 1, True)]
     assert found.notes == [
