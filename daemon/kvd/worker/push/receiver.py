@@ -231,7 +231,7 @@ class PushThread:
         else:
             began = time.monotonic()
             try:
-                load.local, load.plan = block_lists(order.groups), remote.plan
+                load.local = block_lists(order.groups)
                 expected = expect(remote.plan, load.local, order.tokens)
             except Exception as error:
                 if not isinstance(error, TopologyError):

@@ -12,6 +12,7 @@ from kvd.geometry.rank import Rank
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import LayersThere, PushAnnounce, PushWithdraw
+from kvd.wire.transfer import ReportTransfers
 from kvd.worker import unclosed
 from kvd.worker.push import receiver as arriving
 from tests.support.rigs.bench import GENERATION, eventually
@@ -224,6 +225,9 @@ def test_what_waits_behind_a_stuck_call_is_ended_in_time(rig: PushRig) -> None:
     rig.start(pushed((3,), tokens=4, name="y", request_id="d-2", seconds=0.05))
     assert rig.results(2).failed == {"d-1", "d-2"}
     assert "the thread of what peer p pushes is busy" in rig.causes()["d-1"]
+    reports = eventually(lambda: (told := rig.script.told(ReportTransfers))[1:] and told)
+    records = [record for report in reports for record in report.records]
+    assert [(r.state, r.groups, r.descriptors) for r in records] == [("miss", (), 0)] * 2
     go_on.set()
     rig.start(pushed((4,), tokens=4, name="z", request_id="d-3"))
     assert [a.key.transfer_id for a in rig.announced()] == ["z"], "what was ended is not announced afterwards"
