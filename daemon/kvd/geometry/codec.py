@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from kvd.geometry.model import Group, GroupKind, Layer, Page, Region, WorkerGeom
 from kvd.geometry.rank import Rank
 
 FORMAT = 1
+KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
 MAX_DOCUMENT = 16 * 1024 * 1024
 """Bytes; a worker of 200 layers takes about 30 KB."""
 
@@ -33,7 +34,7 @@ class _LayerRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class _GroupDocument(msgspec.Struct, frozen=True, kw_only=True):
-    kind: GroupKind
+    kind: str
     block_size: int
     window: int | None = None
     scratch_blocks: int = 0
@@ -44,7 +45,7 @@ class _Document(msgspec.Struct, frozen=True):
     format: int
     rank: tuple[int, int, int]
     num_blocks: int
-    regions: tuple[Region, ...]
+    regions: tuple[tuple[int, int, str], ...]
     pages: tuple[Page, ...]
     groups: tuple[_GroupDocument, ...]
 
@@ -90,7 +91,7 @@ def worker_from_plain(plain: object) -> WorkerGeometry:
     worker = WorkerGeometry(
         rank=Rank(tp=tp, pp=pp, dcp=dcp),
         num_blocks=document.num_blocks,
-        regions=document.regions,
+        regions=tuple(Region(*row) for row in document.regions),
         groups=tuple(_group(i, group, document.pages) for i, group in enumerate(document.groups)),
     )
     check_worker(worker)
@@ -104,7 +105,7 @@ def _document(worker: WorkerGeometry) -> _Document:
         format=FORMAT,
         rank=(worker.rank.tp, worker.rank.pp, worker.rank.dcp),
         num_blocks=worker.num_blocks,
-        regions=worker.regions,
+        regions=tuple((r.address, r.length, r.device) for r in worker.regions),
         pages=tuple(pages),
         groups=tuple(
             _GroupDocument(
@@ -122,9 +123,13 @@ def _document(worker: WorkerGeometry) -> _Document:
 
 
 def _group(index: int, group: _GroupDocument, pages: tuple[Page, ...]) -> Group:
+    if group.kind not in KINDS:
+        raise BadGeometry(f"group {index} is of kind {group.kind!r}; known are {', '.join(KINDS)}")
     layers = []
     for row in group.layers:
         if not 0 <= row.page < len(pages):
             raise BadGeometry(f"layer {row.name} names page {row.page} of {len(pages)}")
         layers.append(Layer(row.name, pages[row.page], row.region, row.offset, row.stride))
-    return Group(index, group.kind, group.block_size, tuple(layers), group.window, group.scratch_blocks)
+    return Group(
+        index, KINDS[group.kind], group.block_size, tuple(layers), group.window, group.scratch_blocks
+    )

@@ -115,7 +115,12 @@ def change(path: tuple[Any, ...], value: Any) -> bytes:
         (("rank",), [0, -1, 0], "rank"),
         (("regions", 0, 1), 4096, "4096"),
         (("regions", 0, 0), -1, "-1"),
-        (("groups", 0, "kind"), "odd", "odd"),
+        (("regions", 0), [0, 1 << 30], "length 3, got 2"),
+        (
+            ("groups", 0, "kind"),
+            "odd",
+            "group 0 is of kind 'odd'; known are full, sliding_window, chunked, mla, mamba",
+        ),
         (("groups", 0, "block_size"), 0, "block size 0"),
         (("groups", 0, "window"), 0, "window 0"),
         (("groups", 0, "layers", 0, 1), 7, "page 7 of 1"),
