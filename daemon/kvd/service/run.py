@@ -157,7 +157,7 @@ async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.T
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             daemon.local.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
-            _prepare(daemon),
+            _hold_open(ledger), _prepare(daemon),
         ]  # fmt: skip
         work += [daemon.peer.run()] if daemon.peer else []
         work += [connections.count(m, name, daemon.events.counters) for name, m in bound.monitors.items()]
@@ -169,14 +169,16 @@ async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.T
 
 
 async def _prepare(daemon: Daemon) -> None:
-    """Open the ledger, and do what the first comparison of two engines needs before somebody waits for it.
-
-    An error of the ledger ends the daemon: what it would acknowledge could not be kept.
-    """
-    await asyncio.gather(daemon.ledger.opened, asyncio.to_thread(rehearse))
+    """Do what the first comparison of two engines needs, before somebody waits for it."""
+    await asyncio.to_thread(rehearse)
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     daemon.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
+
+
+async def _hold_open(ledger: Ledger) -> None:
+    await ledger.opened  # an error ends the daemon: what it would acknowledge could not be kept
+    await asyncio.Event().wait()  # as above
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
@@ -304,6 +306,7 @@ def _reload(daemon: Daemon, reload: Callable[[], Config], notifier: Notifier) ->
             status = f"reloaded, but these need a restart: {', '.join(sorted(fixed))}"
         daemon.config = msgspec.structs.replace(daemon.config, **{f: getattr(new, f) for f in RELOADABLE})
         daemon.liveness.settings = new.liveness
+        daemon.registry.settled = daemon.myself.started + new.liveness.settle_seconds
         daemon.leases.settings = new.leases
         daemon.ledger.settings = new.ledger
         logging.getLogger("kvd").setLevel(new.log_level.upper())

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from kvd.service.config import Config, LeaseSettings, PeerSettings
+from kvd.service.config import Config, LeaseSettings, LivenessSettings, PeerSettings
 from kvd.service.daemon import Daemon
 from kvd.service.notify import Notifier
 from kvd.service.run import _reload
@@ -22,13 +22,18 @@ def test_what_needs_a_restart_stays_as_it_is_and_is_named_at_each_reload(
     old = Config()
     daemon = SimpleNamespace(
         config=old,
+        myself=SimpleNamespace(started=100.0),
+        registry=SimpleNamespace(),
         counters=Counter(),
         liveness=SimpleNamespace(),
         leases=SimpleNamespace(),
         ledger=SimpleNamespace(),
     )
     new = Config(
-        peer=PeerSettings(max_message_bytes=1), leases=LeaseSettings(max_seconds=7.0), drain_seconds=1.0
+        peer=PeerSettings(max_message_bytes=1),
+        leases=LeaseSettings(max_seconds=7.0),
+        liveness=LivenessSettings(settle_seconds=3.0),
+        drain_seconds=1.0,
     )
     said: list[str] = []
     notifier = SimpleNamespace(reloading=lambda: None, ready=said.append)
@@ -36,4 +41,5 @@ def test_what_needs_a_restart_stays_as_it_is_and_is_named_at_each_reload(
         _reload(cast("Daemon", daemon), lambda: new, cast("Notifier", notifier))
     assert (daemon.config.peer, daemon.config.drain_seconds) == (old.peer, 1.0)
     assert daemon.config.leases is daemon.leases.settings is new.leases
+    assert daemon.registry.settled == 103.0
     assert said == ["reloaded, but these need a restart: peer"] * 2

@@ -34,21 +34,40 @@ class Watcher(Protocol):
         """A worker or scheduler is no more."""
 
 
+class Unwatched:
+    """A `Watcher` before there is one: nobody has to be told."""
+
+    def engine_ready(self, engine: LocalEngine) -> None:
+        """Nothing."""
+
+    def engine_up(self, engine: LocalEngine) -> None:
+        """Nothing."""
+
+    def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
+        """Nothing."""
+
+    def client_gone(self, client: Client) -> None:
+        """Nothing."""
+
+
 class Registry:
-    """All clients and engines of this host, by incarnation and by engine id. ``settled`` is time.monotonic()."""
+    """All clients and engines of this host, by incarnation and by engine id.
+
+    ``watcher`` is told of changes. ``settled`` is the time.monotonic() until which workers may not all be back.
+    """
 
     def __init__(self, events: Events, settled: float) -> None:
-        self.watcher: Watcher
+        self.watcher: Watcher = Unwatched()
+        self.settled = settled
         self.clients: dict[str, Client] = {}
         self.engines: dict[str, LocalEngine] = {}
         self._routes: dict[bytes, Client] = {}
         self._events = events
-        self._settled = settled
 
     @property
     def settling(self) -> bool:
         """Whether this kvd is so young that its workers may not all be back."""
-        return time.monotonic() < self._settled
+        return time.monotonic() < self.settled
 
     def register(self, client: Client) -> LocalEngine:
         """Take a client, new or known. Raises `RequestRefused` where it contradicts one that lives."""
@@ -149,14 +168,11 @@ class Registry:
         return engine if engine is not None and engine.state == "ready" else None
 
     def at(self, engine_id: str, generation: str) -> LocalEngine:
-        """The engine, if all its workers are here and it is at that generation (empty: any).
-
-        Raises `RequestRefused`.
-        """
+        """The engine, if all its workers are here and it is at that generation. Raises `RequestRefused`."""
         engine = self.ready(engine_id)
         if engine is None:
             raise self.not_ready(engine_id)
-        if generation not in ("", engine.generation):
+        if generation != engine.generation:
             raise RequestRefused(
                 "KVD-PEER-GENERATION",
                 f"engine {engine_id!r} is generation {engine.generation}, asked for was {generation}",
@@ -189,22 +205,25 @@ class Registry:
 
     async def wait_up(self, engine_id: str, seconds: float) -> LocalEngine:
         """As `wait_ready`; an engine whose scheduler alone is missing is waited for, and given without in the end."""
-        until = time.monotonic() + min(seconds, SCHEDULER_SECONDS)
-        engine = await self.wait_ready(engine_id, seconds)
+        until, settling = time.monotonic() + min(seconds, SCHEDULER_SECONDS), self.settling
+        engine = await self._wait_ready(engine_id, seconds, settling=settling)
         while not engine.up and engine.state != "gone" and (left := until - time.monotonic()) > 0:
             await engine.woken(left)
-        return await self.wait_ready(engine_id, seconds)
+        return await self._wait_ready(engine_id, seconds, settling=settling)
 
     async def wait_ready(self, engine_id: str, seconds: float) -> LocalEngine:
-        """The engine, waiting ``seconds`` for its missing workers; for an unknown one only while kvd is ``settling``.
+        """The engine, waiting ``seconds`` for its missing workers; for an unknown one where kvd is ``settling`` now.
 
         Raises `RequestRefused` naming what is missing.
         """
+        return await self._wait_ready(engine_id, seconds, settling=self.settling)
+
+    async def _wait_ready(self, engine_id: str, seconds: float, *, settling: bool) -> LocalEngine:
         deadline = time.monotonic() + seconds
         while (ready := self.ready(engine_id)) is None:
             engine = self.engines.get(engine_id)
             left = deadline - time.monotonic()
-            if left <= 0 or not (self.settling or (engine is not None and engine.state == "partial")):
+            if left <= 0 or not (settling or (engine is not None and engine.state == "partial")):
                 raise self.not_ready(engine_id)
             if engine is None:
                 await asyncio.sleep(min(0.05, left))  # only in the first seconds of a kvd

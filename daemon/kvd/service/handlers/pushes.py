@@ -174,9 +174,10 @@ def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:
         generation = message.generations[0]
     elif isinstance(message, PushWithdraw):
         generation = message.generation
-    if daemon.registry.ready(key.prefiller) is None:
+    engine = daemon.registry.ready(key.prefiller)
+    if engine is None:
         raise _absent(daemon, key.prefiller, generation)
-    return tuple(daemon.registry.at(key.prefiller, generation).workers.values())
+    return tuple(daemon.registry.at(key.prefiller, generation or engine.generation).workers.values())
 
 
 def _decoder(daemon: Daemon, engine_id: str, rank: Rank) -> Client:

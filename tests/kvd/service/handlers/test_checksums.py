@@ -56,9 +56,11 @@ def decoder(kvd: Daemon) -> Iterator[KvdSession]:
         yield made
 
 
-def question(prefiller: Prefiller, *, rank: int = 1, generation: str = "", engine: str = "p") -> GetSums:
+def question(
+    prefiller: Prefiller, *, rank: int = 1, generation: str | None = None, engine: str = "p"
+) -> GetSums:
     return GetSums(
-        engine_id=engine, generation=generation or prefiller.generation, endpoint=Endpoint(),
+        engine_id=engine, generation=prefiller.generation if generation is None else generation, endpoint=Endpoint(),
         rank=Rank(rank), request_id="r", wanted=(SumsOf(0, 0, 1),),
     )  # fmt: skip
 
@@ -91,6 +93,7 @@ def test_an_answer_of_another_kind_is_not_passed_on(prefiller: Prefiller, decode
     ("changes", "code"),
     [
         ({"generation": "before"}, "KVD-PEER-GENERATION"),
+        ({"generation": ""}, "KVD-PEER-GENERATION"),
         ({"rank": 2}, "KVD-RANK-UNKNOWN"),
     ],
 )

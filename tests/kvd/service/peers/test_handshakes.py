@@ -11,7 +11,7 @@ import pytest
 
 from kvd.geometry.codec import decode_worker
 from kvd.service.config import PeerSettings
-from kvd.service.engines.local_engine import Client, LocalEngine
+from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache
@@ -25,15 +25,6 @@ from kvd.wire.reply import RefusalFactor, Refused
 from tests.support.daemons import facts, worker
 
 THERE = Endpoint("there", 1)
-
-
-class Unwatched:
-    """Nobody acts on the registry's changes."""
-
-    def engine_ready(self, engine: LocalEngine) -> None: ...
-    def engine_up(self, engine: LocalEngine) -> None: ...
-    def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None: ...
-    def client_gone(self, client: Client) -> None: ...
 
 
 class OtherKvd:
@@ -58,7 +49,6 @@ def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     """Those of a kvd with one engine, ``d``, which fits any other."""
     events = Events(None, counters)
     registry = Registry(events, settled=0.0)
-    registry.watcher = Unwatched()
     card = worker(facts("d")).card
     registry.register(
         Client(

@@ -1,0 +1,28 @@
+"""The parts that a daemon runs, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from kvd.service import run
+from kvd.service.daemon import Daemon
+
+
+def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "rehearse", lambda: None)
+
+    async def prepare() -> None:
+        frozen = asyncio.Event()
+        monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set))
+        never = asyncio.get_running_loop().create_future()
+        daemon = SimpleNamespace(prepared=False, ledger=SimpleNamespace(opened=never))
+        task = asyncio.create_task(run._prepare(cast("Daemon", daemon)))
+        await asyncio.wait_for(frozen.wait(), 10.0)
+        task.cancel()
+        assert daemon.prepared
+
+    asyncio.run(prepare())
