@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import metadata
 
+UNINSTALLED = "0+source"
+"""Stands for our own version in a source tree that was never installed: nothing is known of it."""
+
 
 def installed_version(names: Iterable[str], missing: str = "unknown") -> str:
     """The version of the first of these distributions that is installed, else ``missing``."""
@@ -17,5 +20,5 @@ def installed_version(names: Iterable[str], missing: str = "unknown") -> str:
 
 
 def own_version() -> str:
-    """The version of kvctl and kvd; ``0+source`` in a source tree that was never installed."""
-    return installed_version(("kvctl",), "0+source")
+    """The version of kvctl and kvd; `UNINSTALLED` in a source tree."""
+    return installed_version(("kvctl",), UNINSTALLED)

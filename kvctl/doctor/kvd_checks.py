@@ -12,7 +12,7 @@ from kvctl.doctor.checks import checked
 from kvctl.errors import KvctlError
 from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
-from kvd.installed import own_version
+from kvd.installed import UNINSTALLED, own_version
 from kvd.topology.findings import unknown_weights
 from kvd.wire import query
 
@@ -42,7 +42,7 @@ def _itself(status: query.KvdStatus) -> Iterator[Check]:
             "warning", "KVD_DRAINING", f"{what} is stopping",
             "it takes nothing new; wait for it, or start it again: systemctl start kvd",
         )  # fmt: skip
-    elif mine not in (status.version, "unknown"):
+    elif mine not in (status.version, UNINSTALLED):
         yield _kvd(
             "warning", "KVD_VERSION", f"kvd is {status.version} and kvctl {mine}",
             "after an upgrade it is to be restarted: systemctl restart kvd; workers register again",

@@ -54,4 +54,6 @@ def engine_of(plain: dict[str, Any]) -> EngineGeometry:
     for rank in ranks:
         if ranks.count(rank) > 1:
             raise BadGeometry(f"worker {rank} stands there {ranks.count(rank)} times")
-    return EngineGeometry(**{**msgspec.structs.asdict(body), "workers": workers})
+    return EngineGeometry(
+        body.engine_id, body.generation, body.model, body.tp, body.pp, body.dcp, workers, body.facts
+    )

@@ -58,6 +58,7 @@ def coalesce(descriptors: Descriptors) -> Descriptors:
         return descriptors
     local, remote, length = descriptors.local, descriptors.remote, descriptors.length
     if (local[1:] < local[:-1]).any():
+        # Not where they are in order, as the layers of one buffer are: sorting is most of the time of a plan.
         order = np.argsort(local, kind="stable")
         local, remote, length = local[order], remote[order], length[order]
     breaks = (local[1:] != local[:-1] + length[:-1]) | (remote[1:] != remote[:-1] + length[:-1])

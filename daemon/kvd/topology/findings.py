@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvd.geometry.model import EngineGeometry, Page
+from kvd.installed import UNINSTALLED
 from kvd.topology.compat import Factor, groups_of
 from kvd.topology.cost import RequestCost
 from kvd.topology.plan import Plan
@@ -353,11 +354,8 @@ def unknown_weights(engine_id: str, facts: Mapping[str, object]) -> Iterator[Fin
 
 def _versions(factors: Sequence[Factor]) -> Iterator[Finding]:
     for factor in factors:
-        if (
-            factor.name.endswith("_version")
-            and not factor.same
-            and "unknown" not in (factor.local, factor.remote)
-        ):
+        told = not {"unknown", UNINSTALLED} & {factor.local, factor.remote}
+        if factor.name.endswith("_version") and not factor.same and told:
             yield Finding(
                 "VERSION_SKEW",
                 "info",

@@ -188,7 +188,9 @@ def _geometry(lines: _Lines, line: EngineLine, workers: list[WorkerGeometry]) ->
     ranks = {worker.rank for worker in workers}
     if len(ranks) < len(workers):
         raise BadTrace(f"{lines.place}: engine {line.engine_id!r} has two workers of one rank", _AGAIN)
-    return EngineGeometry(**{**msgspec.structs.asdict(line), "workers": tuple(workers)})
+    return EngineGeometry(
+        line.engine_id, line.generation, line.model, line.tp, line.pp, line.dcp, tuple(workers), line.facts
+    )
 
 
 def _transfers(begun: _Begun) -> Iterator[TransferLine]:

@@ -8,6 +8,7 @@ from typing import BinaryIO
 import msgspec
 
 from kvd.geometry.codec import worker_to_plain
+from kvd.geometry.model import EngineGeometry
 from kvd.trace.anonymous import without_addresses
 from kvd.trace.check import EngineBounds, bounds_of, check_blocks
 from kvd.trace.errors import BadTrace, TraceError
@@ -32,8 +33,7 @@ def write_trace(
             _put(out, msgspec.structs.replace(engine.line, workers=0))
             continue
         clean = without_addresses(engine.geometry)
-        told = {name: getattr(clean, name) for name in EngineLine.__struct_fields__}
-        _put(out, EngineLine(**{**told, "workers": len(clean.workers)}))
+        _put(out, _engine_line(clean))
         for worker in clean.workers:
             _put(out, WorkerLine(geometry=worker_to_plain(worker)))
     count = 0
@@ -42,6 +42,19 @@ def write_trace(
         count += 1
     _put(out, End(transfers=count))
     return count
+
+
+def _engine_line(engine: EngineGeometry) -> EngineLine:
+    return EngineLine(
+        engine_id=engine.engine_id,
+        generation=engine.generation,
+        model=engine.model,
+        tp=engine.tp,
+        pp=engine.pp,
+        dcp=engine.dcp,
+        facts=engine.facts,
+        workers=len(engine.workers),
+    )
 
 
 def _readable(transfer: TransferLine, bounds: list[EngineBounds | None]) -> TransferLine:

@@ -44,13 +44,20 @@ class AdmissionQueue:
         with self.lock:
             return self._waiting.pop(id(load), None) is not None
 
-    def acquire_late(self, now: float, *, everything: bool = False) -> list[Load]:
-        """Acquire what is past its deadline, or ``everything``."""
+    def acquire_late(self, now: float) -> list[Load]:
+        """Acquire what is past its deadline."""
         with self.lock:
-            late = [load for load in self._waiting.values() if everything or now > load.deadline]
-            for load in late:
-                del self._waiting[id(load)]
-        return late
+            return [load for load in [*self._waiting.values()] if now > load.deadline and self.acquire(load)]
+
+    def acquire_all(self) -> list[Load]:
+        """Acquire everything that waits."""
+        with self.lock:
+            return [load for load in [*self._waiting.values()] if self.acquire(load)]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
 
     @property
     def deadlines(self) -> list[float]:

@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from kvctl.cli.settings import Settings
+from kvctl.doctor import kvd_checks as module
 from kvctl.doctor.kvd_checks import kvd_checks
 from kvctl.views.doctor import Check
+from kvd.installed import UNINSTALLED
 from kvd.wire import query
 from tests.kvctl.conftest import ENGINES, STATUS, FakeDaemon
 
@@ -55,6 +57,14 @@ def test_what_is_not_well_with_kvd_is_a_warning(
     found = checks(daemon)[code]
     assert (found.state, told in found.found) == ("warning", True)
     assert found.hint
+
+
+def test_a_kvctl_that_was_never_installed_has_no_version_to_compare(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "own_version", lambda: UNINSTALLED)
+    status(daemon, version="9.9")
+    assert "KVD_VERSION" not in checks(daemon)
 
 
 def test_an_engine_that_is_not_complete_is_told_with_kvds_reason(daemon: FakeDaemon) -> None:

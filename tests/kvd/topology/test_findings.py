@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry
+from kvd.installed import UNINSTALLED
 from kvd.topology.compat import compare
 from kvd.topology.cost import RequestCost
 from kvd.topology.describe import PairDescription, describe
@@ -89,6 +92,13 @@ def test_layers_may_stand_apart_for_pushes_and_on_cpus() -> None:
     live = replace(apart, facts={**apart.facts, "connector_version": "1"})
     assert found(describe(pushing, pushing), "LAYERS_APART") == []
     assert found(describe(live, live), "LAYERS_APART") == []
+
+
+@pytest.mark.parametrize(("there", "skews"), [("2", 1), ("unknown", 0), (UNINSTALLED, 0)])
+def test_versions_differ_only_where_both_are_known(there: str, skews: int) -> None:
+    base = llama_8b("LBHNC")
+    pair = [replace(base, facts={**base.facts, "connector_version": version}) for version in ("1", there)]
+    assert len(found(describe(*pair), "VERSION_SKEW")) == skews
 
 
 def test_a_rank_that_carries_more_than_its_share_is_named() -> None:

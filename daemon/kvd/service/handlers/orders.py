@@ -38,7 +38,7 @@ from kvd.wire.order import (
 )
 from kvd.wire.reply import Ok
 
-ANSWER_SECONDS = 3.0
+SCHEDULER_ANSWER_SECONDS = 3.0
 """What a scheduler may take to answer. It answers between two steps of Python, not of the model."""
 STOPPED = "the engine may be stopped: see `kvctl workers`"
 LONGEST_WAIT = 30.0
@@ -56,7 +56,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
         _check(message)
         engine, scheduler = await _permitted(daemon, caller, message.engine_id)
         _check_part(engine, message.part)
-        plan = await ask_client(daemon, scheduler, message, ForcePlan, ANSWER_SECONDS, STOPPED)
+        plan = await ask_client(daemon, scheduler, message, ForcePlan, SCHEDULER_ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
         daemon.counters["orders.refused"] += 1
         daemon.events.emit(
@@ -87,7 +87,7 @@ async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> 
     _, scheduler = await _permitted(daemon, caller, message.engine_id)
     asker = Asker(order_id=message.order_id, uid=caller.uid, pid=caller.pid)
     message = msgspec.structs.replace(message, asker=asker)
-    cleared = await ask_client(daemon, scheduler, message, ForcedCleared, ANSWER_SECONDS, STOPPED)
+    cleared = await ask_client(daemon, scheduler, message, ForcedCleared, SCHEDULER_ANSWER_SECONDS, STOPPED)
     for order_id in cleared.order_ids:
         daemon.events.emit("order.cleared", message.engine_id, order=order_id, uid=caller.uid, pid=caller.pid)
     return cleared

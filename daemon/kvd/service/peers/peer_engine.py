@@ -32,6 +32,7 @@ class PeerEngine:
     users: dict[str, str] = field(default_factory=dict)
     friends: set[str] = field(default_factory=set)
     _answers: dict[tuple[str, bool, bool], PeerReady] = field(default_factory=dict)
+    """By what they differ in: the local engine, whether the peer was fetched just now, whether it is brief."""
 
     def change(self, state: Literal["ready", "unreachable", "gone"], reason: str) -> None:
         """It is in another state from now on."""

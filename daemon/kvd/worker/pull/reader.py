@@ -113,7 +113,7 @@ class PullThread:
         with self._admission.lock:
             posted = [*self._active, *(load for load, _ in self._unclosed.held)]
             stuck = [load for load in posted if now > load.deadline + STUCK_AFTER]
-            late = self._admission.acquire_late(now, everything=bool(stuck))
+            late = self._admission.acquire_all() if stuck else self._admission.acquire_late(now)
             looks = self._admission.deadlines
         for load in stuck:
             complain(load, now, self.engine_id, self._activity.now)
@@ -136,7 +136,7 @@ class PullThread:
                 self._drop_lane(self._active, from_error(error, "unexpected error in the lane"))
         self._drop_lane(self._active, SHUTTING_DOWN)
         self._retry_close(math.inf)
-        for load in self._admission.acquire_late(math.inf):
+        for load in self._admission.acquire_all():
             self._end(load, SHUTTING_DOWN)
 
     def _turn(self) -> bool:
@@ -189,9 +189,8 @@ class PullThread:
             log.warning("lane to %s: %s; it will be tried again with the first load", self.engine_id, error)
             return
         with self._activity("probing"):
-            if not self._admission.deadlines and self._probing.begin(
-                remote, lane
-            ):  # a load that waits is as good a probe
+            # A load that waits is as good a probe.
+            if self._admission.empty and self._probing.begin(remote, lane):
                 self._drop_lane()
 
     def _probe(self) -> None:

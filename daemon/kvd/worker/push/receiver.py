@@ -132,7 +132,7 @@ class PushThread:
         for load in stuck:
             complain(load, now, self.engine_id, self._activity.now)
         why = f"the thread of what peer {self.engine_id} pushes is busy {self._activity.now or 'with other loads'}"
-        for load in self._admission.acquire_late(now, everything=bool(stuck)):
+        for load in self._admission.acquire_all() if stuck else self._admission.acquire_late(now):
             self._decline(load)
             late = f"not announced within its {load.deadline - load.received:.1f} s: {why}"
             self._context.ends.refuse(load, Cause(late, "TOO_LATE"))
@@ -157,7 +157,7 @@ class PushThread:
                 word.arrival.reading.discard(word.load)
                 self._arrivals.end_settled()
         self._arrivals.retry_close(math.inf)
-        for load in self._admission.acquire_late(math.inf):
+        for load in self._admission.acquire_all():
             self._context.ends.refuse(load, SHUTTING_DOWN)
 
     def _turn(self) -> bool:

@@ -29,7 +29,7 @@ def gather(
 ):
     """Copy all tiles of a job; program ``p`` of ``n`` takes tiles ``p``, ``p + n``, ...
 
-    ``table`` is five columns of ``rows`` int64 words (`kvd.backends.direct.cuda.tables.rows_table`), ``picks`` int32
+    ``table`` is five columns of ``rows`` int64 words (`kvd.backends.direct.cuda.tables.Rows`), ``picks`` int32
     words: ``cells`` local cells, as many remote ones, then ``segments`` times `SEGMENT_WORDS`. A tile is ``PIECES``
     pieces of ``WIDTH`` bytes, moved as items of ``ITEM`` bytes, ``LANES`` of them side by side; all addresses, strides
     and lengths are multiples of ``ITEM * LANES``.
