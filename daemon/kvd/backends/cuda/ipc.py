@@ -11,7 +11,7 @@ import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
-from kvd.backends.cuda.driver import allocation, call, context, current, library
+from kvd.backends.cuda.driver import call, context, current, library
 from kvd.geometry.model import Region
 
 HANDLE_BYTES = 64
@@ -76,7 +76,10 @@ class Driver:
 
     def allocation(self, address: int) -> Region:
         """The allocation that an address lies in."""
-        return allocation(Region(address, 1, f"cuda:{self.ordinal}"))
+        base, length = _u64(), _size()
+        with self._current():
+            self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(length), _u64(address))
+        return Region(base.value, length.value, f"cuda:{self.ordinal}")
 
     def shares_by_handle(self, address: int) -> bool:
         """Whether plain IPC can share the allocation at ``address``."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvd.backends.cuda import driver as cuda_driver
+from kvd.backends.cuda import ipc as cuda_ipc
 from kvd.backends.errors import BackendError, BackendUnavailable
 from kvd.geometry.model import Region
 
@@ -90,6 +91,17 @@ def test_allocations_and_their_bytes() -> None:
         1 << 40, 1 << 20, "cuda:1"
     )
     assert cuda_driver.read(1, 1 << 40, 16) == b"sixteen bytes .."
+
+
+def test_the_allocation_of_an_address_is_asked_for_in_a_context_that_is_not_left_current(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_ipc, "library", lambda: driver)
+    device = cuda_ipc.Driver(1)
+    del driver.calls[:]
+    assert device.allocation((1 << 40) + 4096) == Region(1 << 40, 1 << 20, "cuda:1")
+    names = [name for _, name in driver.calls]
+    assert names == ["cuCtxPushCurrent_v2", "cuMemGetAddressRange_v2", "cuCtxPopCurrent_v2"]
 
 
 def test_without_a_driver_the_hint_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
