@@ -1,7 +1,7 @@
 """What the adapters' lanes, windows and backends have in common: who is known, what is under way, what is open.
 
 An adapter derives its lane from `EngineLane` and says how to connect, to look and to stop. All lanes are polled and
-closed in one way, which is here.
+closed in one way, which is here. A lane whose transfers are those of lanes behind it derives from `PeerLane`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,14 @@ ClosingT = TypeVar("ClosingT", bound=Closing)
 KeptT = TypeVar("KeptT", bound=Closing)
 
 
-class EngineLane(ABC, Generic[PeerT, WorkT]):
-    """The way to one peer engine. Calls from several threads wait for each other, `close` too.
-
-    ``_live`` has the transfers under way by their handles, which are the adapter's works.
-    """
+class PeerLane(ABC, Generic[PeerT]):
+    """The way to one peer engine: whom it knows, whether it is open. Calls from several threads wait for each other."""
 
     def __init__(self, name: str, backend: str, closed: Callable[[Any], None]) -> None:
         """``backend`` is for errors; ``closed`` is called with the lane once it is closed."""
         self.name = name
         self._backend_name = backend
         self._peers: dict[str, PeerT] = {}
-        self._live: dict[WorkT, Transfer] = {}
         self._closed = closed
         self._open = True
         self._lock = threading.Lock()
@@ -66,7 +62,7 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
             self._opened()
             known = self._peers.get(peer)
             if known is None or known.metadata != metadata:
-                self._connect(peer, metadata, known)
+                self._connect(peer, metadata)
 
     def submit(self, peer: str, descriptors: Descriptors, operation: Operation = "read") -> Transfer:
         """Start copying. What goes wrong before anything was posted is raised; after that the transfer is FAILED.
@@ -80,6 +76,36 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
         with self._lock:
             self._known(peer)
             return self._submit(peer, descriptors, operation)
+
+    @abstractmethod
+    def _connect(self, peer: str, metadata: bytes) -> None:
+        """Put ``peer`` into ``_peers``, in the place of what is known of it."""
+
+    @abstractmethod
+    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
+        """`submit` to one of ``_peers`` on an open lane."""
+
+    def _opened(self) -> None:
+        if not self._open:
+            raise TransferRefused(f"lane {self.name!r} is closed", backend=self._backend_name)
+
+    def _known(self, peer: str) -> PeerT:
+        self._opened()
+        known = self._peers.get(peer)
+        if known is None:
+            raise TransferRefused(
+                f"peer {peer!r} was not added to lane {self.name!r}", backend=self._backend_name
+            )
+        return known
+
+
+class EngineLane(PeerLane[PeerT], Generic[PeerT, WorkT]):
+    """A lane that moves bytes. ``_live`` has the transfers under way by their handles, the adapter's works."""
+
+    def __init__(self, name: str, backend: str, closed: Callable[[Any], None]) -> None:
+        """As `PeerLane`."""
+        super().__init__(name, backend, closed)
+        self._live: dict[WorkT, Transfer] = {}
 
     def poll(self, transfer: Transfer) -> State:
         """Look once, let go on what the caller's thread moves, and update ``transfer``."""
@@ -103,33 +129,12 @@ class EngineLane(ABC, Generic[PeerT, WorkT]):
         self._closed(self)
 
     @abstractmethod
-    def _connect(self, peer: str, metadata: bytes, known: PeerT | None) -> None:
-        """Put ``peer`` into ``_peers``, in the place of what is ``known`` of it."""
-
-    @abstractmethod
-    def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
-        """`submit` to one of ``_peers`` on an open lane."""
-
-    @abstractmethod
     def _look(self, work: WorkT, transfer: Transfer) -> None:
         """Look at a work that is under way, and `_end` its transfer where it is over."""
 
     @abstractmethod
     def _stop(self, reason: str) -> None:
         """See that nothing can land any more, and `_end` what is under way for ``reason``."""
-
-    def _opened(self) -> None:
-        if not self._open:
-            raise TransferRefused(f"lane {self.name!r} is closed", backend=self._backend_name)
-
-    def _known(self, peer: str) -> PeerT:
-        self._opened()
-        known = self._peers.get(peer)
-        if known is None:
-            raise TransferRefused(
-                f"peer {peer!r} was not added to lane {self.name!r}", backend=self._backend_name
-            )
-        return known
 
     def _only_read(self, peer: str, operation: Operation, why: str) -> None:
         """Refuse what is no read, and say ``why`` this backend only reads."""

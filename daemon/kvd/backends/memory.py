@@ -141,7 +141,7 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
         super().__init__(name, NAME, closed)
         self._backend = backend
 
-    def _connect(self, peer: str, metadata: bytes, known: _MemoryPeer | None) -> None:  # noqa: ARG002 - simply replaced
+    def _connect(self, peer: str, metadata: bytes) -> None:
         envelope = unpack(metadata, backend=NAME, version=VERSION)
         self._reach(envelope.agent)
         self._peers[peer] = _MemoryPeer(metadata, envelope.agent)

@@ -127,9 +127,9 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
         """Make a worker reachable as ``peer``. Raises as the first lane, which also knows whether there is news."""
         with self._lock:
             self._opened()
-            self._connect(peer, metadata, None)
+            self._connect(peer, metadata)
 
-    def _connect(self, peer: str, metadata: bytes, known: SplitPeer | None) -> None:  # noqa: ARG002 - the lanes know
+    def _connect(self, peer: str, metadata: bytes) -> None:
         """One that only another lane than the first cannot reach is read by the first alone."""
         self._settle()
         try:

@@ -61,7 +61,7 @@ class ExampleLane(EngineLane[ExamplePeer, ExampleWork]):
         rows = checked(descriptors, self._memory, self._peers[peer].memory, backend=NAME)
         return self._begin(Transfer(peer, rows.nbytes, len(rows), ExampleWork(rows)))
 
-    def _connect(self, peer: str, metadata: bytes, known: ExamplePeer | None) -> None:  # noqa: ARG002
+    def _connect(self, peer: str, metadata: bytes) -> None:
         envelope = unpack(metadata, backend=NAME, version="1")
         self._peers[peer] = ExamplePeer(metadata, RegisteredMemory(envelope.regions))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from kvd.backends.auto.metadata import NAME, Both, read_both
 from kvd.backends.contract import Backend, Lane, Operation, State, Traits, Transfer, takes_selections
 from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
-from kvd.backends.lanes import EngineLane
+from kvd.backends.lanes import PeerLane
 from kvd.topology.descriptors import Descriptors
 from kvd.topology.grid import Selection
 
@@ -49,11 +48,11 @@ class AutoPeer:
     both: Both
 
 
-class AutoLane(EngineLane[AutoPeer, Any]):
+class AutoLane(PeerLane[AutoPeer]):
     """The way to one peer engine. The choice falls while its workers are added, and is one for all of them.
 
-    With the first worker that cannot be read directly the whole lane turns to the transfer engine. Its works are those
-    of the lane behind it that was chosen for them, as are its transfers.
+    With the first worker that cannot be read directly the whole lane turns to the transfer engine. Its transfers are
+    those of the lane behind it that was chosen for them.
     """
 
     def __init__(self, name: str, backends: Backends, closed: Callable[[AutoLane], None]) -> None:
@@ -74,7 +73,7 @@ class AutoLane(EngineLane[AutoPeer, Any]):
         backend = self._backends.engine if self._why_not_direct else self._backends.direct
         return backend.traits if backend is not None else Traits()
 
-    def _connect(self, peer: str, metadata: bytes, known: AutoPeer | None) -> None:  # noqa: ARG002 - simply replaced
+    def _connect(self, peer: str, metadata: bytes) -> None:
         both = read_both(metadata)
         if not self._why_not_direct:
             self._why_not_direct = self._add_direct(peer, both)
@@ -90,7 +89,7 @@ class AutoLane(EngineLane[AutoPeer, Any]):
         self._peers[peer] = AutoPeer(metadata, both)
 
     def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
-        return self._note(self._chosen().submit(peer, descriptors, operation))
+        return self._named(self._chosen().submit(peer, descriptors, operation))
 
     def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
         """As `submit`, by number where the chosen backend takes numbers.
@@ -102,29 +101,40 @@ class AutoLane(EngineLane[AutoPeer, Any]):
             self._known(peer)
             lane = self._chosen()
             if takes_selections(lane):
-                return self._note(lane.submit_selection(peer, selection, operation))
-            return self._note(lane.submit(peer, selection.descriptors(), operation))
+                return self._named(lane.submit_selection(peer, selection, operation))
+            return self._named(lane.submit(peer, selection.descriptors(), operation))
 
-    def _note(self, transfer: Transfer) -> Transfer:
+    def _named(self, transfer: Transfer) -> Transfer:
         transfer.backend = self.uses
-        if transfer.state is State.PENDING:
-            self._live[transfer.handle] = transfer
         return transfer
 
-    def _look(self, work: Any, transfer: Transfer) -> None:
-        lane = self._direct if transfer.backend == DIRECT else self._engine
-        state = lane.poll(transfer) if lane is not None else State.FAILED
-        if state is not State.PENDING:
-            del self._live[work]
-        if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._peers:
-            # A peer that died is not reached by the engine either; for all other causes that is the way out.
-            self._backends.avoid[self._peers[transfer.peer].both.direct_metadata] = transfer.reason
+    def poll(self, transfer: Transfer) -> State:
+        """Look once and update ``transfer``."""
+        with self._lock:
+            if transfer.state is not State.PENDING:
+                return transfer.state
+            lane = self._direct if transfer.backend == DIRECT else self._engine
+            if not self._open or lane is None:
+                transfer.end(f"not a transfer of lane {self.name!r}")
+                return transfer.state
+            state = lane.poll(transfer)
+            if state is State.FAILED and transfer.backend == DIRECT and transfer.peer in self._peers:
+                # A peer that died is not reached by the engine either; for all other causes that is the way out.
+                self._backends.avoid[self._peers[transfer.peer].both.direct_metadata] = transfer.reason
+            return state
 
-    def _stop(self, reason: str) -> None:  # noqa: ARG002 - the lanes behind this one say the same
-        for lane in (self._direct, self._engine):
-            if lane is not None:
-                lane.close()
-        self._live.clear()
+    def close(self) -> None:
+        """End the lanes behind this one. When this returns, no byte of any transfer can land any more. Idempotent.
+
+        Raises:
+            BackendError: as the lane behind it; call again.
+        """
+        with self._lock:
+            self._open = False
+            for lane in (self._direct, self._engine):
+                if lane is not None:
+                    lane.close()
+        self._closed(self)
 
     def _add_direct(self, peer: str, both: Both) -> str:
         """Why this worker cannot be read directly, or nothing."""

@@ -76,12 +76,12 @@ class MooncakeLane(EngineLane[MooncakePeer, _Pieces]):
         self._make = make
         self._ending: list[MooncakeEngine] = []
 
-    def _connect(self, peer: str, metadata: bytes, known: MooncakePeer | None) -> None:
+    def _connect(self, peer: str, metadata: bytes) -> None:
         """Wait up to ``connect_timeout_s`` for it to answer. Transfers with its predecessor have failed."""
         envelope = unpack(metadata, backend=NAME)
         same_minor_release(self._version, envelope.version, backend=NAME, engine="Mooncake")
         target = parse_target(envelope.blob, self._options.protocol)
-        if known:
+        if known := self._peers.get(peer):
             del self._peers[peer]
             self._end_all(f"peer {peer!r} was added anew", lambda work: work.peer is known)
             self._destroy([known.engine])

@@ -91,7 +91,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
         self._memory = RegisteredMemory(regions)
         self._unended = False  # a transfer ended without its bytes being known to have
 
-    def _connect(self, peer: str, metadata: bytes, known: NixlPeer | None) -> None:
+    def _connect(self, peer: str, metadata: bytes) -> None:
         agent = self._live_agent()
         envelope = unpack(metadata, backend=NAME)
         same_minor_release(agent.library.version, envelope.version, backend=NAME, engine="NIXL")
@@ -102,7 +102,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
                     f"agent {envelope.agent!r} is already known as {other!r}, cannot be {peer!r} too",
                     backend=NAME,
                 )
-        if known:
+        if known := self._peers.get(peer):
             del self._peers[peer]
             agent.release(known.lists.take())
             agent.call(f"forget {peer}", "remove_remote_agent", known.agent)

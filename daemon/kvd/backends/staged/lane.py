@@ -91,7 +91,7 @@ class StagedLane(EngineLane[StagedPeer, _Staging]):
         self._memory = memory
         self._carrier = carrier
 
-    def _connect(self, peer: str, metadata: bytes, known: StagedPeer | None) -> None:  # noqa: ARG002 - simply replaced
+    def _connect(self, peer: str, metadata: bytes) -> None:
         found, theirs = read_metadata(metadata, self._engine)
         self._inner.add(peer, theirs)
         self._peers[peer] = found

@@ -193,6 +193,21 @@ def test_what_was_begun_directly_ends_so(worker: Make, monkeypatch: pytest.Monke
     assert (me.memory == near.memory).all()
 
 
+def test_a_transfer_that_ends_as_its_peer_is_added_anew_is_let_go(worker: Make) -> None:
+    faults = Faults(hold={0})
+    me, far = worker(engine_options={"faults": faults}), worker()
+    lane = me.backend.lane("engine")
+    lane.add("tp0", far.elsewhere())
+    transfer = lane.submit("tp0", rows(me, far))
+    transfer.end("peer tp0 was added anew")
+    assert lane.poll(transfer) is State.FAILED
+    assert not _held_by(lane, transfer)
+
+
+def _held_by(lane: AutoLane, transfer: Transfer) -> bool:
+    return any(transfer in kept.values() for kept in vars(lane).values() if isinstance(kept, dict))
+
+
 def test_close_ends_transfers_of_both(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_lane, "SLICE_S", 0.0)
     monkeypatch.setattr(direct_copy, "CALL_BYTES", 4096)

@@ -63,10 +63,10 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self._mappings = mappings
         self._copier = copier
 
-    def _connect(self, peer: str, metadata: bytes, known: CudaPeer | None) -> None:
+    def _connect(self, peer: str, metadata: bytes) -> None:
         envelope, card = read_card(metadata)
         source = CudaSource(self._here, card, envelope.regions, self._device, self._mappings)
-        if known:
+        if known := self._peers.get(peer):
             self._wait_all(f"peer {peer} was added anew", of=known.source)
             known.source.close()
         self._peers[peer] = CudaPeer(metadata, source)

@@ -48,10 +48,10 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
         self._here = here
         self._memory = RegisteredMemory(regions)
 
-    def _connect(self, peer: str, metadata: bytes, known: HostPeer | None) -> None:
+    def _connect(self, peer: str, metadata: bytes) -> None:
         envelope, card = read_card(metadata)
         source = HostSource(self._here, card, envelope.regions)
-        if known:
+        if known := self._peers.get(peer):
             self._end_all(f"peer {peer} was added anew", lambda work: work.source is known.source)
             known.source.close()
         self._peers[peer] = HostPeer(metadata, source)
