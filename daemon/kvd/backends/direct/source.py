@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kvd.backends.direct.calls import read_bytes
 from kvd.backends.direct.card import Card
@@ -17,26 +19,23 @@ OTHERWISE = "set backend auto or a transfer engine on both sides"
 
 
 class Source(ABC):
-    """A peer's memory. ``memory`` is what it registered, and where that stands here.
+    """A peer's memory. ``memory`` is what it registered, and where that stands here; who derives from this finds it.
 
     What is mapped stays as it was when its owner ends, until it is unmapped here.
     """
 
+    memory: RegisteredMemory
+
     def __init__(self, here: Process, card: Card) -> None:
-        """Find the peer and look whether it may be read.
+        """Find the peer's process.
 
         Raises:
-            WorkerUnreachable: elsewhere, gone, another process or backend by now, or closed to us; with the cure.
+            WorkerUnreachable: elsewhere, gone, or another process by now; with the cure.
         """
         on_this_host(here, card.process)
         self._here, self._card = here, card
         self._cookie: MemfdView | None = None
         self._pidfd = hold(card.process)
-        try:
-            self.memory = self._reach()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def gone(self) -> bool:
@@ -86,12 +85,17 @@ class Source(ABC):
             self._pidfd = -1
 
     @abstractmethod
-    def _reach(self) -> RegisteredMemory:
-        """Map or find the peer's memory, and have its cookie read once."""
-
-    @abstractmethod
     def _unmap(self) -> None:
-        """Undo what `_reach` has done of it."""
+        """Unmap the memory, as far as it is mapped."""
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """To map or find the memory in, and have the cookie read once."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _view_cookie(self) -> MemfdView:
         """The peer's cookie, mapped. Raises OSError where it cannot be."""

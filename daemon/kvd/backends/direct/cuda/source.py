@@ -22,10 +22,16 @@ class CudaSource(Source):
     def __init__(
         self, here: Process, card: Card, regions: Sequence[Region], device: Driver, mappings: Mappings
     ) -> None:
-        """Raises as `Source`, also where our device cannot reach the memory."""
+        """Map the peer's memory.
+
+        Raises:
+            WorkerUnreachable: as `Source`, another backend by now, closed to us, or out of our device's reach.
+        """
+        super().__init__(here, card)
         self._regions, self._device, self._mappings = regions, device, mappings
         self._taken: list[SharedStretch] = []
-        super().__init__(here, card)
+        with self._closed_on_error():
+            self.memory = self._reach()
 
     def _reach(self) -> RegisteredMemory:
         theirs = self._card.cuda

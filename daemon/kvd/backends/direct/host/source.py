@@ -25,10 +25,16 @@ class HostSource(Source):
     """
 
     def __init__(self, here: Process, card: Card, regions: Sequence[Region]) -> None:
-        """Raises as `Source`."""
+        """Look whether the peer may be read.
+
+        Raises:
+            WorkerUnreachable: as `Source`, another backend by now, or closed to us; with the cure.
+        """
+        super().__init__(here, card)
         self._regions = joined(regions)
         self._views: list[MemfdView] = []
-        super().__init__(here, card)
+        with self._closed_on_error():
+            self.memory = self._reach()
 
     def _reach(self) -> RegisteredMemory:
         if self._card.cuda is not None:
