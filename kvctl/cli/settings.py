@@ -75,15 +75,14 @@ def resolve(flags: Iterable[Given], environ: Mapping[str, str], drawings: tuple[
     """
     given = (*flags, _from_environment(environ))
     levels = (*given, _from_file(_first(given, "config"), environ))
-    timeout = _settled(levels, "timeout", seconds)
     where = next((level for level in levels if level.socket or level.runtime_dir), Given())
     color = _settled(levels, "color", one_of(*COLOR_MODES)) or "auto"
     if color == "auto" and environ.get("NO_COLOR"):
         color = "never"
+    output = _settled(levels, "output", one_of(*OUTPUT_FORMATS, *drawings)) or "table"
+    timeout = _settled(levels, "timeout", seconds)
     return Settings(
-        output=cast(
-            "OutputFormat", _settled(levels, "output", one_of(*OUTPUT_FORMATS, *drawings)) or "table"
-        ),
+        output=cast("OutputFormat", output),
         color=cast("ColorMode", color),
         timeout=timeout or DEFAULT_TIMEOUT,
         timeout_given=timeout is not None,

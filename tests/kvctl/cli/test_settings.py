@@ -79,6 +79,15 @@ def test_a_wrong_variable_is_named() -> None:
         settle(KVCTL_TIMEOUT="0")
 
 
+def test_of_several_mistakes_the_colour_is_named_first_and_the_timeout_last() -> None:
+    for wrong, named in (
+        (Given(color="x", output="x", timeout="x"), "--color"),
+        (Given(output="x", timeout="x"), "--output"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            settle(wrong)
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("5", 5), ("0.5", 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("3s", 3)]
 )
