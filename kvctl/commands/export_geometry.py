@@ -29,6 +29,6 @@ def export_geometry(
     Redirect it: kvctl export-geometry decode-0 >decode-0.json. It is printed as JSON, or as YAML with -o yaml.
     """
     [found] = load((engine,), settings)
-    form = settings.output if settings.output == "yaml" else "json"
+    form = settings.output if settings.output in ("yaml", "jsonl") else "json"
     document = wrapped(geometry_document(found))
     sys.stdout.write(plain_text(document, replace(settings, output=form)))

@@ -37,5 +37,5 @@ def schema(
         raise UsageError(
             f"no document of kind {kind!r}; {near_misses(kind, known)}", "kvctl schema lists them"
         )
-    form = settings.output if settings.output == "yaml" else "json"
+    form = settings.output if settings.output in ("yaml", "jsonl") else "json"
     sys.stdout.write(plain_text(json_schema(known[kind.lower()]), replace(settings, output=form)))

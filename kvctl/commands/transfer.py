@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.errors import CheckFailed
+from kvctl.errors import CheckFailed, UsageError
 from kvctl.ledger.options import From
 from kvctl.ledger.rows import rows
 from kvctl.views.output import show
@@ -31,6 +31,8 @@ def transfer(
 
     Of a request that was transferred more than once it is the newest. -o wide adds the blocks.
     """
+    if not which:
+        raise UsageError("ID is empty", "kvctl transfers -o wide lists ids")
     asked = ListTransfers(any_id=which, blocks=True)
     found = rows(settings, asked, 1, source).rows
     if not found:

@@ -109,9 +109,15 @@ def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, 
     """The folder of this run and the one for what outlasts it; the first is removed, and the second unless given."""
     with unwinding() as stack:
         with held():
-            made = Path(tempfile.mkdtemp(prefix="kvctl-demo-")) if given is None else given.absolute()
-            made.mkdir(parents=True, exist_ok=True)
-            folder = made if given is None else Path(tempfile.mkdtemp(prefix="run-", dir=made))
+            try:
+                made = Path(tempfile.mkdtemp(prefix="kvctl-demo-")) if given is None else given.absolute()
+                made.mkdir(parents=True, exist_ok=True)
+                folder = made if given is None else Path(tempfile.mkdtemp(prefix="run-", dir=made))
+            except OSError as error:
+                raise UsageError(
+                    f"no files can be made in {given or tempfile.gettempdir()}: {error.strerror}",
+                    "name another directory with --dir",
+                ) from None
             if keep_files:
                 stack.callback(_say, f"demo: its files are in {folder}")
             else:

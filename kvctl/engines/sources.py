@@ -131,9 +131,7 @@ def _from_file(path: Path, name: str, options: str) -> EngineGeometry:
     try:
         return engine_of(plain)
     except GeometryError as error:
-        raise CheckFailed(
-            f"{path}: {error}", "write it anew with kvctl export-geometry", error.code
-        ) from None
+        raise UsageError(f"{path}: {error}", "write it anew with kvctl export-geometry", error.code) from None
 
 
 def _geometry(rows: Sequence[EngineRow], engine: EngineId) -> EngineGeometry:

@@ -58,11 +58,12 @@ def text_of(body: msgspec.Struct, settings: Settings) -> str:
 
 
 def plain_text(document: dict[str, Any], settings: Settings) -> str:
-    """Plain values as YAML or indented JSON."""
+    """Plain values as YAML, as JSON in one line (jsonl), or as indented JSON."""
     if settings.output == "yaml":
         import yaml
 
         return "---\n" + yaml.safe_dump(
             document, sort_keys=False, allow_unicode=True, default_flow_style=False
         )
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    encoded = msgspec.json.encode(document)
+    return (encoded if settings.output == "jsonl" else msgspec.json.format(encoded, indent=2)).decode() + "\n"

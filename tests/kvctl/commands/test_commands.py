@@ -10,6 +10,8 @@ import pytest
 from kvd.wire.transfer import ListTransfers
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.kvctl.conftest import FakeDaemon, Run
 
 
@@ -131,3 +133,23 @@ def test_how_requests_were_served_is_asked_for_only_where_it_is_shown(run: Run, 
         daemon.asked.clear()
         run("engines", "-o", form, "--socket", daemon.directory)
         assert len(daemon.asked) == questions
+
+
+@pytest.mark.parametrize("words", [("schema", "Topology"), ("export-geometry", "qwen3-32b:tp=2")])
+def test_a_document_is_one_line_of_jsonl(run: Run, words: tuple[str, ...]) -> None:
+    whole, line = run(*words, "-o", "json").out, run(*words, "-o", "jsonl").out
+    assert line.count("\n") == 1
+    assert json.loads(line) == json.loads(whole)
+
+
+def test_a_transfer_needs_an_id(run: Run) -> None:
+    outcome = run("transfer", "")
+    assert (outcome.code, outcome.err) == (2, "kvctl: ID is empty; kvctl transfers -o wide lists ids\n")
+
+
+def test_the_demo_names_a_directory_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    outcome = run("demo", "--simulate", "--dir", str(file / "inside"))
+    assert outcome.code == 2
+    assert f"no files can be made in {file}/inside: Not a directory" in outcome.err

@@ -188,9 +188,9 @@ def test_files_ask_no_kvd(run: Run, tmp_path: Path) -> None:
     [
         (lambda _: "[]", 2, "holds a list, neither a geometry nor a model's configuration"),
         (lambda _: "{", 2, "is not JSON"),
-        (lambda text: text.replace('"schema_version": 1', '"schema_version": 9'), 1, "schema_version 9"),
-        (lambda text: text.replace('"tp": 1', '"tp": "one"'), 1, "`$.tp`"),
-        (lambda text: text.replace('"num_blocks": 1024', '"num_blocks": 4096'), 1, "of a region of"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 9'), 2, "schema_version 9"),
+        (lambda text: text.replace('"tp": 1', '"tp": "one"'), 2, "`$.tp`"),
+        (lambda text: text.replace('"num_blocks": 1024', '"num_blocks": 4096'), 2, "of a region of"),
     ],
 )
 def test_a_spoilt_file_is_refused_with_its_name(
