@@ -3,6 +3,7 @@
 KvdError                     code, message, hint
 ├── geometry.GeometryError   a KV cache that cannot be described
 ├── topology.TopologyError   two sides that cannot be mapped onto each other
+├── zmtp.ZmtpError           a connection whose bytes break the protocol or a limit
 ├── wire.WireError           a frame that cannot be taken, and keys.KeyFileError
 ├── trace.TraceError         a trace that cannot be read or written
 ├── backends.BackendError    a transfer engine said no

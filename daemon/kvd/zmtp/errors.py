@@ -1,0 +1,28 @@
+"""What is wrong with a peer's bytes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvd.errors import KvdError
+
+Kind = Literal["greeting", "protocol", "too_large", "not_authorised"]
+
+
+class ZmtpError(KvdError):
+    """The connection cannot go on; ``kind`` is for counters.
+
+    greeting         no ZMTP, one older than 3, or another mechanism than ours
+    protocol         a frame, command or box that the protocol does not allow here
+    too_large        more bytes, frames or items than the limits allow; the message names both
+    not_authorised   CURVE: the server does not know the client's key
+
+    ``farewell`` is the body of a command that tells the peer why, or empty.
+    """
+
+    code = "KVD-ZMTP"
+
+    def __init__(self, kind: Kind, message: str, farewell: bytes = b"") -> None:
+        super().__init__(message)
+        self.kind: Kind = kind
+        self.farewell = farewell
