@@ -321,6 +321,8 @@ class SessionThread:
 
 
 def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    # No HEARTBEAT_IVL: where more waits than the queue takes and kvd then ends, libzmq's heartbeats end this process,
+    # vLLM's, with `!_io_error`. Ours are messages (`Heartbeat`).
     opened = context.socket(zmq.DEALER)
     options = {
         zmq.LINGER: 0,
@@ -330,8 +332,6 @@ def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
         zmq.RECONNECT_IVL: 50,
         zmq.RECONNECT_IVL_MAX: 100,
-        zmq.HEARTBEAT_IVL: 1000,
-        zmq.HEARTBEAT_TIMEOUT: 5000,
     }
     for option, value in options.items():
         opened.setsockopt(option, value)
