@@ -35,6 +35,7 @@ from kvd.wire.query import (
 )
 from kvd.wire.registration import OpenLease, RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Refused
+from kvd.wire.transfer import ReportTransfers, TransferRecord
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 20.0
@@ -260,6 +261,17 @@ def session(
         yield made
     finally:
         made.close()
+
+
+@contextmanager
+def reporter(daemon: Daemon, engine_id: str = "d") -> Iterator[Callable[..., Message]]:
+    """What reports transfers as the only worker of an engine, incarnation ``i``, and gives kvd's answer."""
+    with session(daemon, worker(facts(engine_id), incarnation="i")) as one:
+
+        def report(*records: TransferRecord, seconds: float = 20.0) -> Message:
+            return one.call(ReportTransfers(incarnation="i", records=records), seconds).result(seconds + 5)
+
+        yield report
 
 
 WORKER_PROCESS = """

@@ -18,6 +18,8 @@ from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.subscribers import Subscribers
+from kvd.service.permission import Operators
+from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 
@@ -46,6 +48,8 @@ class Daemon:
     peer: Router | None = None
     subscribers: Subscribers = field(default_factory=Subscribers)
     miss_history: MissHistory = field(default_factory=MissHistory)
+    operators: Operators = field(default_factory=Operators)
+    slices: Slices = field(default_factory=Slices)
     draining: bool = False
     prepared: bool = False
     loop_lag: float = 0.0

@@ -98,6 +98,10 @@ class _Wiring:
                 engine.facts.engine_id, generation, reason, self.daemon.peer.send
             )
 
+    def engine_forgotten(self, engine: LocalEngine) -> None:
+        """Its counts would be shown as those of the next engine of that name, which may be another user's."""
+        self.daemon.outcomes.forget(engine.facts.engine_id)
+
     def client_gone(self, client: Client) -> None:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
         self.daemon.liveness.unwatch(client)
@@ -340,7 +344,6 @@ async def _forget(daemon: Daemon) -> None:
     while True:
         await asyncio.sleep(1.0)
         daemon.handshakes.forget(time.time() - daemon.config.liveness.remember_seconds)
-        daemon.outcomes.keep(daemon.registry.engines)
 
 
 async def _drain(daemon: Daemon) -> None:

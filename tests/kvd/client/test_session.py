@@ -54,7 +54,7 @@ def test_all_sessions_register_again_after_a_sigkill() -> None:
 
 
 def test_nothing_delivered_is_lost_when_kvd_is_killed_in_between() -> None:
-    with daemons() as (kvd,), session(kvd, worker(facts("e"))) as one:
+    with daemons() as (kvd,), session(kvd, worker(facts("e"), incarnation="i")) as one:
         futures = [
             one.deliver(f"r{n}", ReportTransfers(incarnation="i", records=(record(n),))) for n in range(100)
         ]

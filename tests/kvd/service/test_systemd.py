@@ -67,11 +67,11 @@ def workers(machine: Machine) -> list[Any]:
 
 
 RECORD = """
-from kvd.client.operator import connect
-from kvd.wire.transfer import ReportTransfers
 from tests.kvd.service.ledger.test_ledger import record
-with connect("/run/kvd", 10.0) as operator:
-    print(type(operator.ask(ReportTransfers(incarnation="i", records=(record(1),)))).__name__)
+from tests.support.daemons import Daemon, reporter
+from pathlib import Path
+with reporter(Daemon(Path("/run/kvd"))) as report:
+    print(type(report(record(1))).__name__)
 """
 
 

@@ -27,9 +27,10 @@ ENDED_KEPT = 64
 class Client:
     """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
-    ``uid`` is its process's user, -1 where the kernel does not say. ``geometry`` is what a worker's card holds, and
-    ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not
-    only silent.
+    ``process`` and ``uid`` are its process and that one's user as the kernel names them: 0 where the process is in
+    another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``geometry`` is what a
+    worker's card holds, and ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is
+    gone for certain, and not only silent.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -44,6 +45,7 @@ class Client:
     policy: str = ""
     digest_key: bytes = field(default=b"", repr=False)
     uid: int = -1
+    process: int = 0
     regions: int = 0
     registered_bytes: int = 0
     state: ClientState = "alive"
@@ -58,15 +60,34 @@ class Client:
         """``ENGINE/tp0`` or ``ENGINE/scheduler``, as it stands in messages."""
         return f"{self.engine.engine_id}/{self.rank or 'scheduler'}"
 
+    @property
+    def owner(self) -> str:
+        """Whose it is, as it stands in refusals."""
+        return who(self.uid, self.process or self.pid)
+
+    def is_of(self, uid: int, process: int) -> bool:
+        """Whether it is that user's, and that process's where the kernel shows both.
+
+        It does not show processes of other PID namespaces. There the user and the incarnation, which is random, decide.
+        """
+        shown = bool(self.process and process)
+        return self.uid == uid and (self.process == process or not shown)
+
+
+def who(uid: int, process: int) -> str:
+    """A user's process, as it stands in refusals."""
+    return f"process {process or '?'} of uid {uid}"
+
 
 @dataclass(slots=True)
 class LocalEngine:
-    """A local engine: the clients of it that live.
+    """A local engine: the clients of it that live, all of one user.
 
     ``generation`` and ``shape`` (`find_shape`) are empty unless all workers are here.
     """
 
     facts: EngineFacts
+    uid: int = -1
     workers: dict[Rank, Client] = field(default_factory=dict)
     scheduler: Client | None = None
     generation: str = ""
@@ -83,6 +104,29 @@ class LocalEngine:
         yield from self.workers.values()
         if self.scheduler is not None:
             yield self.scheduler
+
+    @property
+    def alive(self) -> bool:
+        """Whether any client of it lives."""
+        return bool(self.workers) or self.scheduler is not None
+
+    def holder(self, rank: Rank | None) -> Client | None:
+        """Who has that worker's place, or without a rank the scheduler's."""
+        return self.scheduler if rank is None else self.workers.get(rank)
+
+    def take(self, client: Client) -> None:
+        """A client has its place from now on."""
+        if client.rank is None:
+            self.scheduler = client
+        else:
+            self.workers[client.rank] = client
+
+    def lose(self, client: Client) -> None:
+        """A client is no more."""
+        if client.rank is None:
+            self.scheduler = None
+        else:
+            self.workers.pop(client.rank, None)
 
     @property
     def up(self) -> bool:

@@ -130,10 +130,9 @@ class OutcomeCounts:
             claimed_total=engine.total.claimed,
         )
 
-    def keep(self, engine_ids: Iterable[str]) -> None:
-        """Forget all engines but these."""
-        kept = set(engine_ids)
-        self._engines = {name: engine for name, engine in self._engines.items() if name in kept}
+    def forget(self, engine_id: str) -> None:
+        """That engine is not known any more."""
+        self._engines.pop(engine_id, None)
 
     def _engine(self, engine_id: str) -> _Engine:
         return self._engines.setdefault(engine_id, _Engine())

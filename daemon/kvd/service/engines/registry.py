@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from kvd.service.engines.contradictions import contradiction
+from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
+from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client, EngineState, LocalEngine
+from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.wire.names import generation_of
 
 SCHEDULER_SECONDS = 2.0
 """How long the scheduler of an engine with all its workers is waited for: after a restart of kvd it is near."""
+MOST_ENGINES_OF_UID = 10_240
+"""Most engines of one user: a host runs 64; tests of size register 10,000 workers, each of an engine of its own."""
+MOST_ENGINES = 20_480
+"""Most of all users: one user's leave as many for the others."""
+MOST_GONE_OF_UID = 1024
+"""Most engines of a user that are remembered once they are gone; those before are forgotten."""
+NAMED = 16
+"""Most engines or ranks that a refusal names."""
 
 
 class Watcher(Protocol):
@@ -29,6 +41,9 @@ class Watcher(Protocol):
 
     def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """That generation will not come back."""
+
+    def engine_forgotten(self, engine: LocalEngine) -> None:
+        """It is not even remembered any more."""
 
     def client_gone(self, client: Client) -> None:
         """A worker or scheduler is no more."""
@@ -46,6 +61,9 @@ class Unwatched:
     def engine_ended(self, engine: LocalEngine, generation: str, reason: str) -> None:
         """Nothing."""
 
+    def engine_forgotten(self, engine: LocalEngine) -> None:
+        """Nothing."""
+
     def client_gone(self, client: Client) -> None:
         """Nothing."""
 
@@ -54,51 +72,67 @@ class Registry:
     """All clients and engines of this host, by incarnation and by engine id.
 
     ``watcher`` is told of changes. ``settled`` is the time.monotonic() until which workers may not all be back.
+    ``roster`` has the clients, ``counts`` how many engines there are by state (``engines.ready``).
     """
 
     def __init__(self, events: Events, settled: float) -> None:
         self.watcher: Watcher = Unwatched()
         self.settled = settled
-        self.clients: dict[str, Client] = {}
+        self.roster = Roster()
         self.engines: dict[str, LocalEngine] = {}
-        self._routes: dict[bytes, Client] = {}
+        self.counts: Counter[str] = Counter()
+        self._living_of: Counter[int] = Counter()
+        self._gone = Departed(MOST_GONE_OF_UID)
+        self._serving: tuple[tuple[str, str], ...] | None = None
         self._events = events
+
+    @property
+    def clients(self) -> Mapping[str, Client]:
+        """All clients by incarnation, also those gone that are remembered."""
+        return self.roster.by_incarnation
 
     @property
     def settling(self) -> bool:
         """Whether this kvd is so young that its workers may not all be back."""
         return time.monotonic() < self.settled
 
+    @property
+    def serving(self) -> tuple[tuple[str, str], ...]:
+        """The engines (id, generation) that serve."""
+        if self._serving is None:
+            self._serving = tuple((e.facts.engine_id, e.generation) for e in self.engines.values() if e.up)
+        return self._serving
+
     def register(self, client: Client) -> LocalEngine:
-        """Take a client, new or known. Raises `RequestRefused` where it contradicts one that lives."""
-        engine = self.engines.get(client.engine.engine_id)
+        """Take a client, new or known.
+
+        Raises `RequestRefused` where it contradicts one that lives or belongs to somebody else, or where there are too
+        many.
+        """
         known = self.clients.get(client.incarnation)
-        if engine is not None:
-            _refuse_conflict(engine, client)
-            holder = _holder(engine, client)
-            if holder is not None and holder.incarnation != client.incarnation:
-                self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
-            if not any(engine.clients):
-                engine.facts = client.engine
-        else:
-            engine = self.engines[client.engine.engine_id] = LocalEngine(client.engine)
-        if known is not None and known.state != "gone":
+        if known is not None:
+            refuse_another(known, client)
+        back = known is not None and known.state != "gone"
+        engine, holder = self._place(client, back=back)
+        if holder is not None and holder.incarnation != client.incarnation:
+            self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
+        if not engine.alive:
+            engine.facts = client.engine
+        if known is not None and back:
             client.registered = known.registered
-        self.clients[client.incarnation] = client
-        self._routes[client.route] = client
-        if client.rank is None:
-            engine.scheduler = client
-        else:
-            engine.workers[client.rank] = client
-        if known is None or known.state == "gone":
+        self.roster.add(client)
+        self._serving = None
+        engine.take(client)
+        if not back:
             self._events.emit(
                 f"{client.kind}.registered", client.name, incarnation=client.incarnation, pid=client.pid
             )
-        self._settle(engine, "")
+        if not (back and engine.generation):
+            self._settle(engine, "")
         if engine.up:
             engine.wake()
-        if engine.up and (known is None or known.state == "gone"):
-            self.watcher.engine_up(engine)
+            if not back:
+                self.watcher.engine_up(engine)
         return engine
 
     def heard(self, incarnation: str, route: bytes) -> Client | None:
@@ -109,48 +143,40 @@ class Registry:
         client = self.clients.get(incarnation)
         if client is None or client.state == "gone" or client.route != route:
             return None
-        client.heard = time.monotonic()
         if client.state == "silent":
-            client.state, client.reason, client.since = "alive", "", time.time()
+            self.roster.change(client, "alive", "")
             self._events.emit(f"{client.kind}.alive", client.name, incarnation=incarnation)
+        self.roster.heard(client)
         return client
 
     def silence(self, client: Client, reason: str) -> None:
         """Mark a living client as silent."""
         if client.state == "alive":
-            client.state, client.reason, client.since = "silent", reason, time.time()
+            self.roster.change(client, "silent", reason)
             self._events.emit(f"{client.kind}.silent", client.name, reason=reason, pid=client.pid)
 
     def end(self, client: Client, reason: str, *, ended: bool = False) -> None:
         """A client is no more, where it has ``ended`` for certain. Its engine's generation ends with any worker."""
         if client.state == "gone":
             return
-        client.state, client.reason, client.since = "gone", reason, time.time()
+        self.roster.change(client, "gone", reason)
         client.ended = ended
+        self._serving = None
         # It is remembered for operators, who look at no geometry.
         client.geometry = None
         if client.card is not None:
             client.card = msgspec.structs.replace(client.card, geometry=b"", metadata=b"")
         engine = self.engines[client.engine.engine_id]
-        if client.rank is None:
-            engine.scheduler = None
-        else:
-            engine.workers.pop(client.rank, None)
+        engine.lose(client)
         self._events.emit(f"{client.kind}.gone", client.name, reason=reason, pid=client.pid)
         self.watcher.client_gone(client)
         self._settle(engine, f"{client.name}: {reason}")
 
     def forget(self, before: float) -> None:
-        """Drop what has been gone since before Unix time ``before``."""
-        for incarnation, client in list(self.clients.items()):
-            if client.state == "gone" and client.since < before:
-                del self.clients[incarnation]
-        self._routes = {
-            r: c for r, c in self._routes.items() if c.route == r and c.incarnation in self.clients
-        }
-        for engine_id, engine in list(self.engines.items()):
-            if engine.state == "gone" and engine.since < before and not engine.waiters:
-                del self.engines[engine_id]
+        """Drop what has been gone since before Unix time ``before``, and what is gone beyond the bounds."""
+        self.roster.forget(before)
+        for engine_id in self._gone.forgotten(before):
+            self._forget(self.engines[engine_id])
 
     def by_route(self, route: bytes) -> Client | None:
         """The living client behind a route, None where there is none."""
@@ -159,8 +185,7 @@ class Registry:
 
     def behind(self, route: bytes) -> Client | None:
         """The client that registered on a route, also one that is gone: what it sent may be taken after its end."""
-        client = self._routes.get(route)
-        return client if client is not None and client.route == route else None
+        return self.roster.on_route(route)
 
     def ready(self, engine_id: str) -> LocalEngine | None:
         """The engine, if all its workers are here."""
@@ -185,7 +210,7 @@ class Registry:
         """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
         engine = self.engines.get(engine_id)
         if engine is None:
-            known = ", ".join(sorted(self.engines)) or "none"
+            known = some(sorted(self.engines)) or "none"
             return RequestRefused(
                 "KVD-ENGINE-UNKNOWN",
                 f"no engine {engine_id!r} is registered here; known: {known}",
@@ -195,7 +220,7 @@ class Registry:
             return RequestRefused(
                 "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
             )
-        here = ", ".join(str(rank) for rank in sorted(engine.workers)) or "none"
+        here = some([str(rank) for rank in sorted(engine.workers)]) or "none"
         return RequestRefused(
             "KVD-ENGINE-PARTIAL",
             f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
@@ -241,51 +266,88 @@ class Registry:
                 return True
         return not self.settling
 
+    def _place(self, client: Client, *, back: bool) -> tuple[LocalEngine, Client | None]:
+        """The engine of a client, and who has its place there, for a client that may have it."""
+        engine, holder = self.engines.get(client.engine.engine_id), None
+        if engine is not None and engine.alive:
+            refuse_stranger(engine, client)
+            holder = engine.holder(client.rank)
+            refuse_conflict(engine, holder, client)
+        if not back and holder is None:
+            self.roster.check_room(client)
+        return self._engine(engine, client), holder
+
+    def _engine(self, engine: LocalEngine | None, client: Client) -> LocalEngine:
+        """A new one where there is none, or where all that is left of it is another user's past."""
+        if engine is not None and (engine.alive or engine.uid == client.uid):
+            if engine.state == "gone":
+                self._check_room(client)
+            return engine
+        self._check_room(client)
+        made = LocalEngine(client.engine, client.uid)
+        if engine is not None:
+            self._gone.discard(client.engine.engine_id)
+            self._forget(engine)
+            made.ended = engine.ended
+        self.engines[client.engine.engine_id] = made
+        self._count(made, 1)
+        return made
+
+    def _check_room(self, client: Client) -> None:
+        living = self._living_of
+        for count, most, whose in (
+            (living[client.uid], MOST_ENGINES_OF_UID, f"uid {client.uid} has"),
+            (living.total(), MOST_ENGINES, "this host has"),
+        ):
+            if count >= most:
+                raise RequestRefused(
+                    "KVD-TOO-MANY",
+                    f"engine {client.engine.engine_id!r} is not taken: {whose} {count} engines, at most {most}"
+                    " are taken",
+                    hint="stop some; `kvctl engines` lists them",
+                )
+
+    def _count(self, engine: LocalEngine, number: int) -> None:
+        self.counts[f"engines.{engine.state}"] += number
+        if engine.state != "gone":
+            self._living_of[engine.uid] += number
+            if not self._living_of[engine.uid]:
+                del self._living_of[engine.uid]
+
+    def _forget(self, engine: LocalEngine) -> None:
+        self._count(engine, -1)
+        del self.engines[engine.facts.engine_id]
+        engine.wake()  # who waits for it looks again, and finds another one or none
+        self.watcher.engine_forgotten(engine)
+
     def _settle(self, engine: LocalEngine, reason: str) -> None:
+        engine_id = engine.facts.engine_id
         complete = len(engine.workers) >= engine.facts.world_size
         generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
         before, engine.generation = engine.generation, generation
         if generation != before:
             engine.shape = engine.find_shape() if generation else ""
-        state: EngineState = "ready" if complete else "partial" if any(engine.clients) else "gone"
+        state: EngineState = "ready" if complete else "partial" if engine.alive else "gone"
         if state != engine.state:
+            self._count(engine, -1)
             engine.state, engine.since = state, time.time()
+            self._count(engine, 1)
+            if state == "gone":
+                self._gone.add(engine_id, engine.uid)
+            else:
+                self._gone.discard(engine_id)
         engine.reason = reason
         if before and before != generation:
             engine.ended.append(before)
-            self._events.emit("engine.gone", engine.facts.engine_id, generation=before, reason=reason)
+            self._events.emit("engine.gone", engine_id, generation=before, reason=reason)
             self.watcher.engine_ended(engine, before, reason)
         if generation and before != generation:
-            self._events.emit(
-                "engine.ready", engine.facts.engine_id, generation=generation, workers=len(engine.workers)
-            )
+            self._events.emit("engine.ready", engine_id, generation=generation, workers=len(engine.workers))
             self.watcher.engine_ready(engine)
             engine.wake()
 
 
-def _holder(engine: LocalEngine, client: Client) -> Client | None:
-    return engine.scheduler if client.rank is None else engine.workers.get(client.rank)
-
-
-def _refuse_conflict(engine: LocalEngine, client: Client) -> None:
-    holder = _holder(engine, client)
-    if (
-        holder
-        and holder.state == "alive"
-        and holder.incarnation != client.incarnation
-        and holder.pid != client.pid
-    ):
-        raise RequestRefused(
-            "KVD-RANK-TAKEN",
-            f"{client.name} of process {client.pid} (incarnation {client.incarnation}): that place is held by process"
-            f" {holder.pid} (incarnation {holder.incarnation}), which is alive",
-            hint="give each engine its own engine_id, or stop the other process; `kvctl workers` lists both",
-        )
-    others = [c for c in engine.clients if c is not holder]
-    if others and (found := contradiction(engine.facts, client.engine)) is not None:
-        name, here, there = found
-        raise RequestRefused(
-            "KVD-ENGINE-CONFLICT",
-            f"{client.name} says {name} is {there!r}, but {others[0].name} of the same engine says {here!r}",
-            hint="all workers of one engine_id must come from one engine: give the other one its own id",
-        )
+def some(names: Sequence[str]) -> str:
+    """The first names of many: a refusal is small, however many there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import grp
 import math
-import os
-import pwd
 import time
 import uuid
 
@@ -15,7 +12,7 @@ import msgspec
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
-from kvd.service.engines.miss_history import OrderHistory
+from kvd.service.engines.miss_history import LONGEST_CAUSE, OrderHistory
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of
@@ -43,8 +40,8 @@ SCHEDULER_ANSWER_SECONDS = 3.0
 STOPPED = "the engine may be stopped: see `kvctl workers`"
 LONGEST_WAIT = 30.0
 """Seconds that a question for changes is kept at most."""
-LONGEST_CAUSE = 500
 MAX_NAME = 512
+MAX_ORDER_ID = 64
 MAX_SECONDS = 7 * 86400.0
 
 
@@ -77,7 +74,8 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
         OrderState(
             asker=asker, engine_id=message.engine_id, incarnation=scheduler.incarnation, asked=time.time(), open=more,
             looked=0, taken=len(plan.requests), plan=plan,
-        )
+        ),
+        scheduler.uid,
     )  # fmt: skip
     return plan
 
@@ -94,10 +92,11 @@ async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> 
 
 
 def report_forced(daemon: Daemon, caller: Caller, message: ReportForced) -> Ok:
-    """A scheduler says how far it is. Raises `RequestRefused` for anyone else."""
+    """A scheduler says how far it is. Raises `RequestRefused` for anyone else, and for an order to another engine."""
     order, miss = message.order, message.miss
-    scheduler_of(daemon, caller, order.engine_id)
-    before = daemon.miss_history.learn(order, miss)
+    scheduler = scheduler_of(daemon, caller, order.engine_id)
+    _check_report(daemon, scheduler, order)
+    before = daemon.miss_history.learn(order, scheduler.uid, miss)
     if miss is not None and (before is None or _rank(miss) > _rank(before)):
         daemon.counters[f"miss.{miss.state}"] += 1
         daemon.events.emit(
@@ -106,6 +105,33 @@ def report_forced(daemon: Daemon, caller: Caller, message: ReportForced) -> Ok:
             cause=miss.cause[:LONGEST_CAUSE],
         )  # fmt: skip
     return Ok()
+
+
+def _check_report(daemon: Daemon, scheduler: Client, order: OrderState) -> None:
+    """Raise `RequestRefused` for what would change what is known of another engine's order, or of who gave this one."""
+    order_id = order.asker.order_id
+    if not 0 < len(order_id) <= MAX_ORDER_ID:
+        raise RequestRefused(
+            "KVD-BAD-ORDER",
+            f"the order's id has {len(order_id)} characters, wanted are 1 to {MAX_ORDER_ID}",
+            final=True,
+        )
+    if order.incarnation != scheduler.incarnation:
+        raise RequestRefused(
+            "KVD-NOT-OWNER",
+            f"{scheduler.name} is incarnation {scheduler.incarnation}, and reports for {order.incarnation}",
+            hint="a scheduler reports of orders that were given to it",
+            final=True,
+        )
+    known = daemon.miss_history.get(order_id)
+    if known is not None and (known.order.engine_id, known.order.asker) != (order.engine_id, order.asker):
+        raise RequestRefused(
+            "KVD-NOT-OWNER",
+            f"order {order_id} was given to engine {known.order.engine_id!r} by {known.order.asker}, and"
+            f" {scheduler.name} reports of one by {order.asker}",
+            hint="a scheduler reports of orders that were given to it",
+            final=True,
+        )
 
 
 async def get_forced(daemon: Daemon, _caller: Caller, message: GetForced) -> ForcedMisses:
@@ -186,17 +212,16 @@ async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> tuple[Lo
     """The engine and its scheduler, if the caller may order it about. Raises `RequestRefused`."""
     engine = daemon.registry.engines.get(engine_id)
     scheduler = engine.scheduler if engine is not None else None
-    may = {0, os.geteuid()} | ({scheduler.uid} if scheduler is not None else set())
-    if caller.uid < 0 or caller.uid not in may:
-        group = daemon.config.orders.group
-        if not (group and caller.uid >= 0 and await asyncio.to_thread(_belongs, caller.uid, group)):
-            also = f" and members of group {group}" if group else ""
-            raise RequestRefused(
-                "KVD-NOT-PERMITTED",
-                f"uid {caller.uid} may not give orders to engine {engine_id!r}: root, the user of kvd and that of the"
-                f" engine may{also}",
-                hint="become one of them, or have orders.group set in the configuration of kvd",
-            )
+    own = scheduler is not None and caller.uid >= 0 and caller.uid == scheduler.uid
+    group = daemon.config.orders.group
+    if not own and not await daemon.operators.has(caller.uid, group):
+        also = f" and members of group {group}" if group else ""
+        raise RequestRefused(
+            "KVD-NOT-PERMITTED",
+            f"uid {caller.uid} may not give orders to engine {engine_id!r}: root, the user of kvd and that of the"
+            f" engine may{also}",
+            hint="become one of them, or have orders.group set in the configuration of kvd",
+        )
     if engine is None or engine.state == "gone":
         raise daemon.registry.not_ready(engine_id)
     if scheduler is None:
@@ -206,15 +231,6 @@ async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> tuple[Lo
             hint="`kvctl workers` lists who is; wait for it, or see the log of the engine",
         )
     return engine, scheduler
-
-
-def _belongs(uid: int, group: str) -> bool:
-    """Whether a user is a member of a group. On a thread: the system's user database may take its time."""
-    try:
-        user, wanted = pwd.getpwuid(uid), grp.getgrnam(group)
-    except KeyError:
-        return False
-    return wanted.gr_gid in os.getgrouplist(user.pw_name, user.pw_gid)
 
 
 def _forced(daemon: Daemon, history: OrderHistory) -> ForcedMisses:

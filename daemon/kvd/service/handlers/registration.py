@@ -8,6 +8,7 @@ from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts
 from kvd.wire.registration import (
@@ -47,6 +48,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         pid=caller.pid or card.pid,
         route=caller.route,
         uid=caller.uid,
+        process=caller.pid,
         rank=card.rank,
         card=card,
         geometry=geometry,
@@ -54,7 +56,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         regions=len(geometry.regions),
         registered_bytes=sum(region.length for region in geometry.regions),
     )
-    return _take(daemon, caller, client)
+    return _take(daemon, client)
 
 
 def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterScheduler) -> Registered:
@@ -73,26 +75,28 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         pid=caller.pid or message.pid,
         route=caller.route,
         uid=caller.uid,
+        process=caller.pid,
         policy=message.policy,
         digest_key=message.digest_key,
     )
-    registered = _take(daemon, caller, client)
+    registered = _take(daemon, client)
     daemon.leases.present(client, message.leases)
     daemon.readers.presents(client, message.readers)
     return registered
 
 
 def heartbeat(daemon: Daemon, caller: Caller, message: Heartbeat) -> Registered | NotRegistered:
-    """A sign of life."""
+    """A sign of life. Raises `RequestRefused` for that of somebody else."""
+    client_of(daemon, caller, message.incarnation, "give a sign of life for")
     client = daemon.registry.heard(message.incarnation, caller.route)
     if client is None:
         return NotRegistered(kvd_generation=daemon.myself.generation)
     return registered_as(daemon, daemon.registry.engines[client.engine.engine_id])
 
 
-def unregister(daemon: Daemon, _caller: Caller, message: Unregister) -> Ok:
-    """An orderly goodbye; one that is not known has said it already."""
-    if client := daemon.registry.clients.get(message.incarnation):
+def unregister(daemon: Daemon, caller: Caller, message: Unregister) -> Ok:
+    """An orderly goodbye; one that is not known has said it already. Raises `RequestRefused` for somebody else's."""
+    if client := client_of(daemon, caller, message.incarnation, "unregister"):
         daemon.registry.end(client, "it said goodbye", ended=True)
     return Ok()
 
@@ -108,9 +112,9 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
     )
 
 
-def _take(daemon: Daemon, caller: Caller, client: Client) -> Registered:
+def _take(daemon: Daemon, client: Client) -> Registered:
     engine = daemon.registry.register(client)
-    daemon.liveness.watch(client, caller.pid)
+    daemon.liveness.watch(client)
     return registered_as(daemon, engine)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from kvd.service.daemon import Daemon
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
-from kvd.service.handlers.senders import scheduler_of
+from kvd.service.handlers.senders import client_of, not_registered
 from kvd.service.ledger.store import named_engines
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
@@ -22,11 +23,15 @@ from kvd.wire.transfer import (
 
 
 async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransfers) -> Ok:
-    """Take records; answered once they are on disk. Raises `LedgerError`, and `RequestRefused`."""
+    """Take records of the sender's own; answered once they are on disk. Raises `LedgerError`, and `RequestRefused`."""
+    client = client_of(daemon, caller, message.incarnation, "report transfers of")
+    if client is None:
+        raise not_registered()
     for record in message.records:
-        if record.local_rank == SCHEDULER_RANK:
-            _check_scheduler(daemon, caller, record)
-    records = tuple(_completed(daemon, message.incarnation, record) for record in message.records)
+        _check_reporter(client, record)
+    engine = daemon.registry.engines.get(client.engine.engine_id)
+    generation = engine.generation if engine is not None else ""
+    records = tuple(_completed(generation, record) for record in message.records)
     for record in await daemon.ledger.append(records, _unknown_engines(daemon, records)):
         if record.checksum.state:
             daemon.counters[f"checksums.{record.checksum.state}"] += 1
@@ -42,10 +47,20 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
     return Ok()
 
 
-def _check_scheduler(daemon: Daemon, caller: Caller, record: TransferRecord) -> None:
-    """Raise `RequestRefused` for what only an engine's scheduler may report, and for what it cannot know."""
-    client = scheduler_of(daemon, caller, record.local_engine, final=True)
-    if record.state != "miss":
+def _check_reporter(client: Client, record: TransferRecord) -> None:
+    """Raise `RequestRefused` for a record of another engine or place, and for what a scheduler cannot know.
+
+    The first record of a transfer at a place is the one that is kept, so another's would keep out the true one.
+    """
+    place = str(client.rank) if client.rank else SCHEDULER_RANK
+    if (record.local_engine, record.local_rank) != (client.engine.engine_id, place):
+        raise RequestRefused(
+            "KVD-NOT-OWNER",
+            f"{client.name} cannot report a transfer of {record.local_engine}/{record.local_rank}",
+            hint="each worker and each scheduler reports its own",
+            final=True,
+        )
+    if client.rank is None and record.state != "miss":
         raise RequestRefused(
             "KVD-NOT-OWNER",
             f"{client.name} cannot report a transfer that is {record.state}: no load was ordered",
@@ -54,16 +69,12 @@ def _check_scheduler(daemon: Daemon, caller: Caller, record: TransferRecord) -> 
         )
 
 
-def _completed(daemon: Daemon, incarnation: str, record: TransferRecord) -> TransferRecord:
+def _completed(generation: str, record: TransferRecord) -> TransferRecord:
     """The record with a code of ours, and the generation of the engine that reports it, which it may not know."""
     code = known_code(record.code) if record.state == "miss" else ""
-    if code != record.code:
-        record = msgspec.structs.replace(record, code=code)
-    client = daemon.registry.clients.get(incarnation)
-    if record.local_generation or client is None or client.engine.engine_id != record.local_engine:
+    if code == record.code and record.local_generation:
         return record
-    generation = daemon.registry.engines[record.local_engine].generation
-    return msgspec.structs.replace(record, local_generation=generation)
+    return msgspec.structs.replace(record, code=code, local_generation=record.local_generation or generation)
 
 
 def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> list[EngineCard]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.local_engine import Client
+from kvd.service.engines.local_engine import Client, who
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller
 
@@ -12,8 +12,29 @@ def registered(daemon: Daemon, caller: Caller) -> Client:
     """The client behind a message. Raises `RequestRefused` where it is none."""
     client = daemon.registry.by_route(caller.route)
     if client is None:
+        raise not_registered()
+    return client
+
+
+def not_registered() -> RequestRefused:
+    """The sender is none of the clients."""
+    return RequestRefused(
+        "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
+    )
+
+
+def client_of(daemon: Daemon, caller: Caller, incarnation: str, what: str) -> Client | None:
+    """The client of that incarnation, also one that is gone, if it is the caller; None where none is known.
+
+    Raises `RequestRefused`, with ``what`` the caller cannot do, where another process has that incarnation.
+    """
+    client = daemon.registry.clients.get(incarnation)
+    if client is not None and not client.is_of(caller.uid, caller.pid):
         raise RequestRefused(
-            "KVD-NOT-REGISTERED", "the sender is not registered here", hint="register, then send it again"
+            "KVD-NOT-OWNER",
+            f"{who(caller.uid, caller.pid)} cannot {what} {client.name}, which is {client.owner}",
+            hint="each worker and each scheduler speaks for itself",
+            final=True,
         )
     return client
 

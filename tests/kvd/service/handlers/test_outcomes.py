@@ -118,7 +118,7 @@ def test_leases_that_nobody_claims_are_forgotten_and_stay_counted() -> None:
 def test_engines_that_are_gone_are_forgotten() -> None:
     counts = OutcomeCounts()
     counts.report("i", report(counted("loaded", 1, 1)), 1000.0)
-    counts.keep(["other"])
+    counts.forget("e")
     assert counts.row(FACTS, 60.0, 1000.0).totals == ()
 
 

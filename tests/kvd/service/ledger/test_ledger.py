@@ -31,7 +31,7 @@ from kvd.wire.transfer import (
     TransferList,
     TransferRecord,
 )
-from tests.support.daemons import daemons, facts, geometry, measured, session, wait_for, worker
+from tests.support.daemons import daemons, facts, geometry, measured, reporter, session, wait_for, worker
 
 
 def record(number: int, state: str = "done", engine: str = "d") -> TransferRecord:
@@ -43,10 +43,9 @@ def record(number: int, state: str = "done", engine: str = "d") -> TransferRecor
 
 
 def test_acknowledged_records_survive_a_sigkill_right_after() -> None:
-    with daemons() as (kvd,):
+    with daemons() as (kvd,), reporter(kvd) as report:
         for round_ in range(3):
-            records = tuple(record(100 * round_ + n) for n in range(100))
-            assert kvd.ask(ReportTransfers(incarnation="i", records=records)) == Ok()
+            assert report(*(record(100 * round_ + n) for n in range(100))) == Ok()
             kvd.kill()
             kvd.start()
             found = kvd.ask(ListTransfers(limit=1000))
@@ -55,28 +54,27 @@ def test_acknowledged_records_survive_a_sigkill_right_after() -> None:
 
 
 def test_a_sigkill_amid_reports_loses_nothing_that_was_acknowledged() -> None:
-    with daemons() as (kvd,):
+    with daemons() as (kvd,), reporter(kvd) as report:
         acknowledged: list[str] = []
         enough, killed = threading.Event(), threading.Event()
 
-        def report() -> None:
+        def report_on() -> None:
             number = 0
-            with kvd.operator() as operator:
-                while not killed.is_set():
-                    number += 1
-                    with contextlib.suppress(ClientError):
-                        operator.ask(ReportTransfers(incarnation="i", records=(record(number),)), timeout=2.0)
-                        acknowledged.append(f"t{number}")
-                    if len(acknowledged) > 50:
-                        enough.set()
+            while not killed.is_set():
+                number += 1
+                with contextlib.suppress(ClientError):
+                    report(record(number), seconds=2.0)
+                    acknowledged.append(f"t{number}")
+                if len(acknowledged) > 50:
+                    enough.set()
 
-        reporter = threading.Thread(target=report)
-        reporter.start()
+        reporting = threading.Thread(target=report_on)
+        reporting.start()
         assert enough.wait(60)
         kvd.kill()
         killed.set()
         kvd.start()
-        reporter.join(60)
+        reporting.join(60)
         found = kvd.ask(ListTransfers(limit=10_000))
         assert isinstance(found, TransferList)
         assert set(acknowledged) <= {row.record.transfer_id for row in found.rows}
@@ -84,9 +82,9 @@ def test_a_sigkill_amid_reports_loses_nothing_that_was_acknowledged() -> None:
 
 
 def test_records_that_come_twice_are_kept_and_counted_once() -> None:
-    with daemons() as (kvd,):
+    with daemons() as (kvd,), reporter(kvd) as report:
         for _ in range(2):
-            kvd.ask(ReportTransfers(incarnation="i", records=(record(1), record(2, "miss"))))
+            report(record(1), record(2, "miss"))
         found = kvd.ask(ListTransfers())
         assert isinstance(found, TransferList)
         assert found.total == 2
@@ -237,7 +235,7 @@ def test_what_is_known_of_an_engine_is_kept_as_long_as_records_name_it() -> None
     with daemons() as (kvd,):
         with session(kvd, worker(engine, 0, "i0")), session(kvd, worker(engine, 1, "i1")):
             wait_for(lambda: kvd.engines()["d"].state == "ready")
-            kvd.ask(ReportTransfers(incarnation="i1", records=(record(1),)))
+            kvd.ask(ReportTransfers(incarnation="i0", records=(record(1),)))
         kvd.kill()
         kvd.start()
         found = kvd.ask(ListTransfers())

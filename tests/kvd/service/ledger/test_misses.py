@@ -62,9 +62,9 @@ def test_a_scheduler_reports_misses_that_no_worker_knows() -> None:
 )
 def test_nobody_else_reports_them(who: str, what: TransferRecord) -> None:
     cards: dict[str, RegisterWorker | RegisterScheduler] = {
-        "another engine's scheduler": scheduler(facts("e")),
-        "a worker": worker(D),
-        "its scheduler": scheduler(D),
+        "another engine's scheduler": scheduler(facts("e"), incarnation="i"),
+        "a worker": worker(D, incarnation="i"),
+        "its scheduler": scheduler(D, incarnation="i"),
     }
     with daemons() as (kvd,), session(kvd, cards[who]) as client:
         with pytest.raises(RefusedByDaemon) as error:
@@ -80,7 +80,7 @@ def test_who_is_not_registered_is_to_register_and_say_it_again() -> None:
 
 
 def test_codes_that_are_none_of_ours_are_counted_as_one() -> None:
-    with daemons() as (kvd,), session(kvd, worker(D)) as hand:
+    with daemons() as (kvd,), session(kvd, worker(D, incarnation="i")) as hand:
         strange = [msgspec.structs.replace(record(n, "miss"), code=f"MADE_UP_{n}") for n in range(50)]
         done = msgspec.structs.replace(record(99), code="TOO_LATE")
         report(hand, *strange, record(98, "miss"), done)

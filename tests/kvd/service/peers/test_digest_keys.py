@@ -37,7 +37,7 @@ def told(client: KvdSession, message: GetPeer) -> PeerReady:
 @contextmanager
 def decoder(kvd: Daemon) -> Iterator[tuple[KvdSession, KvdSession]]:
     """A decoding engine's worker and its scheduler."""
-    with session(kvd, worker(D)) as hand, session(kvd, scheduler(D)) as head:
+    with session(kvd, worker(D, incarnation="i")) as hand, session(kvd, scheduler(D)) as head:
         hand.wait(lambda s: bool(s.engine_generation), 10)
         yield hand, head
 
@@ -122,7 +122,7 @@ def test_operators_logs_and_ledgers_never_see_it() -> None:
     ):
         generation = told(head, ask(far)).peer.generation
         made = msgspec.structs.replace(record(1), remote_engine="p", remote_generation=generation)
-        hand.call(ReportTransfers(incarnation="any", records=(made,)), 20).result(20)
+        hand.call(ReportTransfers(incarnation="i", records=(made,)), 20).result(20)
         for kvd in (near, far):
             listed = kvd.ask(ListEngines(cards=True))
             assert isinstance(listed, EngineList)

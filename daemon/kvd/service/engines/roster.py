@@ -1,0 +1,111 @@
+"""The roster: all clients of this host, living and gone; no look-up in it takes longer for many of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+
+from kvd.service.engines.departed import Departed
+from kvd.service.engines.local_engine import Client, ClientState
+from kvd.service.errors import RequestRefused
+
+MOST_CLIENTS_OF_UID = 16_384
+"""Most workers and schedulers of one user: 64 engines of 128 workers, each with its scheduler, are half as many."""
+MOST_CLIENTS = 32_768
+"""Most of all users: one user's leave as many for the others."""
+MOST_GONE_OF_UID = 2048
+"""Most clients of a user that are remembered for operators once they are gone; those before are forgotten."""
+
+
+class Roster:
+    """All clients. ``counts`` is how many there are by kind and state (``workers.alive``), ``living_of`` by uid.
+
+    Those alive are kept in the order in which they were heard of, so who looks for the oldest looks at those alone.
+    """
+
+    def __init__(self) -> None:
+        self.by_incarnation: dict[str, Client] = {}
+        self.counts: Counter[str] = Counter()
+        self.living_of: Counter[int] = Counter()
+        self._by_route: dict[bytes, Client] = {}
+        self._alive: OrderedDict[str, Client] = OrderedDict()
+        self._gone = Departed(MOST_GONE_OF_UID)
+
+    def check_room(self, client: Client) -> None:
+        """Raise `RequestRefused` where its user, or all users together, have as many clients as there may be."""
+        for living, most, whose in (
+            (self.living_of[client.uid], MOST_CLIENTS_OF_UID, f"uid {client.uid} has"),
+            (self.living_of.total(), MOST_CLIENTS, "this host has"),
+        ):
+            if living >= most:
+                raise RequestRefused(
+                    "KVD-TOO-MANY",
+                    f"{client.name} is not taken: {whose} {living} workers and schedulers, at most {most} are taken",
+                    hint="stop some; `kvctl workers` lists them",
+                )
+
+    def add(self, client: Client) -> None:
+        """A client that lives, in the place of what its incarnation was before."""
+        before = self.by_incarnation.get(client.incarnation)
+        if before is not None:
+            self._take_out(before)
+            self._drop_route(before)
+        self.by_incarnation[client.incarnation] = client
+        self._by_route[client.route] = client
+        self._put_in(client)
+
+    def heard(self, client: Client) -> None:
+        """One that is alive was heard of just now."""
+        client.heard = time.monotonic()
+        self._alive.move_to_end(client.incarnation)
+
+    def change(self, client: Client, state: ClientState, reason: str) -> None:
+        """It is in another state from now on."""
+        self._take_out(client)
+        client.state, client.reason, client.since = state, reason, time.time()
+        self._put_in(client)
+
+    def unheard(self, since: float) -> Iterator[Client]:
+        """Those alive that were last heard of before, oldest first. Each is to be in another state when asked on."""
+        while self._alive and (client := next(iter(self._alive.values()))).heard < since:
+            yield client
+
+    def pardon(self, late: float, now: float) -> None:
+        """Nobody could be heard of for so long: that counts for no one."""
+        for client in self.by_incarnation.values():
+            client.heard = min(now, client.heard + late)
+
+    def on_route(self, route: bytes) -> Client | None:
+        """The client that registered on a route last, also one that is gone."""
+        return self._by_route.get(route)
+
+    def forget(self, before: float) -> None:
+        """Drop who has been gone since before Unix time ``before``, and of each user who is gone beyond the bound."""
+        for incarnation in self._gone.forgotten(before):
+            client = self.by_incarnation.pop(incarnation)
+            self.counts[f"{client.kind}s.gone"] -= 1
+            self._drop_route(client)
+
+    def _put_in(self, client: Client) -> None:
+        self.counts[f"{client.kind}s.{client.state}"] += 1
+        if client.state == "gone":
+            self._gone.add(client.incarnation, client.uid)
+            return
+        self.living_of[client.uid] += 1
+        if client.state == "alive":
+            self._alive[client.incarnation] = client
+
+    def _take_out(self, client: Client) -> None:
+        self.counts[f"{client.kind}s.{client.state}"] -= 1
+        if client.state == "gone":
+            self._gone.discard(client.incarnation)
+            return
+        self._alive.pop(client.incarnation, None)
+        self.living_of[client.uid] -= 1
+        if not self.living_of[client.uid]:
+            del self.living_of[client.uid]
+
+    def _drop_route(self, client: Client) -> None:
+        if self._by_route.get(client.route) is client:
+            del self._by_route[client.route]
