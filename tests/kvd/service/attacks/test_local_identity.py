@@ -10,7 +10,16 @@ import msgspec
 import pytest
 
 from kvd.wire.lease import LeaseClosed, LeaseOpened
-from kvd.wire.order import AllWaiting, Asker, ForcePlan, GetForced, Miss, OrderState, ReportForced
+from kvd.wire.order import (
+    AllWaiting,
+    Asker,
+    ForcedMisses,
+    ForcePlan,
+    GetForced,
+    Miss,
+    OrderState,
+    ReportForced,
+)
 from kvd.wire.outcomes import OutcomeCount, ReportOutcomes
 from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.registration import Heartbeat, NotRegistered, OpenLease, Registered, Unregister
@@ -200,8 +209,9 @@ def test_nobody_changes_or_pushes_out_what_is_known_of_orders_to_anothers_engine
     for number in range(200):
         assert two.attacker.ask(ReportForced(order=order(own, f"{own[-6:]}{number}", mine))) == Ok()
     known = two.kvd.ask(GetForced(order_id=name))
-    assert known.order.engine_id == two.engine  # type: ignore[attr-defined]
-    assert known.misses == ()  # type: ignore[attr-defined]
+    assert isinstance(known, ForcedMisses)
+    assert known.order.engine_id == two.engine
+    assert known.misses == ()
     long = two.attacker.refused(ReportForced(order=order(own, "o" * 100, mine)))
     assert long.code == "KVD-BAD-ORDER"
 
