@@ -57,9 +57,14 @@ class Connection:
     """The state of one connection.
 
     What `message`, `ping` and `outgoing` return is written in the order of the calls: under CURVE each has a number
-    higher than the one before. What is never written leaves a gap, which does no harm. A first `outgoing` belongs
-    before all messages, so `message` and `ping` return it too where it was not asked for.
+    higher than the one before. What is never written leaves a gap, which does no harm. What ends a handshake belongs
+    before all messages, so `message` and `ping` return it too where `outgoing` was not asked for it.
     """
+
+    __slots__ = (
+        "_at", "_body", "_chunk", "_failed", "_flags", "_frame", "_frames", "_greeted", "_handshake", "_limits",
+        "_longest", "_mechanism", "_minor", "_pong", "_security", "_size", "_skip", "_type", "ready", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self, socket_type: SocketType, mechanism: Mechanism, limits: ConnectionLimits, identity: bytes = b""
@@ -91,8 +96,10 @@ class Connection:
         return len(self._chunk) + (self._body.tell() if self._body is not None else 0)
 
     def start(self) -> bytes:
-        """What is sent first, without waiting for the peer."""
-        return greeting.greeting(self._mechanism.name, as_server=self._mechanism.as_server)
+        """What is sent first, without waiting for the peer: under NULL all that this side has to say of itself."""
+        first = self._security.first()
+        greeted = greeting.greeting(self._mechanism.name, as_server=self._mechanism.as_server)
+        return greeted + command(first) if first else greeted
 
     def receive(self, data: bytes | bytearray | memoryview) -> Iterator[ZmtpEvent]:
         """Keep ``data``; the iterator takes it apart, one event a step.
@@ -101,6 +108,8 @@ class Connection:
         more until then, since new data is joined to the rest by copying. The iterator raises `ZmtpError`, and again
         whenever it is asked after that; write `outgoing` then, and close.
         """
+        if self._failed is not None:
+            return self._events()
         if self._at < len(self._chunk):
             self._chunk = self._chunk[self._at :] + data
         else:
@@ -172,8 +181,6 @@ class Connection:
             return False
         self._greeted, self._at = True, greeting.BYTES
         self._minor = self._chunk[11]
-        if first := self._security.first():
-            self._handshake += command(first)
         return True
 
     def _next_frame(self) -> tuple[int, bytes] | None:

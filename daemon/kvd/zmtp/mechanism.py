@@ -14,7 +14,7 @@ class Handshake(Protocol):
     """The peer's public key, 40 bytes of Z85; empty where the mechanism has none."""
 
     def first(self) -> bytes:
-        """The command (its body) that follows the greetings, or nothing."""
+        """The command (its body) that follows our greeting at once, or nothing."""
 
     def take(self, body: bytes) -> tuple[bytes, bytes | None]:
         """Take the peer's command. The command that answers it, or nothing; and its metadata once it is ready.
