@@ -35,8 +35,8 @@ class Writer(logging.Handler):
         self._descriptor = descriptor
         self._mark = marking(descriptor)
         self._lines: queue.Queue[bytes | None] = queue.Queue(most)
-        self._thread = threading.Thread(target=self._write, name="kvd-log", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._write, name="kvd-log", daemon=True)
+        self.thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Hand the line over; never waits."""
@@ -50,15 +50,27 @@ class Writer(logging.Handler):
 
     def close(self) -> None:
         """Write what waits, for `LAST_SECONDS` twice at most."""
+        self.finish()
+        super().close()
+
+    def finish(self) -> None:
+        """The same on any thread, that which writes included, before the process ends."""
+        if threading.current_thread() is self.thread:
+            with contextlib.suppress(queue.Empty):
+                while line := self._lines.get_nowait():
+                    _write_all(self._descriptor, line)
+            return
         with contextlib.suppress(queue.Full):
             self._lines.put(None, timeout=LAST_SECONDS)
-        self._thread.join(LAST_SECONDS)
-        super().close()
+        self.thread.join(LAST_SECONDS)
 
     def _write(self) -> None:
         told = 0
         while (line := self._lines.get()) is not None:
-            _write_all(self._descriptor, line)
+            try:
+                _write_all(self._descriptor, line)
+            except MemoryError:  # one line, not the log
+                self.dropped += 1
             if told != (dropped := self.dropped):
                 lost = self._mark(logging.WARNING, f"kvd: {dropped - told} lines of this log were lost")
                 _write_all(self._descriptor, f"{lost}\n".encode())
@@ -98,7 +110,12 @@ def _marked(level: int, text: str) -> str:
 
 def dropped() -> int:
     """Lines of this process that could not be written in time."""
-    return sum(handler.dropped for handler in logging.getLogger().handlers if isinstance(handler, Writer))
+    return sum(writer.dropped for writer in writers())
+
+
+def writers() -> list[Writer]:
+    """Those that write this process's log."""
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, Writer)]
 
 
 def _write_all(descriptor: int, text: bytes) -> None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from kvd.installed import own_version
 from kvd.service.config import Config, load
+from kvd.service.ending import FAULT, end_with_threads
 from kvd.service.errors import ServiceError
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
@@ -25,6 +26,8 @@ log = logging.getLogger("kvd.service")
 
 DEFAULT_CONFIG = Path("/etc/kvd/kvd.yaml")
 CANNOT_START = 2
+LEAST_ADDRESS_SPACE = 1 << 30
+"""Bytes, with stacks of threads and what malloc only reserves; of memory proper kvd takes a tenth of that."""
 SWITCH_SECONDS = 0.0005
 """How long the loop may have to wait for the interpreter while another thread compares engines or writes the ledger."""
 
@@ -61,6 +64,8 @@ def _act(given: argparse.Namespace) -> int:
 
 def _serve(given: argparse.Namespace, config: Config) -> int:
     _raise_file_limit()
+    _warn_of_little_memory()
+    end_with_threads()
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         monitor = LoopMonitor()
@@ -70,7 +75,7 @@ def _serve(given: argparse.Namespace, config: Config) -> int:
         raise
     except Exception:  # the outermost of the daemon: systemd is told by the status, a person by the log
         log.exception("a part of kvd failed; it ends, so that it can be started again")
-        return 1
+        return FAULT
     return 0
 
 
@@ -123,3 +128,14 @@ def _raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _warn_of_little_memory() -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
+        log.warning(
+            "this process may have %d MiB of address space (RLIMIT_AS), kvd wants %d MiB: it ends where that is too"
+            " little; limit memory (systemd's MemoryMax=) instead of address space (LimitAS=, ulimit -v)",
+            limit >> 20,
+            LEAST_ADDRESS_SPACE >> 20,
+        )

@@ -35,12 +35,15 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import ConfigError, LedgerError, StartError
 from kvd.service.handlers import dispatch, leases, outcomes, queries, registration
 from kvd.service.ledger.ledger import Ledger
+from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
 from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
+from kvd.service.runtime_directory import RuntimeDirectory, hold
+from kvd.service.self_check import SelfCheck
 from kvd.service.sockets import bind as sockets
 from kvd.service.sockets import connections, curve
 from kvd.service.sockets.curve import Keys
@@ -117,7 +120,7 @@ async def run_daemon(
     Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
     """
     stop = asyncio.Event()
-    async with _running(config) as (daemon, tasks):
+    async with _running(config) as (daemon, held, tasks):
         daemon.loop_monitor = monitor
         loop = asyncio.get_running_loop()
         _on_signals(loop, stop, lambda: _reload(daemon, reload, notifier))
@@ -127,8 +130,10 @@ async def run_daemon(
             "serving %s%s as %s generation %s", where, peers, daemon.myself.kvd_id, daemon.myself.generation
         )
         notifier.ready(f"serving {where}{peers}")
-        heart = loop.create_task(_keep_alive(daemon, notifier, tasks))
-        await _until(stop, [*tasks, heart])
+        heart = loop.create_task(_measure_lag(daemon))
+        check = SelfCheck(held, notifier, loop=loop, threads=lambda: [w.thread for w in writers()])
+        with check.running():
+            await _until(stop, [*tasks, heart])
         daemon.draining = True
         notifier.stopping()
         log.info(
@@ -139,15 +144,18 @@ async def run_daemon(
 
 
 @contextlib.asynccontextmanager
-async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.Task[None]]]]:
+async def _running(
+    config: Config,
+) -> AsyncIterator[tuple[Daemon, RuntimeDirectory, list[asyncio.Task[None]]]]:
     keys = curve.load(config.peer.curve)
     if config.peer.listen:
         curve.refuse_open_bind(endpoint(config.peer.listen, "peer.listen")[0], keys)
     directory = config.directory
     os.umask(0o027)
     async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(sockets.prepare_directory(directory))
+        held = stack.enter_context(hold(directory))
         bound = _bind(config, directory, keys, stack)
+        held.note_sockets()
         myself = _myself(config, bound.at)
         ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger)
         stack.callback(ledger.close, config.drain_seconds)
@@ -169,7 +177,7 @@ async def _running(config: Config) -> AsyncIterator[tuple[Daemon, list[asyncio.T
         work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
         stack.push_async_callback(_cancel, tasks)
-        yield daemon, tasks
+        yield daemon, held, tasks
 
 
 async def _prepare(daemon: Daemon) -> None:
@@ -328,16 +336,11 @@ async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
             raise error  # a part that died must not leave a daemon that looks alive: systemd starts a new one
 
 
-async def _keep_alive(daemon: Daemon, notifier: Notifier, tasks: list[asyncio.Task[None]]) -> None:
-    fed = 0.0
+async def _measure_lag(daemon: Daemon) -> None:
     while True:
         began = time.monotonic()
         await asyncio.sleep(LAG_SECONDS)
         daemon.loop_lag = max(0.0, time.monotonic() - began - LAG_SECONDS)
-        serving = not any(task.done() for task in tasks)
-        if notifier.watchdog_seconds and serving and time.monotonic() - fed > notifier.watchdog_seconds / 3:
-            fed = time.monotonic()
-            notifier.watchdog()
 
 
 async def _forget(daemon: Daemon) -> None:

@@ -1,11 +1,8 @@
-"""Binds the daemon's sockets: directory, lock, local ROUTER, events PUB, peer ROUTER."""
+"""Binds the daemon's sockets: local ROUTER, events PUB, peer ROUTER."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
-from typing import IO
 
 import zmq
 import zmq.asyncio
@@ -15,56 +12,12 @@ from kvd.service.config import Config, endpoint
 from kvd.service.errors import StartError
 from kvd.service.sockets import curve
 from kvd.service.sockets.curve import Keys
-from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, events_address, socket_address
+from kvd.wire.names import events_address, socket_address
 
-LOCK_NAME = "kvd.lock"
 ZAP_DOMAIN = "kvd"
-LONGEST_PATH = 107
-"""Bytes of a Unix socket's path that the kernel takes."""
 HANDSHAKE_MS = 3000
 """How long a connection may stay silent before it has said that it speaks ZMTP."""
 BACKLOG = 1024
-
-
-def prepare_directory(directory: Path) -> IO[str]:
-    """Make the runtime directory and lock it; the lock lasts as long as the file that is returned stays open.
-
-    Raises `StartError`: not ours to use, open to everyone, path too long, or another kvd has it.
-    """
-    longest = max(len(os.fsencode(directory / name)) for name in (SOCKET_NAME, EVENTS_NAME))
-    if longest > LONGEST_PATH:
-        raise StartError(
-            f"runtime directory {directory}: the socket's path has {longest} bytes, at most {LONGEST_PATH} are taken",
-            hint="give a shorter one with --runtime-dir",
-        )
-    try:
-        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        mode = directory.stat().st_mode & 0o777
-        if mode & 0o007:
-            raise StartError(
-                f"runtime directory {directory} has mode {mode:04o}: every user of this host could order kvd about",
-                hint=f"chmod 0750 {directory}, or give another with --runtime-dir",
-            )
-        lock = (directory / LOCK_NAME).open("a+")
-    except OSError as error:
-        raise StartError(
-            f"runtime directory {directory} cannot be used: {error.strerror}",
-            hint="give another with --runtime-dir",
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
-        raise StartError(
-            f"another kvd (process {holder}) serves {directory}",
-            hint="stop it first, or give another --runtime-dir",
-        ) from None
-    lock.truncate(0)
-    lock.write(str(os.getpid()))
-    lock.flush()
-    return lock
 
 
 def bind_local(context: zmq.asyncio.Context, config: Config, directory: Path) -> zmq.Socket[bytes]:
