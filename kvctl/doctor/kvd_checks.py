@@ -67,6 +67,12 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
         )  # fmt: skip
     if recent < LONG_TURN and not lost:
         yield _kvd("ok", "KVD_PACE", f"answers; its longest turn of late took {span(recent)}")
+    if status.ledger_away:
+        yield _kvd(
+            "warning", "LEDGER_AWAY", f"its ledger cannot be written: {status.ledger_away}",
+            "records wait with the workers for ten minutes; see the disk and the owner of its state directory; it is"
+            " tried again every 10 s: journalctl -u kvd",
+        )  # fmt: skip
 
 
 def _peers(status: query.KvdStatus) -> Iterator[Check]:

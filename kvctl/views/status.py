@@ -36,6 +36,7 @@ class Status(Struct, frozen=True, kw_only=True):
     runtime_dir: str
     endpoint: Annotated[str | None, Meta(description="host:port of its peer socket; null when it has none")]
     draining: bool
+    ledger_away: Annotated[str, Meta(description="why its ledger cannot be written now; empty while it can")]
     peers: tuple[Peer, ...]
     counters: Annotated[dict[str, Count], Meta(description="they only grow while this kvd lives")]
     gauges: Annotated[dict[str, float], Meta(description="values of now")]
@@ -68,6 +69,7 @@ def status_screen(body: Status, wide: bool) -> Part:
             ("kvd", f"{body.kvd_id} {body.version}, pid {body.pid} on {body.host}"),
             ("state", Styled("draining", "yellow") if body.draining else Styled("serving", "green")),
             ("up", age(body.started)),
+            *([("ledger", Styled(f"away: {body.ledger_away}", "yellow"))] if body.ledger_away else []),
             ("generation", body.generation),
             ("directory", body.runtime_dir),
             ("peer socket", body.endpoint or "none"),

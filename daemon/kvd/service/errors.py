@@ -18,10 +18,6 @@ class StartError(ServiceError):
     """A socket, a lock or a directory cannot be had."""
 
 
-class LedgerError(ServiceError):
-    """The ledger could not be opened, written or read; the message keeps SQLite's own words."""
-
-
 class PeerAway(ServiceError):
     """Another kvd is down, or did not answer in time."""
 
@@ -56,3 +52,15 @@ class RequestRefused(ServiceError):
         return Refused(
             code=self.code, message=self.message, hint=self.hint, factors=self.factors, final=self.final
         )
+
+
+class LedgerError(RequestRefused):
+    """The ledger cannot be opened, written or read now; the message keeps SQLite's own words.
+
+    It is refused as ``KVD-LEDGER``, and never for good: workers keep their records and send them again.
+    """
+
+    def __init__(
+        self, message: str, *, hint: str = "see the disk of kvd's state directory, and kvd's log"
+    ) -> None:
+        super().__init__("KVD-LEDGER", message, hint=hint)

@@ -157,7 +157,7 @@ async def _running(
         bound = _bind(config, directory, keys, stack)
         held.note_sockets()
         myself = _myself(config, bound.at)
-        ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger)
+        ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger, directory)
         stack.callback(ledger.close, config.drain_seconds)
         daemon = _assemble(config, myself, keys, bound, ledger)
         stack.callback(daemon.liveness.close)
@@ -169,7 +169,7 @@ async def _running(
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             daemon.local.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
-            _hold_open(ledger), _prepare(daemon),
+            _hold_ledger(ledger), _prepare(daemon),
         ]  # fmt: skip
         work += [daemon.peer.run()] if daemon.peer else []
         work += [connections.count(m, name, daemon.events.counters) for name, m in bound.monitors.items()]
@@ -188,9 +188,8 @@ async def _prepare(daemon: Daemon) -> None:
     await asyncio.Event().wait()  # a part that returns counts as one that died
 
 
-async def _hold_open(ledger: Ledger) -> None:
-    await ledger.opened  # an error ends the daemon: what it would acknowledge could not be kept
-    await asyncio.Event().wait()  # as above
+async def _hold_ledger(ledger: Ledger) -> None:
+    await ledger.ended  # a thread of it that ends ends the daemon: nobody would be answered
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:

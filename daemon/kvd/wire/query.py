@@ -89,7 +89,10 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
-    """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now."""
+    """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now.
+
+    ``ledger_away`` says why its ledger cannot be written now, and is empty while it can.
+    """
 
     kvd_id: str
     generation: str
@@ -103,3 +106,4 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     gauges: dict[str, float]
     peers: tuple[PeerRow, ...] = ()
     draining: bool = False
+    ledger_away: str = ""

@@ -43,6 +43,7 @@ def test_a_kvd_that_keeps_up_is_well(daemon: FakeDaemon) -> None:
         ({"draining": True}, "KVD_DRAINING", "is stopping"),
         ({"gauges": {"loop.recent_turn_seconds": 2.0}}, "KVD_SLOW", "busy with one thing for 2.00 s"),
         ({"counters": {"sent.dropped": 7}}, "KVD_LOSSES", "sent.dropped 7"),
+        ({"ledger_away": "disk full"}, "LEDGER_AWAY", "cannot be written: disk full"),
         (
             {"peers": (msgspec.structs.replace(STATUS.peers[0], state="down"),)},
             "PEER_DOWN",

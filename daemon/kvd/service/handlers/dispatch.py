@@ -51,7 +51,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         ReportForced: partial(orders.report_forced, daemon),
         GetForced: partial(orders.get_forced, daemon),
         ReportTransfers: partial(reports.report_transfers, daemon),
-        ListTransfers: lambda _, query: daemon.ledger.select(query),
+        ListTransfers: partial(reports.list_transfers, daemon),
         GetKeptEngine: partial(reports.get_kept_engine, daemon),
         ListEngines: partial(queries.list_engines, daemon),
         ListWorkers: partial(queries.list_workers, daemon),

@@ -121,6 +121,7 @@ def status(daemon: Daemon) -> KvdStatus:
         gauges=gauges(daemon),
         peers=tuple(link.row() for link in daemon.links.links.values()),
         draining=daemon.draining,
+        ledger_away=daemon.ledger.state.reason,
     )
 
 
@@ -144,6 +145,8 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     values["requests.waiting"] = float(daemon.local.busy + (daemon.peer.busy if daemon.peer else 0))
     values["peer_engines.known"] = float(len(daemon.handshakes.peers))
     values["handshakes.prepared"] = float(daemon.prepared)
+    values["ledger.open"] = float(daemon.ledger.state.open)
+    values["ledger.rows"] = float(daemon.ledger.state.rows)
     values["loop.lag_seconds"] = daemon.loop_lag
     values["loop.longest_turn_seconds"] = daemon.loop_monitor.longest
     values["loop.busiest_turn_seconds"] = daemon.loop_monitor.busiest

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of, not_registered
+from kvd.service.ledger.jobs import LedgerClient
 from kvd.service.ledger.store import named_engines
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
@@ -17,9 +20,14 @@ from kvd.wire.transfer import (
     SCHEDULER_RANK,
     GetKeptEngine,
     KeptEngine,
+    ListTransfers,
     ReportTransfers,
+    TransferList,
     TransferRecord,
 )
+
+PART = 500
+"""Records that are handled at a time: a few milliseconds of the event loop, and of the ledger."""
 
 
 async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransfers) -> Ok:
@@ -27,24 +35,44 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
     client = client_of(daemon, caller, message.incarnation, "report transfers of")
     if client is None:
         raise not_registered()
-    for record in message.records:
-        _check_reporter(client, record)
-    engine = daemon.registry.engines.get(client.engine.engine_id)
-    generation = engine.generation if engine is not None else ""
-    records = tuple(_completed(generation, record) for record in message.records)
-    for record in await daemon.ledger.append(records, _unknown_engines(daemon, records)):
-        if record.checksum.state:
-            daemon.counters[f"checksums.{record.checksum.state}"] += 1
-        if record.state == "done":
-            daemon.counters["transfers.done"] += 1
-            daemon.counters["transfers.bytes"] += record.bytes
-        else:
-            daemon.counters[f"misses.{record.code}"] += 1
-            daemon.events.emit(
-                "transfer.miss", record.request_id, local=record.local_engine, rank=record.local_rank,
-                remote=record.remote_engine, code=record.code, cause=record.cause,
-            )  # fmt: skip
+    parts = [message.records[at : at + PART] for at in range(0, len(message.records), PART)]
+    for part in parts:
+        for record in part:
+            _check_reporter(client, record)
+        await asyncio.sleep(0)
+    for part in parts:
+        engine = daemon.registry.engines.get(client.engine.engine_id)
+        generation = engine.generation if engine is not None else ""
+        records = tuple(_completed(generation, record) for record in part)
+        for record in await daemon.ledger.append(
+            records, _unknown_engines(daemon, records), _ledger_client(caller)
+        ):
+            _count(daemon, record)
     return Ok()
+
+
+async def list_transfers(daemon: Daemon, caller: Caller, message: ListTransfers) -> TransferList:
+    """Rows of the ledger. Raises `LedgerError`, and `RequestRefused` for a question that takes too long."""
+    return await daemon.ledger.select(message, _ledger_client(caller))
+
+
+def _ledger_client(caller: Caller) -> LedgerClient:
+    return LedgerClient(caller.route, caller.uid)
+
+
+def _count(daemon: Daemon, record: TransferRecord) -> None:
+    """A record that is new in the ledger."""
+    if record.checksum.state:
+        daemon.counters[f"checksums.{record.checksum.state}"] += 1
+    if record.state == "done":
+        daemon.counters["transfers.done"] += 1
+        daemon.counters["transfers.bytes"] += record.bytes
+        return
+    daemon.counters[f"misses.{record.code}"] += 1
+    daemon.events.emit(
+        "transfer.miss", record.request_id, local=record.local_engine, rank=record.local_rank,
+        remote=record.remote_engine, code=record.code, cause=record.cause,
+    )  # fmt: skip
 
 
 def _check_reporter(client: Client, record: TransferRecord) -> None:
@@ -79,20 +107,22 @@ def _completed(generation: str, record: TransferRecord) -> TransferRecord:
 
 def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> list[EngineCard]:
     """Cards of engines that these records name and the ledger does not have, as far as they are known here."""
-    found = []
-    for engine_id, generation in named_engines(records) - daemon.ledger.known:
-        local = daemon.registry.ready(engine_id)
-        if local is not None and local.generation == generation:
-            found.append(local.card())
-            continue
-        cards = (peer.card for (_, peer_id), peer in daemon.handshakes.peers.items() if peer_id == engine_id)
-        found += [card for card in cards if card.generation == generation][:1]
-    return found
+    wanted = named_engines(records) - daemon.ledger.known
+    found: dict[tuple[str, str], EngineCard] = {}
+    for key in wanted:
+        local = daemon.registry.ready(key[0])
+        if local is not None and local.generation == key[1]:
+            found[key] = local.card()
+    if wanted.difference(found):
+        for (_, peer_id), peer in daemon.handshakes.peers.items():
+            if (key := (peer_id, peer.card.generation)) in wanted:
+                found.setdefault(key, peer.card)
+    return list(found.values())
 
 
-async def get_kept_engine(daemon: Daemon, _caller: Caller, message: GetKeptEngine) -> KeptEngine:
+async def get_kept_engine(daemon: Daemon, caller: Caller, message: GetKeptEngine) -> KeptEngine:
     """An engine that rows of the ledger name. Raises `LedgerError`, and `RequestRefused` for one it does not have."""
-    kept = await daemon.ledger.engine(message.engine_id, message.generation)
+    kept = await daemon.ledger.engine(message.engine_id, message.generation, _ledger_client(caller))
     if kept is None:
         raise RequestRefused(
             "KVD-NO-ENGINE",

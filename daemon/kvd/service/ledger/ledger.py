@@ -1,209 +1,252 @@
-"""The ledger: the durable record of transfers, in SQLite. One thread writes it in batches, another one reads it."""
+"""The ledger: the durable record of transfers, in SQLite. One thread writes it in batches, two others read it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import queue
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-import msgspec
+from typing import TypeVar
 
 from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError
-from kvd.service.ledger import store
+from kvd.service.ledger import lock, store
+from kvd.service.ledger.faults import told
+from kvd.service.ledger.jobs import NOBODY, FairQueue, LedgerClient, LedgerJob, QueueShare
 from kvd.service.ledger.query import kept_engine, select
+from kvd.service.ledger.reader import LedgerReader
+from kvd.service.ledger.state import LedgerState
+from kvd.service.ledger.steady import SteadyClock
+from kvd.service.ledger.writer import LedgerWriter
 from kvd.wire.identity import EngineCard
 from kvd.wire.transfer import KeptEngine, ListTransfers, TransferList, TransferRecord
 
 log = logging.getLogger(__name__)
 
-BATCH = 512
-"""Most jobs of one commit."""
-PRUNE_SECONDS = 10.0
-PRUNE_MORE_SECONDS = 0.5
-"""The same while there is more to delete than one pruning does."""
-
-
-@dataclass(slots=True)
-class _Job:
-    work: Callable[[sqlite3.Connection], Any]
-    done: asyncio.Future[Any]
-
+REPORTS = (QueueShare(1024, 8 << 20), QueueShare(3072, 48 << 20))
+"""Reports that may wait, of a client and of a user. A worker sends one for each load, and keeps what is refused."""
+QUESTIONS = (QueueShare(32, 1 << 20), QueueShare(256, 8 << 20))
+"""Questions that may wait, the same."""
+LONG_QUESTIONS = (QueueShare(2, 1 << 20), QueueShare(8, 8 << 20))
+"""Those of them that take longer than `SHORT_SECONDS`."""
+SHORT_SECONDS = 0.25
+LONG_SECONDS = 10.0
+"""What a question may take of the ledger's time: a look at each of a million records takes 1 to 3 s on a disk."""
 
 Found = TypeVar("Found")
-Jobs = queue.Queue[_Job | None]
 
 
 class Ledger:
-    """The ledger. Methods are for the event loop that made it; its two threads own the database.
+    """The ledger. Methods are for the event loop that made it; its threads own the database.
 
-    So a slow disk delays the records and nothing else, and a long question delays no record. ``opened`` is done when
-    the database is open, or holds the `LedgerError` that says why it cannot be. ``known`` are the engines of which a
-    description is kept.
+    So a slow disk delays the records and nothing else, and a long question delays no record and no short question.
+    A disk that is full, files that are damaged or gone, make it be away for a time (``state``): records are refused
+    as ``KVD-LEDGER`` then and workers keep them. What was acknowledged is on disk under its name.
+
+    ``opened`` is done when the first attempt at opening was made. ``ended`` holds an error once a thread has ended
+    that should not have: no question is answered from then on, and kvd is to end as well.
     """
 
-    def __init__(self, path: Path, settings: LedgerSettings) -> None:
-        self.path = path
-        self.settings = settings
-        self.known: set[store.EngineKey] = set()
+    def __init__(
+        self,
+        path: Path,
+        settings: LedgerSettings,
+        runtime: Path | None = None,
+        clock: SteadyClock | None = None,
+    ) -> None:
+        """Open the ledger at ``path`` for the kvd of that runtime directory.
+
+        Raises `StartError` where another kvd has its directory. Whatever else is wrong with that, it is tried again.
+        """
+        self.path = Path(os.path.realpath(path))
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self._writes: Jobs = queue.Queue()
-        self._questions: Jobs = queue.Queue()
-        self._total = 0
-        self._prune_at = 0.0
-        self._seen: dict[store.EngineKey, float] = {}
-        self._ready = threading.Event()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        reports = FairQueue("reports", *REPORTS)
+        questions, long = FairQueue("questions", *QUESTIONS), FairQueue("long questions", *LONG_QUESTIONS)
+        serves = str(runtime) if runtime else ""
+        self._writer = LedgerWriter(
+            self.path, settings, serves, reports, self._answer, clock or SteadyClock()
+        )
+        with suppress(OSError):  # the writer says what is wrong, and tries again
+            self._writer.lock = lock.take(self.path.parent, serves)
+        self._writer.opened = self._first_attempt
+        self._reader = LedgerReader(self.path, questions, SHORT_SECONDS, long, self._answer)
+        self._long_reader = LedgerReader(self.path, long, LONG_SECONDS, None, self._answer)
+        self._writer.readers = (self._reader, self._long_reader)
+        for reader in self._writer.readers:
+            reader.state = lambda: self._writer.state
+            reader.suspect = self._writer.suspect
+        self._parts: dict[str, LedgerWriter | LedgerReader] = {
+            "writer": self._writer, "reader": self._reader, "long-reader": self._long_reader,
+        }  # fmt: skip
         self._threads = [
-            threading.Thread(target=run, name=f"kvd-ledger-{name}", daemon=True)
-            for name, run in (("writer", self._write), ("reader", self._read))
+            threading.Thread(target=self._run, args=(part,), name=f"kvd-ledger-{name}", daemon=True)
+            for name, part in self._parts.items()
         ]
         for thread in self._threads:
             thread.start()
 
+    @property
+    def settings(self) -> LedgerSettings:
+        """Its bounds; a reload sets new ones."""
+        return self._writer.settings
+
+    @settings.setter
+    def settings(self, settings: LedgerSettings) -> None:
+        self._writer.settings = settings
+
+    @property
+    def known(self) -> set[store.EngineKey]:
+        """The engines of which a description is kept."""
+        return self._writer.known
+
+    @property
+    def state(self) -> LedgerState:
+        """Whether it can be written now, and why not."""
+        return self._writer.state
+
     async def append(
-        self, records: tuple[TransferRecord, ...], engines: Sequence[EngineCard] = ()
+        self,
+        records: tuple[TransferRecord, ...],
+        engines: Sequence[EngineCard] = (),
+        client: LedgerClient = NOBODY,
     ) -> tuple[TransferRecord, ...]:
         """Write records, and engines that they name; returns, once all is on disk, the records that are new there.
 
-        Raises `LedgerError`.
+        Raises `LedgerError`, and `RequestRefused` where too much of the client's waits already.
         """
 
         def work(database: sqlite3.Connection) -> tuple[TransferRecord, ...]:
-            store.keep_engines(database, engines)
-            self._refresh(database, records)
-            return store.insert(database, records)
+            return self._writer.write(database, records, engines)
 
-        fresh = await self._ask(self._writes, work)
-        self.known.update((card.engine.engine_id, card.generation) for card in engines)
+        size = sum(map(_record_size, records)) + sum(
+            len(w.geometry) for card in engines for w in card.workers
+        )
+        fresh = await self._ask(self._writer.jobs, work, client, size)
+        self._writer.known.update((card.engine.engine_id, card.generation) for card in engines)
         return fresh
 
-    async def select(self, query: ListTransfers) -> TransferList:
-        """The matching rows, 10000 and 16 MiB at most. Raises `LedgerError`."""
-        return await self._ask(self._questions, lambda database: select(database, query, self._total))
+    async def select(self, query: ListTransfers, client: LedgerClient = NOBODY) -> TransferList:
+        """The matching rows, as many as one answer may hold. Raises `LedgerError` and `RequestRefused`."""
+        total = self.state.rows
+        return await self._ask(
+            self._reader.jobs, lambda database: select(database, query, total), client, 4096
+        )
 
-    async def engine(self, engine_id: str, generation: str) -> KeptEngine | None:
-        """What is kept of an engine that records name. Raises `LedgerError`."""
-        return await self._ask(self._questions, lambda database: kept_engine(database, engine_id, generation))
+    async def engine(
+        self, engine_id: str, generation: str, client: LedgerClient = NOBODY
+    ) -> KeptEngine | None:
+        """What is kept of an engine that records name. Raises `LedgerError` and `RequestRefused`."""
+        return await self._ask(
+            self._reader.jobs, lambda database: kept_engine(database, engine_id, generation), client, 4096
+        )
+
+    async def round_trip(self, seconds: float) -> LedgerState:
+        """A transaction that changes nothing and a question, past all that waits; the state of the ledger after that.
+
+        A ledger that is away answers too: it is its threads that are asked after. Raises `TimeoutError` where one
+        of them did not answer within ``seconds``, and `LedgerError` where one has ended.
+        """
+        if self.ended.done():
+            raise LedgerError(f"a thread of the ledger {self.path} has ended")
+        asked = []
+        for part in (self._writer, self._reader):
+            job = LedgerJob(
+                lambda database: database.execute("SELECT 1").fetchall() and (), self._future(), ping=True
+            )
+            part.jobs.put_first(job)
+            asked.append(job.done)
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*asked, return_exceptions=True)
+        return self.state
 
     def close(self, timeout: float) -> None:
         """Commit what waits and close the database; at most ``timeout`` seconds."""
         until = time.monotonic() + timeout
-        self._writes.put(None)
-        self._questions.put(None)
+        self._closing = True
+        for part in self._parts.values():
+            part.jobs.close()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        if self._writer.lock is not None and not any(thread.is_alive() for thread in self._threads):
+            self._writer.lock.release()
+            self._writer.lock = None
 
-    async def _ask(self, jobs: Jobs, work: Callable[[sqlite3.Connection], Found]) -> Found:
+    def _future(self) -> asyncio.Future[object]:
+        return self._loop.create_future()
+
+    async def _ask(
+        self, jobs: FairQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int
+    ) -> Found:
+        if self.ended.done():
+            raise LedgerError(f"a thread of the ledger {self.path} has ended")
         done: asyncio.Future[Found] = self._loop.create_future()
-        jobs.put(_Job(work, done))
+        jobs.put(LedgerJob(work, done, client, size))
         return await done
 
-    # --- on the writer's thread ---
+    # --- on the threads ---
 
-    def _write(self) -> None:
+    def _run(self, part: LedgerWriter | LedgerReader) -> None:
+        error: BaseException = RuntimeError("it returned")
         try:
-            database = store.open_database(self.path)
-            self._total = store.count(database)
-            self.known |= store.known_engines(database)
-        except LedgerError as error:
-            self._questions.put(None)
-            self._ready.set()
-            self._answer([(self.opened, error)])
+            part.run()
+        except BaseException as raised:  # noqa: BLE001 (all that it may be means the same: this thread is over)
+            error = raised
+        if self._closing:
             return
-        self._ready.set()
-        self._answer([(self.opened, None)])
-        while (jobs := _taken(self._writes)) is not None:
-            self._commit(database, jobs)
-            if time.monotonic() >= self._prune_at:
-                self._prune(database)
-        database.close()
+        name = threading.current_thread().name
+        log.critical("the thread %s has ended: %s", name, told(error), exc_info=error)
+        self._on_loop(self._end, f"the thread {name} has ended: {told(error)}")
 
-    def _commit(self, database: sqlite3.Connection, jobs: list[_Job]) -> None:
-        try:
-            with database:
-                results = [(job.done, job.work(database)) for job in jobs]
-        except (sqlite3.Error, msgspec.MsgspecError, ValueError, OverflowError) as error:
-            failure = LedgerError(f"the ledger {self.path} cannot be written: {error}")
-            self._answer([(job.done, failure) for job in jobs])
-            return
-        self._total += sum(len(fresh) for _, fresh in results)
-        self._answer(results)
+    def _end(self, why: str) -> None:
+        """Nobody must wait for what will never be answered."""
+        if not self.ended.done():
+            self.ended.set_exception(RuntimeError(why))
+        for part in self._parts.values():
+            _resolve(
+                [(job, LedgerError(why)) for job in (*part.in_hand, *part.jobs.take(1 << 30, 1 << 62, 0.0))]
+            )
 
-    def _prune(self, database: sqlite3.Connection) -> None:
-        self._prune_at = time.monotonic() + PRUNE_SECONDS
-        try:
-            with database:
-                gone, more = store.prune(database, self.settings, self._total)
-            self._total -= gone
-            if gone:
-                self.known = store.known_engines(database)
-            if more:
-                self._prune_at = time.monotonic() + PRUNE_MORE_SECONDS
-        except sqlite3.Error as error:
-            log.warning("old records of the ledger %s could not be deleted: %s", self.path, error)
+    def _answer(self, results: Sequence[tuple[LedgerJob, object]]) -> None:
+        self._on_loop(_resolve, results)
 
-    def _refresh(self, database: sqlite3.Connection, records: tuple[TransferRecord, ...]) -> None:
-        now = time.monotonic()
-        stale = [
-            key
-            for key in store.named_engines(records)
-            if now - self._seen.get(key, 0.0) > store.REFRESH_SECONDS
-        ]
-        if stale:
-            self._seen = {key: at for key, at in self._seen.items() if now - at <= store.REFRESH_SECONDS}
-            self._seen |= dict.fromkeys(stale, now)
-            store.refresh_engines(database, stale)
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(call, *arguments)
 
-    # --- on the reader's thread ---
+    def _first_attempt(self) -> None:
+        """On the writer's thread."""
+        for reader in self._writer.readers:
+            reader.ready.set()
+        self._on_loop(self._first_opened)
 
-    def _read(self) -> None:
-        self._ready.wait()
-        if (job := self._questions.get()) is None:
-            return
-        database = store.open_for_reading(self.path)
-        while job is not None:
-            try:
-                result = job.work(database)
-            except (sqlite3.Error, msgspec.MsgspecError) as error:
-                result = LedgerError(f"the ledger {self.path} cannot be read: {error}")
-            self._answer([(job.done, result)])
-            job = self._questions.get()
-        database.close()
-
-    def _answer(self, results: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-        self._loop.call_soon_threadsafe(_resolve, results)
+    def _first_opened(self) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
 
 
-def _taken(jobs: Jobs) -> list[_Job] | None:
-    """All jobs that wait, `BATCH` at most; none where there were none for `PRUNE_SECONDS`; None at the end."""
-    taken: list[_Job] = []
-    try:
-        job = jobs.get(timeout=PRUNE_SECONDS)
-        while job is not None:
-            taken.append(job)
-            if len(taken) == BATCH:
-                return taken
-            job = jobs.get_nowait()
-    except queue.Empty:
-        return taken
-    if taken:
-        jobs.put(None)
-    return taken or None
-
-
-def _resolve(results: Sequence[tuple[asyncio.Future[Any], object]]) -> None:
-    for future, result in results:
-        if future.done():
+def _resolve(results: Iterable[tuple[LedgerJob, object]]) -> None:
+    for job, result in results:
+        if job.done.done():
             continue
-        if isinstance(result, LedgerError):
-            future.set_exception(result)
+        if isinstance(result, Exception):
+            job.done.set_exception(result)
         else:
-            future.set_result(result)
+            job.done.set_result(result)
+
+
+def _record_size(record: TransferRecord) -> int:
+    """About the memory that a record takes, in bytes: its numbers and dictionaries, and what of it may be long."""
+    runs = sum(len(part.runs) for part in (*record.local_blocks, *record.remote_blocks))
+    parts = len(record.groups) + len(record.stages) + len(record.moments) + len(record.checksum.groups)
+    names = (
+        len(record.cause) + len(record.request_id) + len(record.transfer_id) + len(record.remote_request_id)
+    )
+    return 3000 + 120 * (runs + parts + len(record.remote_ranks)) + names

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 
 import msgspec
 
-from kvd.service.ledger.store import decode_blocks, decode_engine, decode_record
+from kvd.service.ledger.store import MAX_INTEGER, decode_blocks, decode_engine, decode_record
 from kvd.wire.transfer import KeptEngine, LedgerRow, ListTransfers, TransferList, TransferRecord
 
+log = logging.getLogger(__name__)
+
 MAX_LIMIT = 10_000
-MAX_ANSWER = 16 << 20
-"""Bytes of the records in one answer; the next one continues."""
+MAX_ANSWER = 4 << 20
+"""Bytes of the records in one answer; the next one continues. The loop packs them in some 10 ms."""
 
 _ORDERS = {"newest": "seq DESC", "slowest": "seconds DESC, seq DESC", "largest": "bytes DESC, seq DESC"}
 
 
 def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> TransferList:
-    """The matching rows, 10000 and 16 MiB at most. Raises `sqlite3.Error` or `msgspec.MsgspecError`."""
+    """The matching rows, `MAX_LIMIT` and `MAX_ANSWER` at most; what cannot be decoded is left out.
+
+    Raises `sqlite3.Error`.
+    """
     conditions, values = _conditions(query)
     limit = min(max(query.limit, 0), MAX_LIMIT)
     found = database.execute(
@@ -27,14 +33,20 @@ def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Tr
         (*values, limit + 1),
     )
     rows: list[LedgerRow] = []
+    spoilt: list[int] = []
     size, more = 0, False
     for seq, recorded, record, blocks in found:
         size += len(record) + len(blocks or b"")
         if len(rows) == limit or (size > MAX_ANSWER and rows):
             more = True
             break
-        rows.append(LedgerRow(seq, _whole(record, blocks), recorded))
+        try:
+            rows.append(LedgerRow(seq, _whole(record, blocks), recorded))
+        except msgspec.MsgspecError:  # its page was spoilt in a way that SQLite does not see
+            spoilt.append(seq)
     found.close()
+    if spoilt:
+        log.warning("%d records of the ledger cannot be decoded: number %d ...", len(spoilt), spoilt[0])
     return TransferList(rows=tuple(rows), total=total, more=more)
 
 
@@ -44,6 +56,11 @@ def kept_engine(database: sqlite3.Connection, engine_id: str, generation: str) -
         "SELECT engine FROM engines WHERE engine_id = ? AND generation = ?", (engine_id, generation)
     ).fetchone()
     return decode_engine(row[0]) if row else None
+
+
+def _number(given: int) -> int:
+    """A number as SQLite takes it: 64 bits with a sign."""
+    return max(-MAX_INTEGER, min(given, MAX_INTEGER))
 
 
 def _whole(record: bytes, blocks: bytes | None) -> TransferRecord:
@@ -59,8 +76,8 @@ def _conditions(query: ListTransfers) -> tuple[list[str], list[object]]:
     here, there = query.engine_id, query.peer
     number = int(query.any_id) if query.any_id.isdecimal() and len(query.any_id) < 19 else -1
     filters: list[tuple[object, str, tuple[object, ...]]] = [
-        (True, "seq > ?", (query.after,)),
-        (query.before, "seq < ?", (query.before,)),
+        (True, "seq > ?", (_number(query.after),)),
+        (query.before, "seq < ?", (_number(query.before),)),
         # By number, not by time: rows then come newest first without being sorted.
         (
             query.within,

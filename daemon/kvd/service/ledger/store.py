@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
 import sqlite3
-import time
-from collections.abc import Iterable
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from kvd.service.config import LedgerSettings
-from kvd.service.errors import LedgerError
+from kvd.service.ledger.faults import Damaged
 from kvd.wire.identity import EngineCard
 from kvd.wire.transfer import BlockRuns, KeptEngine, TransferRecord, bounded
 
-log = logging.getLogger(__name__)
-
 SCHEMA = 2
 """Version of the tables, in SQLite's ``user_version``. 0 had no columns for times, backends and blocks, 1 no codes."""
-PRUNE_ROWS = 5000
-"""Most records that one pruning deletes: what is reported meanwhile waits for it."""
+BUSY_SECONDS = 0.5
+"""How long another process may hold the database before that counts as a fault: somebody's `sqlite3` in a shell."""
+STEPS = 20_000
+"""Steps of SQLite's machine between two looks at what else there is: about a millisecond."""
 MAX_INTEGER = (1 << 63) - 1
 """The largest that SQLite takes."""
 REFRESH_SECONDS = 60.0
@@ -60,10 +60,16 @@ CREATE TABLE IF NOT EXISTS engines (
 );
 """
 _INSERT = (
-    "INSERT OR IGNORE INTO transfers (transfer_id, request_id, remote_request_id, local_engine, local_rank,"
+    "INSERT OR IGNORE INTO transfers (seq, transfer_id, request_id, remote_request_id, local_engine, local_rank,"
     " remote_engine, backend, mode, state, seconds, bytes, recorded, record, blocks, code)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_FIT_TRANSFERS = (
+    "SELECT seq, transfer_id, request_id, remote_request_id, local_engine, local_rank, remote_engine, backend, mode,"
+    " state, seconds, bytes, recorded, record, blocks, code FROM transfers LIMIT 0"
+)
+_FIT_ENGINES = "SELECT engine_id, generation, seen, engine FROM engines LIMIT 0"
+"""It fails where a table or a column is missing, as the one above."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(TransferRecord).decode
@@ -74,33 +80,79 @@ EngineKey = tuple[str, str]
 """Engine id and generation."""
 
 
-def open_database(path: Path) -> sqlite3.Connection:
-    """The database, made where there is none. A file that is no database is set aside under another name, and logged.
+def open_database(path: Path, between: Callable[[], None] = lambda: None) -> sqlite3.Connection:
+    """The database for its one writer, made where there is none, brought to `SCHEMA` where it is older.
 
-    Raises `LedgerError` where the place cannot be used, or the ledger is that of a newer kvd.
+    ``between`` is called again and again while a statement runs. Raises `sqlite3.Error` (`Damaged` where it is not the
+    ledger's), `NewerSchema` and `msgspec.MsgspecError`.
     """
+    database = sqlite3.connect(path, check_same_thread=False, timeout=BUSY_SECONDS, isolation_level=None)
     try:
-        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        try:
-            return _prepare(path)
-        except sqlite3.OperationalError:
-            raise
-        except sqlite3.DatabaseError as error:
-            aside = path.with_name(f"{path.name}.broken-{int(time.time())}")
-            log.warning(
-                "the ledger %s is damaged (%s): set aside as %s, a new one begins", path, error, aside
-            )
-            path.rename(aside)
-            return _prepare(path)
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"the ledger {path} cannot be opened: {error}") from None
+        database.set_progress_handler(between, STEPS)
+        database.execute("PRAGMA journal_mode=WAL")
+        # A record that a worker was told is safe must survive a power cut, so the log is synced at each commit.
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute(f"PRAGMA journal_size_limit={64 << 20}")
+        if (version := _known_version(database)) < SCHEMA:
+            _upgrade(database, version)
+        _check_tables(database)
+        with transaction(database):
+            pass  # what can be read alone is no ledger
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
-    """A second connection, which cannot write and never waits for the one that does. Raises `sqlite3.Error`."""
-    database = sqlite3.connect(path, check_same_thread=False, timeout=5.0)
+    """A connection that cannot write, never waits for the one that does, and makes no file. Raises `sqlite3.Error`."""
+    place = f"file:{urllib.parse.quote(str(path))}?mode=ro"
+    database = sqlite3.connect(
+        place, uri=True, check_same_thread=False, timeout=BUSY_SECONDS, isolation_level=None
+    )
     database.execute("PRAGMA query_only=ON")
     return database
+
+
+@contextlib.contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """What is done in the block is on disk after it, or undone where it raises. Raises `sqlite3.Error`."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # SQLite may have undone it itself, on a full disk
+            database.execute("ROLLBACK")
+        raise
+
+
+def probe(database: sqlite3.Connection) -> None:
+    """Write something that changes nothing, to see whether that is possible. Raises `sqlite3.Error`."""
+    database.execute(f"PRAGMA user_version={SCHEMA}")
+
+
+def readable(database: sqlite3.Connection) -> bool:
+    """Whether a connection, at which something failed, is good for reading and has nothing under way."""
+    try:
+        database.execute("SELECT 1 FROM transfers LIMIT 1").fetchone()
+    except sqlite3.Error:
+        return False
+    return not database.in_transaction
+
+
+def last_seq(database: sqlite3.Connection) -> int:
+    """The highest number that a record ever had, 0 before the first."""
+    found = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'transfers'").fetchone()
+    return int(found[0]) if found else 0
+
+
+def number_after(database: sqlite3.Connection, seq: int) -> None:
+    """New records have higher numbers than this one."""
+    with transaction(database):
+        if last_seq(database) < seq:
+            database.execute("DELETE FROM sqlite_sequence WHERE name = 'transfers'")
+            database.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('transfers', ?)", (seq,))
 
 
 def count(database: sqlite3.Connection) -> int:
@@ -119,53 +171,68 @@ def named_engines(records: Iterable[TransferRecord]) -> set[EngineKey]:
     return local | {(record.remote_engine, record.remote_generation) for record in records}
 
 
-def insert(database: sqlite3.Connection, records: Iterable[TransferRecord]) -> tuple[TransferRecord, ...]:
-    """Write records down; those that were not there before."""
-    now = time.time()
-    return tuple(record for record in records if database.execute(_INSERT, _row(record, now)).rowcount)
+def insert(
+    database: sqlite3.Connection, records: Iterable[TransferRecord], now: float
+) -> tuple[TransferRecord, ...]:
+    """Write records down as of ``now``; those that were not there before."""
+    return tuple(r for r in records if database.execute(_INSERT, (None, *row(r, now))).rowcount)
 
 
-def keep_engines(database: sqlite3.Connection, cards: Iterable[EngineCard]) -> None:
+def insert_again(database: sqlite3.Connection, seq: int, recorded: float, record: TransferRecord) -> bool:
+    """Write down a record of another file, under its number where that is free; whether it was not there."""
+    values = row(record, recorded)
+    # The first may fail because of the number alone.
+    return any(database.execute(_INSERT, (number, *values)).rowcount for number in (seq, None))
+
+
+def keep_engines(database: sqlite3.Connection, cards: Iterable[EngineCard], now: float) -> None:
     """Write down what a later export of these engines' transfers needs: facts and geometry, no place of theirs."""
-    now = time.time()
     database.executemany(
         "INSERT OR REPLACE INTO engines (engine_id, generation, seen, engine) VALUES (?, ?, ?, ?)",
         [(card.engine.engine_id, card.generation, now, encode(_kept(card))) for card in cards],
     )
 
 
-def refresh_engines(database: sqlite3.Connection, keys: Iterable[EngineKey]) -> None:
-    """Write down that records still name these engines."""
-    now = time.time()
+def refresh_engines(database: sqlite3.Connection, keys: Iterable[EngineKey], now: float) -> None:
+    """Write down that records still name these engines. A clock that is set back makes nothing older."""
     database.executemany(
-        "UPDATE engines SET seen = ? WHERE engine_id = ? AND generation = ?", [(now, *key) for key in keys]
+        "UPDATE engines SET seen = max(seen, ?) WHERE engine_id = ? AND generation = ?",
+        [(now, *key) for key in keys],
     )
 
 
-def prune(database: sqlite3.Connection, settings: LedgerSettings, total: int) -> tuple[int, bool]:
-    """Delete the oldest records beyond the bounds, `PRUNE_ROWS` at most, and engines that no record can name any more.
-
-    Returns how many records went, and whether more are to go.
-    """
-    oldest = time.time() - settings.max_age_seconds
-    excess = max(0, total - settings.max_rows)
-    used = _bytes_used(database)
-    if used > settings.max_bytes:
-        excess = max(excess, int(total * (used - settings.max_bytes) / used) + 1)
+def drop_oldest(database: sqlite3.Connection, most: int) -> int:
+    """Delete so many of the oldest records; how many there were."""
     last = database.execute(
-        "SELECT max(seq) FROM (SELECT seq FROM transfers ORDER BY seq LIMIT ?)", (min(excess, PRUNE_ROWS),)
+        "SELECT max(seq) FROM (SELECT seq FROM transfers ORDER BY seq LIMIT ?)", (most,)
     ).fetchone()[0]
-    gone = database.execute("DELETE FROM transfers WHERE seq <= ?", (last or 0,)).rowcount
-    gone += database.execute(
+    return database.execute("DELETE FROM transfers WHERE seq <= ?", (last or 0,)).rowcount
+
+
+def drop_older(database: sqlite3.Connection, than: float, most: int) -> int:
+    """Delete so many of the records from before that Unix time; how many there were."""
+    return database.execute(
         "DELETE FROM transfers WHERE seq IN"
         " (SELECT seq FROM transfers WHERE recorded < ? ORDER BY recorded LIMIT ?)",
-        (oldest, PRUNE_ROWS - gone),
+        (than, most),
     ).rowcount
-    if gone:
-        first = database.execute("SELECT min(recorded) FROM transfers").fetchone()[0]
-        if first is not None:
-            database.execute("DELETE FROM engines WHERE seen < ?", (first - 2 * REFRESH_SECONDS,))
-    return gone, gone >= PRUNE_ROWS or (gone > 0 and _bytes_used(database) > settings.max_bytes)
+
+
+def drop_unnamed_engines(database: sqlite3.Connection) -> int:
+    """Delete descriptions of engines that no record can name any more; how many."""
+    first = database.execute("SELECT min(recorded) FROM transfers").fetchone()[0]
+    if first is None:
+        return 0
+    return database.execute("DELETE FROM engines WHERE seen < ?", (first - 2 * REFRESH_SECONDS,)).rowcount
+
+
+def excess(database: sqlite3.Connection, settings: LedgerSettings, total: int) -> int:
+    """How many of the ``total`` records are beyond the bounds, by number and by bytes."""
+    over = max(0, total - settings.max_rows)
+    used = _bytes_used(database)
+    if used > settings.max_bytes:
+        over = max(over, int(total * (used - settings.max_bytes) / used) + 1)
+    return over
 
 
 def _bytes_used(database: sqlite3.Connection) -> int:
@@ -176,7 +243,8 @@ def _bytes_used(database: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
-def _row(record: TransferRecord, now: float) -> tuple[object, ...]:
+def row(record: TransferRecord, now: float) -> tuple[object, ...]:
+    """The values of a record's columns but its number, as of ``now``."""
     r = bounded(record)
     blocks = encode((r.local_blocks, r.remote_blocks)) if r.local_blocks or r.remote_blocks else None
     bare = msgspec.structs.replace(r, local_blocks=(), remote_blocks=()) if blocks else r
@@ -196,56 +264,60 @@ def _kept(card: EngineCard) -> KeptEngine:
     )
 
 
-def _prepare(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, check_same_thread=False, timeout=5.0)
-    try:
-        database.execute("PRAGMA journal_mode=WAL")
-        # A record that a worker was told is safe must survive a power cut, so the log is synced at each commit.
-        database.execute("PRAGMA synchronous=FULL")
-        database.execute(f"PRAGMA journal_size_limit={64 << 20}")
-        if (version := _version(database, path)) < SCHEMA:
-            _upgrade(database, version)
-        count(database)
-    except (sqlite3.Error, LedgerError):
-        database.close()
-        raise
-    return database
-
-
-def _version(database: sqlite3.Connection, path: Path) -> int:
+def _known_version(database: sqlite3.Connection) -> int:
     version = int(database.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA:
-        raise LedgerError(
-            f"the ledger {path} has schema {version}, this kvd knows {SCHEMA} and older ones",
-            hint="start the newer kvd, or move the file away",
-        )
+        raise NewerSchema(version)
     return version
 
 
+def _check_tables(database: sqlite3.Connection) -> None:
+    try:
+        database.execute(_FIT_TRANSFERS)
+        database.execute(_FIT_ENGINES)
+    except sqlite3.OperationalError as error:
+        raise Damaged(str(error)) from None
+
+
+class NewerSchema(Exception):
+    """The ledger of a newer kvd, which this one cannot read."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"schema {version}, this kvd knows {SCHEMA} and older ones")
+        self.version = version
+
+
 def _upgrade(database: sqlite3.Connection, version: int) -> None:
-    """From an older schema, or from nothing, in one transaction.
+    """From an older schema, or from nothing, in one transaction. Raises `Damaged` where the tables are others.
 
     From schema 0 old records go over in the order in which they came; from 1 they stay, and have no code.
     """
-    if version == 1:
-        database.execute("BEGIN IMMEDIATE")
-        with database:
-            database.execute("ALTER TABLE transfers ADD COLUMN code TEXT NOT NULL DEFAULT ''")
+    try:
+        with transaction(database):
+            _from_nothing(database) if version == 0 else _from_1(database)
             database.execute(f"PRAGMA user_version={SCHEMA}")
-        return
+    except msgspec.MsgspecError as error:
+        raise Damaged(f"a record of schema {version}: {error}") from None
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
+            raise
+        raise Damaged(f"tables of schema {version}: {error}") from None
+
+
+def _from_1(database: sqlite3.Connection) -> None:
+    database.execute("ALTER TABLE transfers ADD COLUMN code TEXT NOT NULL DEFAULT ''")
+
+
+def _from_nothing(database: sqlite3.Connection) -> None:
     old = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'transfers'").fetchone()
-    database.execute("BEGIN IMMEDIATE")
-    with database:
-        if old:
-            for name in ("by_request", "by_remote_request", "by_recorded"):
-                database.execute(f"DROP INDEX IF EXISTS {name}")
-            database.execute("ALTER TABLE transfers RENAME TO old_transfers")
-        for statement in _TABLES.split(";"):
-            database.execute(statement)
-        if old:
-            rows = database.execute("SELECT recorded, record FROM old_transfers ORDER BY seq")
-            database.executemany(
-                _INSERT, (_row(decode_record(record), recorded) for recorded, record in rows)
-            )
-            database.execute("DROP TABLE old_transfers")
-        database.execute(f"PRAGMA user_version={SCHEMA}")
+    if old:
+        for name in ("by_request", "by_remote_request", "by_recorded"):
+            database.execute(f"DROP INDEX IF EXISTS {name}")
+        database.execute("ALTER TABLE transfers RENAME TO old_transfers")
+    for statement in _TABLES.split(";"):
+        database.execute(statement)
+    if old:
+        rows = database.execute("SELECT recorded, record FROM old_transfers ORDER BY seq")
+        values = ((None, *row(decode_record(record), recorded)) for recorded, record in rows)
+        database.executemany(_INSERT, values)
+        database.execute("DROP TABLE old_transfers")

@@ -1,0 +1,35 @@
+"""Whether the wall clock can be trusted to say how old a record is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+JUMP_SECONDS = 60.0
+"""Further apart than this in one look the wall clock was set. NTP that slews it moves it by 0.5 ms a second at most."""
+
+
+@dataclass(slots=True)
+class SteadyClock:
+    """The wall clock, and how long it has gone on without being set.
+
+    ``wall`` is Unix time, ``steady`` a clock that nobody sets and that goes on while the machine sleeps. Records are
+    deleted for their age by this rule: only where the wall clock was not set by more than `JUMP_SECONDS`, either way,
+    for as long as the caller wants; kvd's start counts as a setting. A clock that is two weeks ahead for a moment
+    deletes nothing then, and one that is ahead for good does so after that time, and slowly.
+    """
+
+    wall: Callable[[], float] = time.time
+    steady: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+    _apart: float | None = None
+    _since: float = 0.0
+
+    def steady_for(self) -> float:
+        """Seconds since the clock was set last, as far as that was looked at; look every few seconds."""
+        now = self.steady()
+        apart = self.wall() - now
+        if self._apart is None or abs(apart - self._apart) > JUMP_SECONDS:
+            self._since = now
+        self._apart = apart
+        return now - self._since

@@ -1,0 +1,150 @@
+"""The ledger's bounds: rows and bytes at any load, age by a clock that can be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvd.service.config import LedgerSettings
+from kvd.service.ledger import pruning
+from kvd.service.ledger.ledger import Ledger
+from kvd.service.ledger.steady import SteadyClock
+from kvd.wire.transfer import ListTransfers
+from tests.kvd.service.ledger.test_damage import fill, ledger_at, until
+from tests.kvd.service.ledger.test_ledger import record
+
+DAY = 86400.0
+
+
+@dataclass
+class Time:
+    """Two clocks that a test sets."""
+
+    wall: float = 1_000_000_000.0
+    steady: float = 1000.0
+
+    def clock(self) -> SteadyClock:
+        return SteadyClock(lambda: self.wall, lambda: self.steady)
+
+    def go_on(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+def test_a_busy_ledger_stays_within_its_rows(tmp_path: Path) -> None:
+    most = 0
+
+    async def work() -> None:
+        nonlocal most
+        async with ledger_at(tmp_path / "l", LedgerSettings(max_rows=500)) as ledger:
+            for start in range(0, 6000, 1000):
+                await asyncio.gather(*(ledger.append((record(n),)) for n in range(start, start + 1000)))
+                most = max(most, ledger.state.rows)
+
+    asyncio.run(work())
+    assert most == 500
+
+
+def test_a_ledger_whose_bounds_were_lowered_shrinks_while_it_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "ROWS", 100)
+    monkeypatch.setattr(pruning, "SECONDS", 0.2)
+
+    async def work() -> None:
+        async with ledger_at(tmp_path / "l") as ledger:
+            await fill(ledger, count=1500)
+            ledger.settings = LedgerSettings(max_rows=100)
+            await until(lambda: ledger.state.rows == 100)
+            assert len((await ledger.select(ListTransfers(limit=200))).rows) == 100
+
+    asyncio.run(work())
+
+
+def test_old_records_go_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "SECONDS", 0.0)
+    time = Time()
+    monkeypatch.setattr("kvd.service.ledger.pruning.time.monotonic", lambda: time.steady)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings(), clock=time.clock())
+        await fill(ledger, count=1000)
+        time.go_on(15 * DAY)
+        await ledger.append((record(9999),))
+        assert ledger.state.rows >= 1001 - 10
+        time.go_on(pruning.STEADY_SECONDS)
+        await ledger.append(())
+        await until(lambda: 1001 - 20 <= ledger.state.rows <= 1001 - 10)
+        for _ in range(150):
+            before = ledger.state.rows
+            time.go_on(pruning.AGE_SECONDS)
+            await ledger.append(())
+            await ledger.append(())
+            assert before - ledger.state.rows <= 10, "never more than a bounded part at a time"
+        assert ledger.state.rows == 1
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("lasts", [10.0, 600.0, 3000.0])
+def test_a_clock_that_is_two_weeks_ahead_for_a_time_costs_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasts: float
+) -> None:
+    monkeypatch.setattr(pruning, "SECONDS", 0.0)
+    time = Time()
+    monkeypatch.setattr("kvd.service.ledger.pruning.time.monotonic", lambda: time.steady)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings(), clock=time.clock())
+        await fill(ledger, count=500)
+
+        async def hours(seconds: float) -> None:
+            for _ in range(20):
+                time.go_on(seconds / 20)
+                await ledger.append(())
+
+        await hours(4 * 3600.0)
+        time.wall += 15 * DAY
+        await hours(lasts)
+        await ledger.append((record(1000),))
+        time.wall -= 15 * DAY
+        await hours(4 * 3600.0)
+        assert ledger.state.rows == 501
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_a_kvd_that_starts_under_a_wrong_clock_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "SECONDS", 0.0)
+    time = Time()
+
+    async def work() -> int:
+        ledger = Ledger(tmp_path / "l", LedgerSettings(), clock=time.clock())
+        await ledger.append((record(1), record(2)))
+        await ledger.append(())
+        rows = ledger.state.rows
+        ledger.close(5)
+        return rows
+
+    asyncio.run(work())
+    time.wall += 400 * DAY
+    assert asyncio.run(work()) == 2
+
+
+@pytest.mark.parametrize("by", [-15 * DAY, -61.0, 61.0, 15 * DAY])
+def test_a_clock_that_was_set_is_not_steady(by: float) -> None:
+    time = Time()
+    clock = time.clock()
+    assert clock.steady_for() == 0.0
+    time.go_on(100.0)
+    time.wall += 0.1  # NTP
+    assert clock.steady_for() == 100.0
+    time.wall += by
+    assert clock.steady_for() == 0.0
+    time.go_on(50.0)
+    assert clock.steady_for() == 50.0
