@@ -17,7 +17,7 @@ from kvd.zmtp.frames import (
     MORE,
     buffers,
     command,
-    header,
+    frame,
     metadata,
     named,
     properties,
@@ -133,8 +133,8 @@ class Connection:
             return written + buffers(*frames) if written else buffers(*frames)
         last = len(frames) - 1
         for number, body in enumerate(frames):
-            sealed = self._security.seal(MORE if number < last else 0, body)
-            written += (header(0, len(sealed)), sealed)
+            before, box = self._security.seal(MORE if number < last else 0, body)
+            written += frame(0, box, before)
         return written
 
     def ping(self) -> bytes:
@@ -149,8 +149,8 @@ class Connection:
     def _control(self, body: bytes) -> bytes:
         if not self._security.seals:
             return command(body)
-        sealed = self._security.seal(_SEALED_COMMAND, body)
-        return header(0, len(sealed)) + sealed
+        before, box = self._security.seal(_SEALED_COMMAND, body)
+        return b"".join(frame(0, box, before))
 
     def _events(self) -> Iterator[ZmtpEvent]:
         if self._failed is not None:
@@ -158,9 +158,8 @@ class Connection:
         try:
             if not self._greeted and not self._greet():
                 return
-            while (frame := self._next_frame()) is not None:
-                flags, body = frame
-                event = self._take(flags, body)
+            while (taken := self._next_frame()) is not None:
+                event = self._take(*taken)
                 if event is not None:
                     yield event
         except ZmtpError as error:

@@ -105,10 +105,10 @@ class _Boxes:
         self._sent = 0
         self._taken = 0
 
-    def seal(self, flags: int, body: bytes) -> bytes:
-        """The body of a MESSAGE."""
+    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
+        """The body of a MESSAGE: what stands before its box, and the box."""
         nonce = self._next()
-        return MESSAGE + nonce + _box(bytes((flags,)) + body, self._ours + nonce, self._shared)
+        return MESSAGE + nonce, _box(bytes((flags,)) + body, self._ours + nonce, self._shared)
 
     def unseal(self, body: bytes) -> tuple[int, bytes]:
         """Flags and body of the frame in a MESSAGE. Raises `ZmtpError`: protocol."""

@@ -20,16 +20,20 @@ def header(flags: int, size: int) -> bytes:
     return bytes((flags | LONG,)) + size.to_bytes(8, "big")
 
 
+def frame(flags: int, body: bytes, before: bytes = b"") -> list[bytes]:
+    """What is written for one frame of ``before`` and ``body``; a large body is not copied."""
+    first = header(flags, len(before) + len(body)) + before
+    return [first + body] if len(body) <= COPIED else [first, body]
+
+
 def buffers(*bodies: bytes) -> list[bytes]:
-    """What is written for one message of these frames where nothing is sealed. A large body is not copied."""
+    """What is written for one message of these frames where nothing is sealed."""
+    if len(bodies) == 1:
+        return frame(0, bodies[0])
     written = []
     last = len(bodies) - 1
     for number, body in enumerate(bodies):
-        before = header(MORE if number < last else 0, len(body))
-        if len(body) <= COPIED:
-            written.append(before + body)
-        else:
-            written += (before, body)
+        written += frame(MORE if number < last else 0, body)
     return written
 
 

@@ -22,8 +22,8 @@ class Handshake(Protocol):
         Raises `ZmtpError`. Its ``farewell`` is a command that tells the peer why.
         """
 
-    def seal(self, flags: int, body: bytes) -> bytes:
-        """The body of the frame that carries ``body``."""
+    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
+        """The body of the frame that carries ``body``, in two parts."""
 
     def unseal(self, body: bytes) -> tuple[int, bytes]:
         """Flags and body of the frame that was sealed. Raises `ZmtpError`: protocol."""

@@ -39,7 +39,7 @@ class NullHandshake:
             raise ZmtpError("protocol", f"expected READY, the peer sends the command {name!r}")
         return b"", data
 
-    def seal(self, flags: int, body: bytes) -> bytes:
+    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
         """Never asked: nothing is sealed."""
         raise NotImplementedError
 
