@@ -66,10 +66,15 @@ class LivenessSettings(_Section, frozen=True):
 
 
 class LeaseSettings(_Section, frozen=True):
-    """``margin_seconds`` is held back from every answer, ``confirm_seconds`` is what an owner may take to answer."""
+    """``margin_seconds`` is held back from every answer, ``confirm_seconds`` is what an owner may take to answer.
+
+    ``peer_seconds`` is the most that another host gets by one claim: decoders ask for their ``lease_seconds``, 30 by
+    default, and claim again while they wait.
+    """
 
     margin_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.1
     confirm_seconds: Seconds = 2.0
+    peer_seconds: Seconds = 120.0
     max_seconds: Seconds = 3600.0
 
 

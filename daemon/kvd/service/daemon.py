@@ -20,6 +20,7 @@ from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.subscribers import Subscribers
 from kvd.service.permission import Operators
 from kvd.service.slices import Slices
+from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 
@@ -46,6 +47,7 @@ class Daemon:
     outcomes: OutcomeCounts
     local: Router
     peer: Router | None = None
+    keys: Keys | None = None
     subscribers: Subscribers = field(default_factory=Subscribers)
     miss_history: MissHistory = field(default_factory=MissHistory)
     operators: Operators = field(default_factory=Operators)

@@ -23,7 +23,7 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from kvd.service import metrics
+from kvd.service import metrics, trust
 from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import LeaseTable
@@ -129,6 +129,8 @@ async def run_daemon(
         log.info(
             "serving %s%s as %s generation %s", where, peers, daemon.myself.kvd_id, daemon.myself.generation
         )
+        if daemon.peer is not None and (given_up := curve.gives_up(daemon.keys)):
+            log.warning("%s", given_up)
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_measure_lag(daemon))
         check = SelfCheck(held, notifier, loop=loop, threads=lambda: [w.thread for w in writers()])
@@ -172,6 +174,7 @@ async def _running(
             _hold_ledger(ledger), _prepare(daemon),
         ]  # fmt: skip
         work += [daemon.peer.run()] if daemon.peer else []
+        work += [trust.follow(daemon, keys)] if keys is not None else []
         work += [connections.count(m, name, daemon.events.counters) for name, m in bound.monitors.items()]
         daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
         work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
@@ -236,13 +239,14 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         registry=registry,
         liveness=Liveness(registry, config.liveness),
         leases=LeaseTable(config.leases, events, counts, router.send, router.ask),
-        readers=Readers(lambda release: leases.release(daemon, release), counters),
+        readers=Readers(lambda message, sender: leases.release(daemon, message, sender), counters),
         ledger=ledger,
         links=links,
         handshakes=handshakes,
         outcomes=counts,
         local=router,
         peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
+        keys=keys,
     )
     registry.watcher = _Wiring(daemon)
     daemon.local.handlers = dispatch.local_handlers(daemon)

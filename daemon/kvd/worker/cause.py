@@ -12,6 +12,8 @@ from kvd.wire.miss import MissCode
 
 UNREACHABLE = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
+UNKNOWN_YET = "KVD-NOT-REGISTERED"
+"""A kvd that has just been started: what was sent to the one before came to it ahead of our registration."""
 OTHER_GENERATION = "KVD-PEER-GENERATION"
 """kvd's code for an engine that restarted since it was named."""
 
@@ -47,8 +49,8 @@ def from_error(error: Exception, what: str = "") -> Cause:
 
 
 def was_away(error: BaseException) -> bool:
-    """Whether nobody answered, ours or the peer's kvd; else the answer was no."""
-    return not isinstance(error, RefusedByDaemon) or error.code == UNREACHABLE
+    """Whether nobody answered, ours or the peer's kvd, or ours does not know us yet; else the answer was no."""
+    return not isinstance(error, RefusedByDaemon) or error.code in (UNREACHABLE, UNKNOWN_YET)
 
 
 def refusal_code(error: BaseException) -> MissCode:

@@ -111,7 +111,13 @@ def pair(settings: str = "", *, kvds: int = 2) -> Iterator[Pair]:
         file.write(settings)
         file.flush()
         started = stack.enter_context(daemons(kvds, "--config", file.name))
-        near, far = started[0], started[-1]
+        yield stack.enter_context(pair_at(started[0], started[-1]))
+
+
+@contextmanager
+def pair_at(near: Daemon, far: Daemon) -> Iterator[Pair]:
+    """The two engines, complete: the decoding one at ``near``, the prefilling one at ``far``."""
+    with ExitStack() as stack:
         prefillers, decoders = (
             [Worker(worker(facts(engine, tp=2), rank)) for rank in range(2)] for engine in ("p", "d")
         )

@@ -2,19 +2,31 @@
 
 A lease ends with its last reader, or by its time. A kvd that inherits a lease from one that was killed cannot know who
 reads under it: until the time that the other one may have promised, nobody's release ends it.
+
+**Whose a reader is.** A reader belongs to its `Claimant`: to the host whose key the claim came under, or to the local
+client that claimed. It is known by both together, so what one claimant claims, renews or releases is never another's
+reader, also where it gives the same id. From this follows:
+
+- Only the claimant of a reader renews it or releases it. A release ends no claim of anybody else.
+- A release whose claim was lost on the way counts as that claim and its release in one. So it ends a lease only where
+  no other reader has time left, and only where its host was given the engine's card; else the lease runs to its time.
+- One claimant fills neither a lease (`MAX_READERS_OF_ONE`) nor the table (`MAX_HELD`).
+- A host asks for `LeaseSettings.peer_seconds` at most in one claim, and for `LeaseSettings.max_seconds` in all after
+  the lease was opened. It gets what the owner's scheduler confirms.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from kvd.service.config import LeaseSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
+from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
 from kvd.wire.lease import (
@@ -32,30 +44,63 @@ ENDED_KEPT = 10_000
 ENDED_KEPT_SECONDS = 120.0
 MAX_READERS = 4096
 """Most readers that a lease may ever have."""
-INHERITED = ""
-"""Stands for the readers that another kvd may have let in. No reader has this id."""
+MAX_READERS_OF_ONE = 1024
+"""Most of them that one claimant may have: a request with `n` answers has one for each of them."""
+MAX_HELD = 131_072
+"""Most readers of one claimant on all leases: 64 decoders of a host with 2,048 requests each."""
 
 Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
 Name = tuple[str, str]
 """Engine id and request id."""
+ReaderName = tuple[str, str]
+"""The name of a reader's claimant, and its id."""
+INHERITED: ReaderName = ("", "")
+"""Stands for the readers that another kvd may have let in. No reader has this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims leases. ``name`` is a local client's incarnation, or a host's key (`host_claimant`).
+
+    ``peer``: it is on another host, or cannot be told from one. ``knows``: it was given the card of the engine.
+    """
+
+    name: str
+    peer: bool = False
+    knows: bool = True
+
+
+def host_claimant(key: bytes, *, knows: bool) -> Claimant:
+    """Whoever speaks with that key; without keys all peers are one."""
+    return Claimant(f"key:{key.decode('ascii', 'replace')}", peer=True, knows=knows)
 
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """Blocks that ``owner``, a scheduler, keeps until ``expires`` (time.monotonic()).
+    """Blocks that ``owner``, a scheduler, keeps until ``expires``; it was ``opened`` (both are time.monotonic()).
 
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
-    are those that released it: what they sent before may arrive after.
+    are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
     """
 
     owner: Client
     request_id: str
     blocks: int
+    opened: float
     expires: float
     timer: asyncio.TimerHandle
-    readers: dict[str, float] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
+    readers: dict[ReaderName, float] = field(default_factory=dict)
+    gone: set[ReaderName] = field(default_factory=set)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def full(self, claimant: str) -> str:
+        """Why that claimant can have no further reader here; empty where it can."""
+        if len(self.readers) + len(self.gone) >= MAX_READERS:
+            return f"had {MAX_READERS} readers"
+        if self.held.get(claimant, 0) >= MAX_READERS_OF_ONE:
+            return f"had {MAX_READERS_OF_ONE} readers of one host or client"
+        return ""
 
 
 class LeaseTable:
@@ -66,6 +111,10 @@ class LeaseTable:
     ) -> None:
         self.settings = settings
         self.table: dict[Name, LeaseEntry] = {}
+        self.readers = 0
+        """Readers of all open leases that are known by name."""
+        self._of_engine: dict[str, set[str]] = {}
+        self._held: Counter[str] = Counter()
         self._events = events
         self._outcomes = outcomes
         self._send = send
@@ -85,8 +134,8 @@ class LeaseTable:
         """The owner registered (again) and lists all it holds: what ended here while it was away ends there now."""
         engine_id = owner.engine.engine_id
         listed = {lease.request_id for lease in leases}
-        for name in [n for n in self.table if n[0] == engine_id and n[1] not in listed]:
-            self._remove(name)
+        for request_id in self._of_engine.get(engine_id, set()) - listed:
+            self._remove((engine_id, request_id))
         for lease in leases:
             if (engine_id, lease.request_id) in self._ended:
                 self._send(owner.route, LeaseEnded(request_id=lease.request_id, end="released"))
@@ -95,16 +144,15 @@ class LeaseTable:
 
     def count(self, engine_id: str) -> int:
         """Open leases of an engine."""
-        return sum(name[0] == engine_id for name in self.table)
+        return len(self._of_engine.get(engine_id, ()))
 
-    def readers(self) -> int:
-        """Readers of all open leases that are known by name."""
-        return sum(reader != INHERITED for lease in self.table.values() for reader in lease.readers)
+    async def claim(self, claim: LeaseClaim, claimant: Claimant) -> LeaseClaimed:
+        """How long the blocks are certain to be kept, after asking the owner for more where that is wanted.
 
-    async def claim(self, claim: LeaseClaim) -> LeaseClaimed:
-        """How long the blocks are certain to be kept, after asking the owner for more where that is wanted."""
+        Raises `RequestRefused` where the claimant has too many readers.
+        """
         received = time.monotonic()
-        name, reader = (claim.key.engine_id, claim.key.request_id), claim.reader
+        name, reader = (claim.key.engine_id, claim.key.request_id), (claimant.name, claim.reader)
         self._outcomes.claimed(*name)
         lease = self.table.get(name)
         if lease is None:
@@ -112,14 +160,18 @@ class LeaseTable:
             reason = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
             return _none(name, reason, ended=name in self._ended)
         if reader in lease.gone:
-            return _none(name, f"reader {reader} has released lease {name[1]!r}", ended=True)
-        if reader not in lease.readers and len(lease.readers) + len(lease.gone) >= MAX_READERS:
-            return _none(name, f"lease {name[1]!r} had {MAX_READERS} readers: no more are let in")
-        self._events.counters["leases.renewals" if reader in lease.readers else "leases.claims"] += 1
+            return _none(name, f"reader {claim.reader} has released lease {name[1]!r}", ended=True)
+        if reader not in lease.readers and (full := lease.full(claimant.name)):
+            return _none(name, f"lease {name[1]!r} {full}: no more are let in")
+        if reader in lease.readers:
+            self._events.counters["leases.renewals"] += 1
+        else:
+            self._let_in(lease, reader)
+            self._events.counters["leases.claims"] += 1
         # Before anything is waited for: another reader may go meanwhile.
         lease.readers[reader] = lease.expires
         reason = ""
-        wanted = min(claim.extend_seconds, self.settings.max_seconds)
+        wanted = self._wanted(lease, claim, claimant, received)
         if wanted > lease.expires - received - self.settings.margin_seconds:
             reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
         lease = self.table.get(name)
@@ -130,20 +182,27 @@ class LeaseTable:
         seconds = max(0.0, lease.expires - received - self.settings.margin_seconds)
         return LeaseClaimed(request_id=name[1], seconds=seconds, reason=reason)
 
-    def release(self, release: LeaseRelease) -> None:
+    def release(self, release: LeaseRelease, claimant: Claimant) -> None:
         """A reader needs the blocks no longer; with the last one the lease ends. An unknown lease is no error."""
-        name, reader = (release.key.engine_id, release.key.request_id), release.reader
+        name, reader = (release.key.engine_id, release.key.request_id), (claimant.name, release.reader)
         self._outcomes.claimed(*name)
         lease = self.table.get(name)
         if lease is None or reader in lease.gone:
             self._events.counters["leases.releases_repeated"] += 1
             return
         self._events.counters["leases.releases"] += 1
-        lease.readers.pop(reader, None)  # where its claim was lost on the way it is not there
-        if len(lease.readers) + len(lease.gone) < MAX_READERS:  # one that was let in always finds its place
+        claimed = lease.readers.pop(reader, None) is not None
+        if claimed:
+            self.readers -= 1
+            lease.gone.add(reader)
+        elif not lease.full(claimant.name) and self._held[claimant.name] < MAX_HELD:
+            # Its claim was lost on the way: what was sent before may still come.
+            self._count(lease, claimant.name)
             lease.gone.add(reader)
         left = max(lease.readers.values(), default=0.0)
-        if left <= time.monotonic():
+        if not (claimed or claimant.knows):
+            self._events.counters["leases.releases_of_strangers"] += 1
+        elif left <= time.monotonic():
             self._remember_end(name)
             self._end(name, "aborted" if release.result == "aborted" else "released", release.result)
         elif left < lease.expires:
@@ -158,8 +217,10 @@ class LeaseTable:
 
     def owner_gone(self, owner: Client) -> None:
         """The owner died: nobody keeps its blocks."""
-        for name, lease in list(self.table.items()):
-            if lease.owner.incarnation == owner.incarnation:
+        engine_id = owner.engine.engine_id
+        for request_id in tuple(self._of_engine.get(engine_id, ())):
+            name = engine_id, request_id
+            if self.table[name].owner.incarnation == owner.incarnation:
                 self._remove(name)
                 self._emit("owner_gone", name, by="kvd", reason="its scheduler is gone")
 
@@ -171,18 +232,39 @@ class LeaseTable:
     def _hold(self, owner: Client, lease: OpenLease, *, inherited: bool = False) -> None:
         name = (owner.engine.engine_id, lease.request_id)
         seconds = min(max(lease.seconds, 0.0), self.settings.max_seconds)
-        older = self.table.get(name)
+        older, now = self.table.get(name), time.monotonic()
+        expires = now + seconds
+        timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
         if older is not None:
             older.timer.cancel()
-        expires = time.monotonic() + seconds
-        timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
-        held = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, expires, timer)
-        if older is not None:
-            held.readers, held.gone = older.readers, older.gone
+            older.owner, older.blocks, older.expires, older.timer = owner, lease.blocks, expires, timer
             return
+        opened = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, now, expires, timer)
+        self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
-            held.readers[INHERITED] = expires
+            opened.readers[INHERITED] = expires
         self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
+
+    def _let_in(self, lease: LeaseEntry, reader: ReaderName) -> None:
+        if self._held[reader[0]] >= MAX_HELD:
+            raise RequestRefused(
+                "KVD-TOO-MANY-READERS",
+                f"this host or client reads under {self._held[reader[0]]} claims here, {MAX_HELD} are the most",
+                hint="release what was read, then claim again",
+            )
+        self._count(lease, reader[0])
+        self.readers += 1
+
+    def _count(self, lease: LeaseEntry, claimant: str) -> None:
+        lease.held[claimant] = lease.held.get(claimant, 0) + 1
+        self._held[claimant] += 1
+
+    def _wanted(self, lease: LeaseEntry, claim: LeaseClaim, claimant: Claimant, now: float) -> float:
+        """For how long from ``now`` the reader may ask."""
+        most = self.settings.max_seconds
+        if claimant.peer:
+            most = min(self.settings.peer_seconds, lease.opened + most - now)
+        return min(claim.extend_seconds, most)
 
     async def _extend(self, name: Name, owner: Client, seconds: float) -> str:
         sent = time.monotonic()
@@ -226,6 +308,14 @@ class LeaseTable:
     def _remove(self, name: Name) -> LeaseEntry:
         lease = self.table.pop(name)
         lease.timer.cancel()
+        self._of_engine[name[0]].discard(name[1])
+        if not self._of_engine[name[0]]:
+            del self._of_engine[name[0]]
+        self.readers -= sum(reader != INHERITED for reader in lease.readers)
+        for claimant, count in lease.held.items():
+            self._held[claimant] -= count
+            if self._held[claimant] <= 0:
+                del self._held[claimant]
         return lease
 
     def _remember_end(self, name: Name) -> None:

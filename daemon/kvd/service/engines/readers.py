@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
+from kvd.wire.frame import kind_of
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.registration import OpenReader
@@ -25,7 +26,8 @@ MAX_REMEMBERED = 65_536
 RELEASE_AGAIN = (0.1, 2.0)
 """First and longest pause before a release that could not be delivered is sent again, in seconds."""
 
-Release = Callable[[LeaseRelease], Awaitable[object]]
+Release = Callable[[LeaseRelease, str], Awaitable[object]]
+"""Sends a release for the client of an incarnation."""
 
 
 @dataclass(slots=True)
@@ -47,13 +49,12 @@ class Readers:
         self._counters = counters
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def claims(self, client: Client | None, claim: LeaseClaim, most: float) -> None:
+    def claims(self, client: Client, claim: LeaseClaim, most: float) -> None:
         """A client claims a lease. What is not answered counts for ``most`` seconds.
 
-        Raises `RequestRefused` for a client that has ended.
+        Raises `RequestRefused` for a client that has ended, and for a reader of another's.
         """
-        if client is None:
-            return  # not an engine's: nobody will know when it is gone
+        self._refuse_others(client, claim)
         if client.ended:
             raise RequestRefused(
                 "KVD-NOT-REGISTERED",
@@ -62,16 +63,22 @@ class Readers:
             )
         self._remember(Reader(client.incarnation, claim.reader, claim.key, time.monotonic() + most))
 
+    def may_release(self, client: Client, release: LeaseRelease) -> None:
+        """Raise `RequestRefused` where the reader is another client's: to other hosts all clients here are one."""
+        self._refuse_others(client, release)
+
     def promised(self, reader: str, seconds: float) -> None:
         """The claim was answered: for so long the blocks are kept."""
         if (one := self.remembered.get(reader)) and seconds > 0:
             one.until = time.monotonic() + seconds
 
     def presents(self, client: Client, readers: Iterable[OpenReader]) -> None:
-        """A client registered (again), and says which claims it has open."""
+        """A client registered (again), and says which claims it has open. What is another client's stays that one's."""
         now = time.monotonic()
         for one in readers:
-            self._remember(Reader(client.incarnation, one.reader, one.key, now + one.seconds))
+            known = self.remembered.get(one.reader)
+            if known is None or known.incarnation == client.incarnation:
+                self._remember(Reader(client.incarnation, one.reader, one.key, now + one.seconds))
 
     def released(self, reader: str) -> None:
         """Its release was delivered."""
@@ -101,6 +108,17 @@ class Readers:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _refuse_others(self, client: Client, message: LeaseClaim | LeaseRelease) -> None:
+        one = self.remembered.get(message.reader)
+        if one is not None and one.incarnation != client.incarnation:
+            raise RequestRefused(
+                "KVD-NOT-OWNER",
+                f"{client.name} sends a {kind_of(message)} for a reader of lease {message.key.request_id!r} that"
+                " another client here has",
+                hint="a claim is renewed and released by who made it",
+                final=True,
+            )
+
     def _remember(self, reader: Reader) -> None:
         now = time.monotonic()
         self.remembered[reader.reader] = reader
@@ -116,7 +134,7 @@ class Readers:
             pause = RELEASE_AGAIN[0]
             while time.monotonic() < one.until:
                 try:
-                    await self._release(release)
+                    await self._release(release, one.incarnation)
                 except RequestRefused as error:
                     if error.final:
                         break

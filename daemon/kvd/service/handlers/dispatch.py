@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import partial
 from typing import Any
 
 from kvd.service.daemon import Daemon
+from kvd.service.errors import RequestRefused
 from kvd.service.handlers import (
     checksums,
     handshake,
@@ -18,7 +19,7 @@ from kvd.service.handlers import (
     registration,
     reports,
 )
-from kvd.service.sockets.router import Handler
+from kvd.service.sockets.router import Caller, Handled, Handler
 from kvd.wire.checksum import GetSums
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
@@ -63,13 +64,28 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
 
 def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
     """What other kvds may send. Nothing is ever passed on from here: what it is about is ours, or it is nobody's."""
-    return {
+    handlers: Mapping[type[Any], Handler] = {
         DescribeEngine: partial(handshake.describe_engine, daemon),
         Ping: partial(handshake.ping, daemon),
-        LeaseClaim: lambda _, claim: daemon.leases.claim(claim),
+        LeaseClaim: partial(leases.peer_lease_claim, daemon),
         LeaseRelease: partial(leases.peer_lease_release, daemon),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, daemon)),
         GetSums: partial(checksums.from_peer, daemon),
         ListEngines: partial(queries.list_engines, daemon, local_only=True),
         GetOutcomes: lambda _, query: Outcomes(rows=outcomes.rows(daemon, query.seconds)),
     }
+    return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}
+
+
+def _if_trusted(
+    daemon: Daemon, handler: Handler, caller: Caller, message: Any
+) -> Handled | Awaitable[Handled]:
+    """Handle it, unless the caller's key was revoked since its connection was made. Raises `RequestRefused`."""
+    if daemon.keys is not None and caller.key not in daemon.keys.authorized:
+        raise RequestRefused(
+            "KVD-KEY-REVOKED",
+            f"the key {caller.key.decode('ascii', 'replace')!r} is not trusted here any more",
+            hint="`kvctl keys trust` on this host lets it in again",
+            final=True,
+        )
+    return handler(caller, message)

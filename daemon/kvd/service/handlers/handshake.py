@@ -22,12 +22,12 @@ async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngin
     """The card of an engine of ours, for another kvd, which is told when it ends. Raises `RequestRefused`."""
     wait = daemon.registry.wait_up if message.keyed else daemon.registry.wait_ready
     engine = await wait(message.engine_id, daemon.config.peer.handshake_seconds / 2)
-    daemon.subscribers.described(caller.route, message.kvd_id, engine)
+    daemon.subscribers.described(caller.route, message.kvd_id, engine, caller.key)
     return EngineDescribed(card=engine.card(), kvd_generation=daemon.myself.generation, shape=engine.shape)
 
 
 def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
     """Here; which of the engines in use are gone, and which there are."""
-    gone = daemon.subscribers.pinged(caller.route, message, daemon.registry)
+    gone = daemon.subscribers.pinged(caller.route, message, daemon.registry, caller.key)
     ready = tuple((e.facts.engine_id, e.generation) for e in daemon.registry.engines.values() if e.up)
     return Pong(kvd_id=daemon.myself.kvd_id, kvd_generation=daemon.myself.generation, gone=gone, ready=ready)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
+from kvd.service.engines.leases import Claimant
+from kvd.service.engines.local_engine import Client
+from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import Answer, ask_peer, is_ours
+from kvd.service.handlers.hosts import claimant_of
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
+from kvd.wire.frame import kind_of
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.reply import Ok
 
@@ -27,33 +32,60 @@ def lease_closed(daemon: Daemon, caller: Caller, message: LeaseClosed) -> Ok:
 async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> LeaseClaimed:
     """A decoder's claim, answered here or by the prefiller's kvd. Raises `RequestRefused`."""
     settings = daemon.config.leases
-    daemon.readers.claims(daemon.registry.behind(caller.route), message, settings.max_seconds)
+    client = _decoder(daemon, caller, message)
+    daemon.readers.claims(client, message, settings.max_seconds)
     if is_ours(daemon, message.key.endpoint):
-        answer = await daemon.leases.claim(message)
+        answer = await daemon.leases.claim(message, Claimant(client.incarnation))
     else:
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
     return answer
 
 
-async def lease_release(daemon: Daemon, _caller: Caller, message: LeaseRelease) -> Ok:
+async def lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) -> Ok:
     """A decoder's release, taken here or by the prefiller's kvd. Raises `RequestRefused` where it was not delivered."""
-    answer = await release(daemon, message)
+    client = _decoder(daemon, caller, message)
+    daemon.readers.may_release(client, message)
+    answer = await release(daemon, message, client.incarnation)
     daemon.readers.released(message.reader)
     return answer
 
 
-async def release(daemon: Daemon, message: LeaseRelease) -> Ok:
-    """Bring a release to the kvd that has the lease. Raises `RequestRefused` where it could not be delivered."""
+async def release(daemon: Daemon, message: LeaseRelease, incarnation: str) -> Ok:
+    """Bring a local client's release to the kvd that has the lease.
+
+    Raises `RequestRefused` where it could not be delivered.
+    """
     if is_ours(daemon, message.key.endpoint):
-        return peer_lease_release(daemon, None, message)
+        daemon.leases.release(message, Claimant(incarnation))
+        return Ok()
     return await _ask_owner(daemon, message, Ok, daemon.config.peer.handshake_seconds)
 
 
-def peer_lease_release(daemon: Daemon, _caller: Caller | None, message: LeaseRelease) -> Ok:
-    """A release of one of our own engines' leases, which another kvd may have passed on."""
-    daemon.leases.release(message)
+async def peer_lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> LeaseClaimed:
+    """A claim on a lease of one of our own engines, by a decoder of the caller's host. Raises `RequestRefused`."""
+    return await daemon.leases.claim(message, claimant_of(daemon, caller, message.key.engine_id))
+
+
+def peer_lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) -> Ok:
+    """A release of one of our own engines' leases, by a decoder of the caller's host."""
+    daemon.leases.release(message, claimant_of(daemon, caller, message.key.engine_id))
     return Ok()
+
+
+def _decoder(daemon: Daemon, caller: Caller, message: LeaseClaim | LeaseRelease) -> Client:
+    """The local client that reads. One that is gone counts: it may have sent this before its end.
+
+    Raises `RequestRefused` for whoever is no engine's: nobody would know when it is gone.
+    """
+    client = daemon.registry.behind(caller.route)
+    if client is None:
+        raise RequestRefused(
+            "KVD-NOT-REGISTERED",
+            f"the sender of a {kind_of(message)} is not registered here: engines read under leases, nobody else",
+            hint="register, then send it again",
+        )
+    return client
 
 
 async def _ask_owner(

@@ -15,7 +15,9 @@ from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
+from kvd.service.handlers.hosts import refuse_impostor
 from kvd.service.handlers.senders import registered
+from kvd.service.sockets.curve import identity_of
 from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
@@ -52,14 +54,16 @@ async def from_worker(daemon: Daemon, caller: Caller, message: Push) -> Ok:
     return Ok()
 
 
-async def from_peer(daemon: Daemon, _caller: Caller, message: Push) -> Ok:
+async def from_peer(daemon: Daemon, caller: Caller, message: Push) -> Ok:
     """A message that another kvd passed on: it is for workers here, or for none. Raises `RequestRefused`."""
     key = message.key
     here, there = (
         (key.decoder, key.prefiller) if isinstance(message, PushProgress) else (key.prefiller, key.decoder)
     )
     with _underway(daemon, message, here, there):
-        await _ask_workers(daemon, _receivers(daemon, message), message)
+        workers = tuple(_receivers(daemon, message))
+        await _check_host(daemon, caller, message)
+        await _ask_workers(daemon, workers, message)
     return Ok()
 
 
@@ -163,6 +167,23 @@ def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str,
             hint="its card changed when a worker was replaced; restart the engine as a whole",
             final=True,
         )
+
+
+async def _check_host(daemon: Daemon, caller: Caller, message: Push) -> None:
+    """A decoder's words come from the host that it is on, and so do a prefiller's. Raises `RequestRefused`.
+
+    The workers compare the endpoints with those of their own transfers: a word about a transfer of another host's is
+    none. What is announced is to be written to, so its decoder has to be there, as that host itself describes it.
+    """
+    key = message.key
+    if isinstance(message, PushProgress):
+        what = f"progress of transfer {key.transfer_id!r} of engine {key.prefiller!r}"
+        refuse_impostor(daemon, caller, key.prefiller_endpoint, what)
+        return
+    what = f"a {kind_of(message)} of transfer {key.transfer_id!r} for engine {key.decoder!r}"
+    refuse_impostor(daemon, caller, key.decoder_endpoint, what)
+    if isinstance(message, PushAnnounce) and identity_of(daemon.keys) == "per host":
+        await daemon.handshakes.located(key.decoder, key.decoder_endpoint, message.generations[1])
 
 
 def _receivers(daemon: Daemon, message: Push) -> Iterable[Client]:

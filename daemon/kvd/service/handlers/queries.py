@@ -139,7 +139,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["leases.open"] = float(len(daemon.leases.table))
-    values["leases.readers"] = float(daemon.leases.readers())
+    values["leases.readers"] = float(daemon.leases.readers)
     values["readers.remembered"] = float(len(daemon.readers.remembered))
     values["pushes.underway"] = float(daemon.pushes_underway)
     values["requests.waiting"] = float(daemon.local.busy + (daemon.peer.busy if daemon.peer else 0))

@@ -142,6 +142,21 @@ class Handshakes:
         brief = client is not None and client.kind == "scheduler"
         return peer.answer(engine.facts.engine_id, endpoint, seconds, brief=brief)
 
+    async def located(self, engine_id: str, endpoint: Endpoint, generation: str) -> PeerEngine:
+        """The peer engine as the kvd at ``endpoint`` described it, fetched from there where it is not known.
+
+        Raises `RequestRefused`: it is not there, or it is of another generation.
+        """
+        ask = GetPeer(local_engine="", engine_id=engine_id, endpoint=endpoint, generation=generation)
+        peer, _ = await self._there(ask, (endpoint, engine_id))
+        if peer.card.generation != generation:
+            raise RequestRefused(
+                "KVD-PEER-GENERATION",
+                f"engine {engine_id!r} is at generation {peer.card.generation}, spoken of is {generation}",
+                hint="it restarted: what it announced before is over",
+            )
+        return peer
+
     def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engines (id, generation) behind an endpoint that local ones use."""
         return tuple(

@@ -67,8 +67,11 @@ class PeerLink:
         events: Events,
         listener: Listener,
         me: Ping,
+        key: bytes = b"",
     ) -> None:
         self.endpoint = endpoint
+        self.key = key
+        """The peer's, that the connection was made for; empty where peers have none."""
         self.state: Literal["connecting", "up", "down"] = "connecting"
         self.since = time.time()
         self.rtt = 0.0
@@ -92,6 +95,13 @@ class PeerLink:
         if self.state == "down":
             raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
         return await self._ask(message, seconds)
+
+    def end(self, reason: str) -> None:
+        """Whoever waits for an answer waits no longer, and nothing is taken from the peer; `close` is still to come."""
+        for task in self._tasks:
+            task.cancel()
+        if self.state != "down":
+            self._change("down", reason)
 
     async def close(self) -> None:
         """Stop, and close the socket."""
@@ -220,10 +230,42 @@ class PeerLinks:
                 raise PeerAway(
                     f"{MAX_LINKS} other kvds are linked already; none can be added for {endpoint.host}"
                 )
+            key = self._expected(endpoint)
             link = self.links[endpoint] = PeerLink(
-                endpoint, self._connect(endpoint), self._settings, self._events, self.listener, self._me
+                endpoint,
+                self._connect(endpoint, key),
+                self._settings,
+                self._events,
+                self.listener,
+                self._me,
+                key,
             )
         return link
+
+    async def keys_changed(self) -> None:
+        """End the links to hosts whose keys are not trusted any more, or are others now.
+
+        What needs them makes them anew. The engines of a host that has lost its trust are gone, those of one that has
+        another key are away.
+        """
+        if self._keys is None:
+            return
+        ended = []
+        for endpoint, link in list(self.links.items()):
+            expected = self._keys.of(endpoint.host, endpoint.port)
+            if link.key == expected and expected in self._keys.authorized:
+                continue
+            reason = (
+                "its host has another key now" if expected else "the key of its host is not trusted any more"
+            )
+            del self.links[endpoint]
+            ended.append(link)
+            link.end(reason)
+            if not expected:
+                for engine_id, generation in self.listener.using(endpoint):
+                    self.listener.peer_engine_gone(endpoint, engine_id, generation, reason)
+        for link in ended:
+            await link.close()
 
     async def prune(self) -> None:
         """Close, every few seconds until cancelled, the links that nothing uses."""
@@ -242,7 +284,18 @@ class PeerLinks:
                 await link.close()
         self.links.clear()
 
-    def _connect(self, endpoint: Endpoint) -> zmq.asyncio.Socket:
+    def _expected(self, endpoint: Endpoint) -> bytes:
+        """The key of the host of an endpoint. Raises `PeerAway` where none is trusted."""
+        if self._keys is None:
+            return b""
+        if not (key := self._keys.of(endpoint.host, endpoint.port)):
+            raise PeerAway(
+                f"no key is trusted for the kvd at {endpoint}: `kvctl keys trust KEY {endpoint}` with what"
+                " `kvctl keys show` prints there"
+            )
+        return key
+
+    def _connect(self, endpoint: Endpoint, key: bytes) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
         settings = self._settings
         options = {
@@ -263,7 +316,7 @@ class PeerLinks:
         if self._keys is not None:
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
-            socket.curve_serverkey = self._keys.of(endpoint.host, endpoint.port)
+            socket.curve_serverkey = key
         try:
             socket.connect(f"tcp://{join_address(endpoint.host, endpoint.port)}")
         except zmq.ZMQError as error:

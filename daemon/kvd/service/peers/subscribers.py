@@ -21,10 +21,11 @@ FORGET_SECONDS = 30.0
 class Subscriber:
     """One other kvd: the engines (id, generation) of ours that it uses, and when it was given each card.
 
-    ``heard`` and the times in ``given`` are time.monotonic().
+    ``heard`` and the times in ``given`` are time.monotonic(). ``key`` is its host's, empty where peers have none.
     """
 
     kvd_id: str
+    key: bytes = b""
     using: set[tuple[str, str]] = field(default_factory=set)
     heard: float = field(default_factory=time.monotonic)
     given: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -36,13 +37,15 @@ class Subscribers:
     def __init__(self) -> None:
         self._by_route: dict[bytes, Subscriber] = {}
 
-    def described(self, route: bytes, kvd_id: str, engine: LocalEngine) -> None:
+    def described(self, route: bytes, kvd_id: str, engine: LocalEngine, key: bytes = b"") -> None:
         """A card was given out."""
-        subscriber = self._by_route.setdefault(route, Subscriber(kvd_id))
+        subscriber = self._by_route.setdefault(route, Subscriber(kvd_id, key))
         subscriber.using.add((engine.facts.engine_id, engine.generation))
         subscriber.given[engine.facts.engine_id, engine.generation] = time.monotonic()
 
-    def pinged(self, route: bytes, ping: Ping, registry: Registry) -> tuple[tuple[str, str], ...]:
+    def pinged(
+        self, route: bytes, ping: Ping, registry: Registry, key: bytes = b""
+    ) -> tuple[tuple[str, str], ...]:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
         for old, subscriber in list(self._by_route.items()):
@@ -50,8 +53,21 @@ class Subscribers:
                 del self._by_route[old]
         before = self._by_route.get(route)
         given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
-        self._by_route[route] = Subscriber(ping.kvd_id, {*ping.using, *given}, now, given)
+        self._by_route[route] = Subscriber(ping.kvd_id, key, {*ping.using, *given}, now, given)
         return tuple(pair for pair in ping.using if registry.ended(*pair))
+
+    def uses(self, key: bytes, engine_id: str) -> bool:
+        """Whether the host of that key uses an engine of ours, in whatever generation."""
+        return any(
+            used == engine_id
+            for subscriber in self._by_route.values()
+            if subscriber.key == key
+            for used, _ in subscriber.using
+        )
+
+    def forget_key(self, key: bytes) -> None:
+        """The host of that key is trusted no longer, and told nothing any more."""
+        self._by_route = {route: one for route, one in self._by_route.items() if one.key != key}
 
     def users(self, engine: LocalEngine) -> list[str]:
         """Ids of the kvds that use an engine's present generation."""

@@ -1,31 +1,101 @@
-"""CURVE keys of the peer socket: who we are, and which other kvds may talk to us."""
+"""CURVE keys of the peer socket: who we are, and which other kvds may talk to us.
+
+A host is known by its public key. Where all hosts share one pair they cannot be told apart, and each may speak for all.
+"""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import zmq
+from typing import Literal
 
 from kvd.addresses import is_loopback
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
-from kvd.wire.keys import KeyFileError, checked_key, read_lines, read_pair
+from kvd.wire.keys import (
+    ANY_PORT,
+    KeyFileError,
+    TrustedKey,
+    read_pair,
+    read_trusted,
+    write_pair,
+)
+
+Signature = tuple[int, int, int, int]
+"""What a file has that changes with what stands in it: its inode, its size, and when it was written and renamed."""
+
+Place = tuple[str, int]
+"""A host and its port, or `ANY_PORT`."""
+
+Identity = Literal["none", "shared", "per host"]
+"""How hosts are told apart: not at all, not from those that hold the same pair, by a key for each."""
+
+SHARED_KEY = (
+    "all hosts share one pair of keys, so this kvd cannot tell them apart: each of them may release the leases of the"
+    " others, and speak for their engines"
+)
+"""What a fleet with one file gives up."""
+NO_KEYS = "peers have no keys, so whoever reaches that address may speak for every engine"
+"""What a loopback laboratory gives up."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Keys:
-    """Our key pair, the public keys that are let in, and those expected at an endpoint (``host:port``, ``host``)."""
+    """Our key pair, the public keys that are let in, and those expected at an endpoint.
+
+    ``listed`` is the file with the trusted ones, None where all hosts share our pair; it is read again when it
+    changed. ``error`` says why it could not be, empty where it could: what stood in it before stays in force.
+    """
 
     public: bytes
     secret: bytes = field(repr=False)
     authorized: frozenset[bytes] = frozenset()
-    servers: dict[str, bytes] = field(default_factory=dict)
+    servers: dict[Place, bytes] = field(default_factory=dict)
+    listed: Path | None = None
+    error: str = ""
+    _read: Signature | None = None
 
     def of(self, host: str, port: int) -> bytes:
-        """The public key expected at an endpoint: the one listed for it, else ours (a fleet may share a pair)."""
-        return self.servers.get(f"{host}:{port}") or self.servers.get(host) or self.public
+        """The public key expected at an endpoint, empty where none is trusted.
+
+        Of one that is not listed it is ours, if ours is among those that are let in: a fleet may share a pair.
+        """
+        listed = self.servers.get((host, port)) or self.servers.get((host, ANY_PORT))
+        return listed or (self.public if self.public in self.authorized else b"")
+
+    @property
+    def stale(self) -> bool:
+        """Whether the list may have changed since it was read, or could not be read. Takes microseconds."""
+        return self.listed is not None and (bool(self.error) or _signature(self.listed) != self._read)
+
+    def read(self) -> tuple[TrustedKey, ...]:
+        """What stands in the list now; on any thread. Raises `KeyFileError`."""
+        if self.listed is None:
+            return (TrustedKey(self.public),)
+        self._read = _signature(self.listed)  # before it is read: what changes meanwhile is read once more
+        return read_trusted(self.listed)
+
+    def take(self, trusted: Iterable[TrustedKey]) -> bool:
+        """These are trusted from now on, and no others; whether that changes anything."""
+        before = self.authorized, self.servers
+        found = tuple(trusted)
+        self.authorized = frozenset(one.key for one in found)
+        self.servers = {(one.host, one.port): one.key for one in found if one.host}
+        self.error = ""
+        return before != (self.authorized, self.servers)
+
+
+def identity_of(keys: Keys | None) -> Identity:
+    """How the hosts of this fleet are told apart."""
+    if keys is None:
+        return "none"
+    return "per host" if keys.listed is not None else "shared"
+
+
+def gives_up(keys: Keys | None) -> str:
+    """What a fleet with these keys cannot be sure of; empty where each host has its own."""
+    return {"none": NO_KEYS, "shared": SHARED_KEY, "per host": ""}[identity_of(keys)]
 
 
 def load(settings: CurveSettings) -> Keys | None:
@@ -34,37 +104,25 @@ def load(settings: CurveSettings) -> Keys | None:
         if settings.authorized_keys:
             raise ConfigError(
                 f"peer.curve.authorized_keys is {settings.authorized_keys!r} but peer.curve.key_file is not set",
-                hint="make a pair with `kvd --new-keys FILE` and name the file",
+                hint="make a pair with `kvctl keys generate` and name the file",
             )
         return None
     try:
-        return _load(Path(settings.key_file), settings.authorized_keys)
+        pair = read_pair(Path(settings.key_file))
+        listed = Path(settings.authorized_keys) if settings.authorized_keys else None
+        keys = Keys(pair.public, pair.secret, listed=listed)
+        keys.take(keys.read())
     except KeyFileError as error:
         raise ConfigError(error.message, hint=error.hint) from None
+    return keys
 
 
 def create(path: Path) -> str:
     """Write a new pair to ``path``, readable by its owner only; returns the public key. Raises `ConfigError`."""
-    public, secret = zmq.curve_keypair()
-    text = (
-        "# CURVE keys of a kvd; the secret one must not leave the fleet\n"
-        f"public {public.decode()}\nsecret {secret.decode()}\n"
-    )
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(text)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"cannot write {path}: there is no directory {path.parent}",
-            hint=f"type `mkdir -p {path.parent}` first",
-        ) from None
-    except FileExistsError:
-        raise ConfigError(f"cannot write {path}: it exists", hint="keys are never written over") from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror}", hint="name a file that this user may write"
-        ) from None
-    return public.decode()
+        return write_pair(path).decode()
+    except KeyFileError as error:
+        raise ConfigError(error.message, hint=error.hint) from None
 
 
 def refuse_open_bind(host: str, keys: Keys | None) -> None:
@@ -73,20 +131,14 @@ def refuse_open_bind(host: str, keys: Keys | None) -> None:
         raise ConfigError(
             f"peer.listen is on {host!r}, which is not loopback, and peer.curve.key_file is not set: whoever"
             " reaches that port could read the addresses of KV memory and end leases",
-            hint="`kvd --new-keys /etc/kvd/peer.key` makes keys: put the file on all hosts and set peer.curve.key_file",
+            hint="`kvctl keys generate` makes a pair for this host, and `kvctl keys trust` lets others in: set"
+            " peer.curve.key_file and peer.curve.authorized_keys; or one pair for all: `kvd --new-keys FILE`",
         )
 
 
-def _load(path: Path, authorized_keys: str) -> Keys:
-    pair = read_pair(path)
-    if not authorized_keys:
-        return Keys(pair.public, pair.secret, frozenset({pair.public}))
-    authorized, servers, listed = set(), {}, Path(authorized_keys)
-    for number, line in enumerate(read_lines(listed), 1):
-        if not line or line.startswith("#"):
-            continue
-        key, *endpoint = line.split()
-        authorized.add(checked_key(key, listed, f"line {number}"))
-        if endpoint:
-            servers[endpoint[0]] = key.encode()
-    return Keys(pair.public, pair.secret, frozenset(authorized), servers)
+def _signature(path: Path) -> Signature | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -34,12 +34,14 @@ _KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMes
 class Caller:
     """Who sent a message: its route on the socket, and the process behind it as the kernel names it.
 
-    Where it does not, ``pid`` is 0 and ``uid`` -1.
+    Where it does not, ``pid`` is 0 and ``uid`` -1. ``key`` is the public CURVE key in Z85 with which a peer proved who
+    it is, empty where connections have none.
     """
 
     route: bytes
     pid: int = 0
     uid: int = -1
+    key: bytes = b""
 
 
 Handled = Message | None
@@ -147,7 +149,7 @@ class Router:
             task.cancel()
 
     def _take(self, frames: list[zmq.Frame]) -> None:
-        caller = Caller(frames[0].bytes, *_process(frames[0]))
+        caller = Caller(frames[0].bytes, *_process(frames[0]), _key(frames[0]))
         if len(frames) != 2:
             self._counters["received.frames"] += 1
             what = f"a message is one frame, this one has {len(frames) - 1}"
@@ -255,3 +257,11 @@ def _process(frame: zmq.Frame) -> tuple[int, int]:
     if len(parts) != 4 or not (parts[1].isdigit() and parts[3].isdigit()):
         return 0, -1
     return int(parts[3]), int(parts[1])
+
+
+def _key(frame: zmq.Frame) -> bytes:
+    """The public key that the authenticator found behind a frame."""
+    try:
+        return str(frame.get("User-Id")).encode()
+    except zmq.ZMQError:
+        return b""

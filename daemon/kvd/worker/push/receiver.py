@@ -308,8 +308,13 @@ class PushThread:
         arrival = self._arrivals.find(key.transfer_id)
         if arrival is None or not arrival.asked or not self._current(arrival, key.attempt):
             return
-        if (key.decoder, key.rank) != (arrival.key.decoder, arrival.key.rank):
-            return
+        asked = arrival.key
+        if (key.decoder, key.rank, key.prefiller_endpoint) != (
+            asked.decoder,
+            asked.rank,
+            asked.prefiller_endpoint,
+        ):
+            return  # kvd compares the endpoint with the host that speaks
         now = self._lively = time.monotonic()
         arrival.acknowledged(now)
         arrival.note_sent(progress)

@@ -16,7 +16,6 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -33,7 +32,18 @@ from kvd.worker.handshake import ask_for_peer
 from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.send_step import advance, poll, quiesce
-from kvd.worker.push.target import PushTarget, TargetPhase, expired, nothing, progress, release_at, same
+from kvd.worker.push.target import (
+    KEEP,
+    Name,
+    PushTarget,
+    TargetPhase,
+    forgettable,
+    nothing,
+    of_another_host,
+    progress,
+    release_at,
+    same,
+)
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
@@ -44,16 +54,11 @@ POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 
 What is sent while more is computed needs no hurry, and each look takes the GIL from the step that computes it.
 """
-KEEP = 120.0
-"""Seconds for which a target is remembered after its end: its messages may come again."""
-MOST_TARGETS = 8192
 TIDY = 1.0
 """Seconds between two looks for targets that need not be remembered any more."""
 HANDSHAKE_SECONDS = 10.0
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
-
-Name = tuple[str, Rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,10 @@ class Sender:
     # --- what comes in ---
 
     def _handle(self, item: _Inbox) -> None:
+        if isinstance(item, PushAnnounce | PushWithdraw | PushDone) and of_another_host(
+            item.key, self._targets
+        ):
+            return
         match item:
             case PushAnnounce():
                 self._announced(item)
@@ -384,10 +393,5 @@ class Sender:
             self._put(_Heard(target, {}, nobody=True))
 
     def _forget(self, now: float) -> None:
-        over = [name for name, target in self._targets.items() if expired(target, now, KEEP)]
-        spare = len(self._targets) - len(over) - MOST_TARGETS
-        if spare > 0:
-            settled: Iterable[Name] = (n for n, t in self._targets.items() if t.phase >= TargetPhase.SETTLED)
-            over += [name for name, _ in zip(settled, range(spare), strict=False)]
-        for name in over:
-            self._targets.pop(name, None)
+        for name in forgettable(self._targets, now):
+            del self._targets[name]

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -30,6 +31,11 @@ MOST_FLYING = 4
 """Most posts of one target under way: what becomes ready meanwhile goes into the next one together."""
 READS_END = 4.0
 """Seconds within which a decoder that reads by itself has heard that it must not any more."""
+KEEP = 120.0
+"""Seconds for which a target is remembered after its end: its messages may come again."""
+MOST_TARGETS = 8192
+Name = tuple[str, Rank]
+"""A transfer's id and the decoding worker."""
 MOST_BYTES = 64 << 20
 """Bytes after which a post takes no further layer."""
 
@@ -251,9 +257,18 @@ def release_at(target: PushTarget) -> float:
     return target.since + READS_END if reads else target.since
 
 
-def expired(target: PushTarget, now: float, keep: float) -> bool:
-    """Whether a target that has ended need not be remembered any more."""
-    return target.phase >= TargetPhase.SETTLED and now > max(target.since, target.deadline) + keep
+def forgettable(targets: Mapping[Name, PushTarget], now: float) -> list[Name]:
+    """Targets that have ended and need not be remembered any more; of too many those that settled, whenever it was."""
+    over = [name for name, target in targets.items() if _expired(target, now)]
+    spare = len(targets) - len(over) - MOST_TARGETS
+    if spare > 0:
+        settled = (name for name, target in targets.items() if target.phase >= TargetPhase.SETTLED)
+        over = list(dict.fromkeys([*over, *islice(settled, spare)]))
+    return over
+
+
+def _expired(target: PushTarget, now: float) -> bool:
+    return target.phase >= TargetPhase.SETTLED and now > max(target.since, target.deadline) + KEEP
 
 
 def _run(target: PushTarget, group: int) -> BlockRun | None:
@@ -267,6 +282,17 @@ def _source_runs(target: PushTarget) -> tuple[BlockRuns, ...]:
         return ()
     runs = block_runs(target.source)
     return runs if sum(len(part.runs) for part in runs) <= MAX_RUNS else ()
+
+
+def of_another_host(key: PushKey, targets: Mapping[Name, PushTarget]) -> bool:
+    """Whether a decoder of the same id on another host has that transfer: kvd has made sure of which host speaks."""
+    target = targets.get((key.transfer_id, key.rank))
+    if target is None or target.key.decoder_endpoint == key.decoder_endpoint:
+        return False
+    log.warning(
+        "push of %s is %s's, not %s's", key.transfer_id, target.key.decoder_endpoint, key.decoder_endpoint
+    )
+    return True
 
 
 def nothing(key: PushKey) -> PushAnnounce:

@@ -64,9 +64,9 @@ def test_leases_end_with_their_scheduler() -> None:
     with daemons() as (kvd,), process(kvd, "p", role="scheduler") as child:
         child.kill()
         wait_for(lambda: [w.state for w in kvd.workers()] == ["gone"])
-    with daemons() as (kvd,):
+    with daemons() as (kvd,), session(kvd, scheduler(facts("d"))) as decoder:
         claim = LeaseClaim(key=LeaseKey(engine_id="p", request_id="r"), reader="one")
-        answer = kvd.ask(claim)
+        answer = decoder.call(claim, 10).result(10)
         assert isinstance(answer, LeaseClaimed)
         assert answer.seconds == 0
         assert "'r'" in answer.reason

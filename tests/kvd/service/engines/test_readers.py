@@ -10,21 +10,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
 
 import pytest
 
 from kvd.client.session import KvdSession
-from kvd.service.config import LeaseSettings
-from kvd.service.engines.leases import MAX_READERS, LeaseTable
 from kvd.service.engines.local_engine import Client
-from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import MAX_REMEMBERED, Readers
 from kvd.service.errors import RequestRefused
-from kvd.service.sockets.events import Events
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
-from kvd.wire.registration import OpenLease
+from kvd.wire.registration import OpenReader
 from kvd.wire.reply import Ok
 from tests.support.daemons import ROOT, Daemon, daemons, facts, measured, scheduler, session, wait_for
 from tests.support.lender import Lender
@@ -280,7 +275,7 @@ def client(name: str = "d") -> Client:
 
 
 def readers(sent: list[LeaseRelease]) -> Readers:
-    async def send(message: LeaseRelease) -> None:
+    async def send(message: LeaseRelease, _incarnation: str) -> None:
         sent.append(message)
 
     return Readers(send, Counter())
@@ -312,7 +307,6 @@ def test_what_was_released_and_what_others_claimed_is_left_alone() -> None:
     for reader in ("one", "two"):
         made.claims(who, LeaseClaim(key=KEY, reader=reader), 60.0)
     made.claims(client("e"), LeaseClaim(key=KEY, reader="three"), 60.0)
-    made.claims(None, LeaseClaim(key=KEY, reader="four"), 60.0)
     made.released("one")
     made.promised("one", 60.0)
     who.ended = True
@@ -342,25 +336,14 @@ def test_the_memory_of_readers_is_bounded_by_number_and_by_time() -> None:
     assert len(made.remembered) <= 1
 
 
-def test_a_lease_has_only_so_many_readers() -> None:
-    async def run() -> None:
-        events = Events(None, Counter())
-        leases = LeaseTable(
-            LeaseSettings(), events, OutcomeCounts(), lambda _route, _message: None, cast("Any", None)
-        )
-        leases.open(client("p"), (OpenLease("r", 60.0),))
-        for number in range(MAX_READERS):
-            assert (await leases.claim(LeaseClaim(key=KEY, reader=str(number)))).seconds > 0
-        leases.release(LeaseRelease(key=KEY, reader="0"))
-        refused = await leases.claim(LeaseClaim(key=KEY, reader="more"))
-        assert (refused.seconds, f"had {MAX_READERS} readers" in refused.reason) == (0.0, True)
-        assert (await leases.claim(LeaseClaim(key=KEY, reader="1"))).seconds > 0
-        for number in range(10):
-            leases.release(LeaseRelease(key=KEY, reader=f"stranger-{number}"))
-        (lease,) = leases.table.values()
-        assert len(lease.readers) + len(lease.gone) == MAX_READERS, (
-            "strangers' releases are not remembered then"
-        )
-        leases.close()
-
-    asyncio.run(run())
+def test_a_reader_that_another_client_has_is_left_alone() -> None:
+    """To other hosts all clients of this one are the same."""
+    made, mine, other = readers([]), client(), client("e")
+    made.claims(mine, LeaseClaim(key=KEY, reader="one"), 60.0)
+    made.presents(other, (OpenReader(KEY, "one", 60.0),))
+    with pytest.raises(RequestRefused, match="another client here has") as refused:
+        made.claims(other, LeaseClaim(key=KEY, reader="one"), 60.0)
+    assert (refused.value.code, refused.value.final) == ("KVD-NOT-OWNER", True)
+    with pytest.raises(RequestRefused, match="another client here has"):
+        made.may_release(other, LeaseRelease(key=KEY, reader="one"))
+    made.may_release(mine, LeaseRelease(key=KEY, reader="one"))

@@ -263,6 +263,7 @@ def test_what_was_told_on_a_lost_connection_is_told_again_on_the_next() -> None:
         assert ask(later, LeaseOpened(engine_id="p", leases=opened)) == Ok()
         card = msgspec.structs.replace(card, leases=opened)
         assert isinstance(ask(lost, card), Registered)  # sent before, and taken after: it lay in a queue
+        assert isinstance(ask(decoder, scheduler(facts("d"))), Registered)
         assert ask(decoder, release) == Ok()
         assert isinstance(ask(later, Heartbeat(incarnation=card.incarnation)), NotRegistered)
         assert {type(ask(later, card)), type(decode(later.recv())[0])} == {LeaseEnded, Registered}

@@ -1,0 +1,48 @@
+"""Follows the list of trusted keys while kvd runs: who was let in comes in, who was revoked goes, within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from kvd.service.daemon import Daemon
+from kvd.service.sockets.curve import Keys
+from kvd.wire.keys import KeyFileError
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.2
+"""How often the file's times are looked at: a fifth of the second within which a revoked host is to be gone."""
+
+
+async def follow(daemon: Daemon, keys: Keys) -> None:
+    """Until cancelled: put the list in force whenever its file changed. One that cannot be read changes nothing."""
+    # A thread of its own: comparing the cards of a hostile peer must not put a revocation off.
+    with ThreadPoolExecutor(1, "kvd-keys") as reader:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if keys.stale:
+                await _read_again(daemon, keys, reader)
+
+
+async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) -> None:
+    try:
+        trusted = await asyncio.get_running_loop().run_in_executor(reader, keys.read)
+    except KeyFileError as error:
+        if keys.error != error.message:
+            keys.error = error.message
+            daemon.counters["keys.unreadable"] += 1
+            log.error("the keys stay as they are: %s", error.message)  # noqa: TRY400 (the message says it all)
+        return
+    before = keys.authorized
+    if not keys.take(trusted):
+        return
+    revoked = before - keys.authorized
+    for key in revoked:
+        daemon.subscribers.forget_key(key)
+        daemon.events.emit("key.revoked", key.decode())
+    for key in keys.authorized - before:
+        daemon.events.emit("key.trusted", key.decode())
+    daemon.counters["keys.changes"] += 1
+    await daemon.links.keys_changed()

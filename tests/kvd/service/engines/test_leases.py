@@ -1,0 +1,218 @@
+"""The lease table alone: whose a reader is, what a claimant may ask for, and what may end a lease."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvd.service.config import LeaseSettings
+from kvd.service.engines import leases as module
+from kvd.service.engines.leases import (
+    MAX_READERS,
+    MAX_READERS_OF_ONE,
+    Claimant,
+    LeaseTable,
+    host_claimant,
+)
+from kvd.service.engines.local_engine import Client
+from kvd.service.engines.outcome_counts import OutcomeCounts
+from kvd.service.errors import RequestRefused
+from kvd.service.sockets.events import Events
+from kvd.wire.frame import Message
+from kvd.wire.identity import LeaseKey
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseEnded, LeaseExtend, LeaseRelease
+from kvd.wire.registration import OpenLease
+from tests.support.daemons import facts
+
+KEY = LeaseKey(engine_id="p", request_id="r")
+HOSTS = (b"A" * 40, b"B" * 40, b"C" * 40)
+
+
+@dataclass
+class Table:
+    """A table whose owner confirms whatever it is asked for."""
+
+    settings: LeaseSettings
+    ended: list[str] = field(default_factory=list)
+    asked: list[float] = field(default_factory=list)
+    leases: LeaseTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.leases = LeaseTable(
+            self.settings, Events(None, Counter()), OutcomeCounts(), self.told, self.confirmed
+        )
+
+    def told(self, _route: bytes, message: Message) -> None:
+        assert isinstance(message, LeaseEnded)
+        self.ended.append(message.end)
+
+    async def confirmed(self, _route: bytes, message: Message, _seconds: float) -> Message:
+        assert isinstance(message, LeaseExtend)
+        self.asked.append(message.seconds)
+        return LeaseClaimed(request_id=message.request_id, seconds=message.seconds)
+
+    async def claim(self, claimant: Claimant, reader: str, extend: float = 0.0) -> LeaseClaimed:
+        return await self.leases.claim(LeaseClaim(key=KEY, reader=reader, extend_seconds=extend), claimant)
+
+    def release(self, claimant: Claimant, reader: str) -> None:
+        self.leases.release(LeaseRelease(key=KEY, reader=reader), claimant)
+
+
+def owner(name: str = "p") -> Client:
+    return Client(kind="scheduler", engine=facts(name), incarnation=name, pid=1, route=b"r")
+
+
+def run(work: Callable[[Table], Awaitable[None]], **settings_of: float) -> None:
+    async def with_table() -> None:
+        table = Table(LeaseSettings(**settings_of))
+        table.leases.open(owner(), (OpenLease("r", 60.0),))
+        await work(table)
+        table.leases.close()
+        assert table.leases.readers == 0
+        assert not table.leases._held
+
+    asyncio.run(with_table())
+
+
+def host(number: int, *, knows: bool = True) -> Claimant:
+    return host_claimant(HOSTS[number], knows=knows)
+
+
+def test_nobody_releases_or_renews_the_reader_of_another_host() -> None:
+    async def work(table: Table) -> None:
+        assert (await table.claim(host(0), "one")).seconds > 0
+        table.release(host(1), "one")
+        table.release(Claimant("a local client"), "one")
+        assert not table.ended
+        assert (await table.claim(host(0), "one", 90.0)).seconds > 80, "what another released is not mine"
+        table.release(host(0), "one")
+        assert table.ended == ["released"]
+
+    run(work)
+
+
+def test_a_release_whose_claim_was_lost_ends_what_nobody_reads_if_its_host_knows_the_engine() -> None:
+    async def work(table: Table) -> None:
+        table.release(host(1, knows=False), "one")
+        assert not table.ended
+        assert (await table.claim(host(0), "two")).seconds > 0, "a stranger's word is not the last one"
+        table.release(host(0), "two")
+        assert table.ended == ["released"]
+
+    run(work)
+
+    async def known(table: Table) -> None:
+        table.release(host(1), "one")
+        assert table.ended == ["released"]
+
+    run(known)
+
+
+def test_a_host_asks_for_no_more_than_decoders_do_and_an_engine_here_for_more() -> None:
+    async def work(table: Table) -> None:
+        assert (await table.claim(host(0), "one", 1e9)).seconds == pytest.approx(120.0, abs=1.0)
+        assert table.asked.pop() == pytest.approx(120.1)
+        assert (await table.claim(Claimant("local"), "two", 1e9)).seconds > 3000
+        assert (await table.claim(host(0), "one", float("nan"))).seconds > 3000, "that is the other's"
+
+    run(work)
+
+
+def test_a_host_that_renews_for_ever_keeps_a_lease_for_the_longest_time_at_most() -> None:
+    async def work(table: Table) -> None:
+        (lease,) = table.leases.table.values()
+        lease.opened -= 90.0
+        assert (await table.claim(host(0), "one", 100.0)).seconds < 60.0
+        assert not table.asked
+
+    run(work, max_seconds=100.0)
+
+
+def test_a_lease_has_only_so_many_readers_and_one_host_does_not_take_them_all() -> None:
+    async def work(table: Table) -> None:
+        for number in range(MAX_READERS_OF_ONE):
+            assert (await table.claim(host(0), str(number))).seconds > 0
+        full = await table.claim(host(0), "more")
+        assert (full.seconds, f"had {MAX_READERS_OF_ONE} readers of one" in full.reason) == (0.0, True)
+        for number in range(MAX_READERS - MAX_READERS_OF_ONE):
+            assert (await table.claim(Claimant(f"client {number % 100}"), str(number))).seconds > 0
+        assert f"had {MAX_READERS} readers" in (await table.claim(host(1), "more")).reason
+        table.release(host(0), "0")
+        assert (await table.claim(host(0), "1")).seconds > 0
+        for number in range(10):
+            table.release(host(1), f"stranger-{number}")
+        (lease,) = table.leases.table.values()
+        assert len(lease.readers) + len(lease.gone) == MAX_READERS, (
+            "strangers' releases are not remembered then"
+        )
+
+    run(work)
+
+
+def test_one_host_has_only_so_many_readers_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_HELD", 3)
+
+    async def work(table: Table) -> None:
+        for number in range(3):
+            await table.claim(host(0), str(number))
+        with pytest.raises(RequestRefused, match="3 are the most"):
+            await table.claim(host(0), "more")
+        for number in range(10):
+            table.release(host(0), f"stranger-{number}")
+        assert (await table.claim(host(1), "other")).seconds > 0
+
+    run(work)
+
+
+def test_leases_are_counted_by_engine_at_no_cost() -> None:
+    async def work(table: Table) -> None:
+        table.leases.open(owner("q"), tuple(OpenLease(str(n), 60.0) for n in range(1000)))
+        assert (table.leases.count("p"), table.leases.count("q"), table.leases.count("z")) == (1, 1000, 0)
+        table.leases.present(owner("q"), (OpenLease("7", 60.0),))
+        assert table.leases.count("q") == 1
+        table.leases.owner_gone(owner("q"))
+        assert (table.leases.count("q"), len(table.leases.table)) == (0, 1)
+
+    run(work)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(("claim", "release")), st.integers(0, 2), st.sampled_from("xyz")), max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_a_lease_ends_when_the_last_reader_has_gone_and_not_before(steps: list[tuple[str, int, str]]) -> None:
+    """Whatever hosts say in whatever order: of each reader only its own host's words count."""
+
+    async def work(table: Table) -> None:
+        reading: set[tuple[int, str]] = set()
+        gone: set[tuple[int, str]] = set()
+        for what, number, reader in steps:
+            one = (number, reader)
+            if what == "claim":
+                claimed = await table.claim(host(number), reader)
+                assert (claimed.seconds > 0) == (not table.ended and one not in gone)
+                if claimed.seconds:
+                    reading.add(one)
+            else:
+                before = set(reading)
+                table.release(host(number), reader)
+                reading.discard(one)
+                if not table.ended:
+                    assert reading or one in gone
+                elif before - {one}:
+                    raise AssertionError(f"{one} ended what {before} read")
+                gone.add(one)
+            if table.ended:
+                return
+            assert table.leases.readers == len(reading)
+
+    run(work)
