@@ -15,6 +15,7 @@ from kvd.zmtp.frames import (
     COMMAND,
     LONG,
     MORE,
+    SHOWN,
     buffers,
     command,
     frame,
@@ -308,7 +309,7 @@ class Connection:
         kind = theirs.get("socket-type", b"").decode("latin-1")
         if kind not in _FITS[self._type]:
             wanted = " or ".join(_FITS[self._type])
-            raise ZmtpError("protocol", f"the peer is a {kind!r}, a {self._type} talks to {wanted}")
+            raise ZmtpError("protocol", f"the peer is a {kind[:SHOWN]!r}, a {self._type} talks to {wanted}")
         identity = theirs.get("identity", b"")
         if len(identity) > LONGEST_IDENTITY:
             raise _too_large("an identity", len(identity), LONGEST_IDENTITY)

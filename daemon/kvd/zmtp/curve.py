@@ -27,7 +27,7 @@ from nacl.exceptions import CryptoError
 
 from kvd.zmtp import z85
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.frames import named, refusal, taken_apart
+from kvd.zmtp.frames import SHOWN, named, refusal, taken_apart
 
 NAME = "CURVE"
 KEY = 32
@@ -63,7 +63,7 @@ def _raw(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CurveServer:
-    """The side that is dialled. ``secret`` is in Z85.
+    """The side that is dialled. ``secret`` is in Z85; one that is no key raises `ValueError`.
 
     ``authorised`` is asked with the client's public key, in Z85, after the client has proved that it has the secret
     one. It must not wait.
@@ -73,10 +73,15 @@ class CurveServer:
     authorised: Callable[[bytes], bool]
     name: str = NAME
     as_server: bool = True
+    _pair: tuple[bytes, bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        secret = _raw(self.secret)
+        object.__setattr__(self, "_pair", (crypto_scalarmult_base(secret), secret))
 
     def handshake(self, metadata: bytes) -> CurveServerHandshake:
         """A new connection's."""
-        return CurveServerHandshake(_raw(self.secret), self.authorised, metadata)
+        return CurveServerHandshake(self._pair, self.authorised, metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +140,11 @@ class _Boxes:
 class CurveServerHandshake(_Boxes):
     """Expects HELLO, then INITIATE."""
 
-    def __init__(self, secret: bytes, authorised: Callable[[bytes], bool], metadata: bytes) -> None:
+    def __init__(
+        self, pair: tuple[bytes, bytes], authorised: Callable[[bytes], bool], metadata: bytes
+    ) -> None:
         super().__init__(b"CurveZMQMESSAGES", b"CurveZMQMESSAGEC")
-        self._secret, self._authorised, self._metadata = secret, authorised, metadata
+        self._pair, self._authorised, self._metadata = pair, authorised, metadata
         self._take: Callable[[bytes, bytes], tuple[bytes, bytes | None]] = self._hello
         self._client = self._cookie = b""
         self._passing = (b"", b"")
@@ -157,7 +164,7 @@ class CurveServerHandshake(_Boxes):
                 "protocol", f"HELLO is of version {data[0]}.{data[1]} of CURVE, this side speaks 1.0"
             )
         self._client = data[74:106]
-        shared = _shared(self._client, self._secret)
+        shared = _shared(self._client, self._pair[1])
         if _opened(data[114:], b"CurveZMQHELLO---" + self._newer(data[106:114]), shared, "HELLO") != bytes(
             64
         ):
@@ -182,7 +189,7 @@ class CurveServerHandshake(_Boxes):
         plain = _opened(data[COOKIE + 8 :], nonce, self._shared, "INITIATE")
         theirs, nonce, voucher = plain[:KEY], plain[KEY : KEY + 16], plain[KEY + 16 : KEY + 16 + VOUCHER]
         vouched = _opened(voucher, b"VOUCH---" + nonce, _shared(theirs, secret), "the voucher in INITIATE")
-        if vouched != self._client + crypto_scalarmult_base(self._secret):
+        if vouched != self._client + self._pair[0]:
             raise ZmtpError("protocol", "the voucher in INITIATE is for another connection or server")
         self.key = z85.encode(theirs)
         if not self._authorised(self.key):
@@ -244,12 +251,16 @@ class CurveClientHandshake(_Boxes):
 
 
 def _nothing_more(name: bytes, data: bytes) -> tuple[bytes, bytes | None]:
-    raise ZmtpError("protocol", f"the handshake is over, the peer sends {name!r} of {len(data)} bytes")
+    raise ZmtpError(
+        "protocol", f"the handshake is over, the peer sends {name[:SHOWN]!r} of {len(data)} bytes"
+    )
 
 
 def _expect(wanted: bytes, name: bytes, data: bytes, size: int, *, longer: bool = False) -> None:
     if name != wanted:
-        raise ZmtpError("protocol", f"expected {wanted.decode()}, the peer sends the command {name!r}")
+        raise ZmtpError(
+            "protocol", f"expected {wanted.decode()}, the peer sends the command {name[:SHOWN]!r}"
+        )
     if len(data) < size or (len(data) > size and not longer):
         least = "at least " if longer else ""
         raise ZmtpError("protocol", f"{wanted.decode()} has {len(data)} bytes, {least}{size} are expected")

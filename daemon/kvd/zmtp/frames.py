@@ -12,6 +12,9 @@ COPIED = 4096
 MOST_ITEMS = 16
 """Entries of metadata that are read. libzmq sends two, and what an application adds (Resource, X-...)."""
 
+SHOWN = 40
+"""Most bytes of a peer's that an error shows, as Python writes them: an error may be logged, and must be short."""
+
 
 def header(flags: int, size: int) -> bytes:
     """What stands before a frame's body."""
@@ -75,10 +78,10 @@ def properties(packed: bytes) -> dict[str, bytes]:
         if value_at > end or value_end > end:
             raise ZmtpError("protocol", f"metadata ends within an entry, {end - at} bytes before its end")
         name = packed[at + 1 : value_at - 4].decode("latin-1").lower()
-        if not name or name in found:
-            raise ZmtpError(
-                "protocol", f"metadata names {name!r} twice" if name else "metadata has an empty name"
-            )
+        if not name:
+            raise ZmtpError("protocol", "metadata has an empty name")
+        if name in found:
+            raise ZmtpError("protocol", f"metadata names {name[:SHOWN]!r} twice")
         found[name] = packed[value_at:value_end]
         at = value_end
     return found
@@ -89,4 +92,6 @@ def refusal(data: bytes) -> ZmtpError:
     # libzmq's reasons are three digits, which its authentication (ZAP) gives: 400 is a key that is not let in.
     reason = data[1 : 1 + data[0]] if data else b""
     text = reason.decode("ascii", "backslashreplace")
-    return ZmtpError("not_authorised" if reason == b"400" else "protocol", f"the peer refuses: {text!r}")
+    return ZmtpError(
+        "not_authorised" if reason == b"400" else "protocol", f"the peer refuses: {text[:SHOWN]!r}"
+    )

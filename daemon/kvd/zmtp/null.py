@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.frames import named, refusal, taken_apart
+from kvd.zmtp.frames import SHOWN, named, refusal, taken_apart
 
 
 class Null:
@@ -36,7 +36,7 @@ class NullHandshake:
         if name == b"ERROR":
             raise refusal(data)
         if name != b"READY":
-            raise ZmtpError("protocol", f"expected READY, the peer sends the command {name!r}")
+            raise ZmtpError("protocol", f"expected READY, the peer sends the command {name[:SHOWN]!r}")
         return b"", data
 
     def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:

@@ -121,6 +121,21 @@ def test_metadata_is_little() -> None:
     assert (error.kind, error.message) == ("too_large", "an identity has 256 bytes, the limit is 255")
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        ready("\x1b" * 150),
+        command(named(b"\x1b" * 150)),
+        command(named(b"ERROR", b"\x96" + b"\x1b" * 150)),
+        command(named(b"READY", named(b"\x1b" * 90, bytes(4)) * 2)),
+    ],
+)
+def test_an_error_is_short_and_has_no_control_characters(data: bytes) -> None:
+    message = refused(Connection("ROUTER", Null(), LIMITS), GREETING + data).message
+    assert message.isprintable()
+    assert len(message) < 250
+
+
 def test_a_second_ready_is_a_command_that_means_nothing() -> None:
     connection = connected()
     assert list(connection.receive(ready() + command(named(b"JOIN", b"x")) + header(0, 1) + b"x")) == [
