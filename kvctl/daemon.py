@@ -9,12 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
+from kvd.wire import query
 from kvd.wire.frame import Message, kind_of
 from kvd.wire.names import SOCKET_NAME, runtime_dir
+from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -49,6 +53,39 @@ def ask(settings: Settings, message: Message, answer: type[Answer]) -> Answer:
     """One question on a connection of its own. Raises `KvctlError`."""
     with connected(settings) as operator:
         return put(operator, message, answer)
+
+
+def engines(settings: Settings, *, cards: bool = False) -> tuple[query.EngineRow, ...]:
+    """All engines that kvd knows, however many answers that takes. Raises `KvctlError`."""
+    with connected(settings) as operator:
+        answer = put(operator, query.ListEngines(cards=cards), query.EngineList)
+        rows = answer.rows
+        while answer.more:
+            answer = put(operator, query.ListEngines(cards=cards, after=answer.more), query.EngineList)
+            rows += answer.rows
+        return rows
+
+
+def workers(settings: Settings) -> tuple[query.WorkerRow, ...]:
+    """All workers and schedulers, however many answers that takes. Raises `KvctlError`."""
+    with connected(settings) as operator:
+        answer = put(operator, query.ListWorkers(), query.WorkerList)
+        rows = answer.rows
+        while answer.more:
+            answer = put(operator, query.ListWorkers(after=answer.more), query.WorkerList)
+            rows += answer.rows
+        return rows
+
+
+def outcomes(settings: Settings, asked: GetOutcomes) -> tuple[OutcomeRow, ...]:
+    """How requests were served, at all engines, however many answers that takes. Raises `KvctlError`."""
+    with connected(settings) as operator:
+        answer = put(operator, asked, Outcomes)
+        rows = answer.rows
+        while answer.more:
+            answer = put(operator, msgspec.structs.replace(asked, after=answer.more), Outcomes)
+            rows += answer.rows
+        return rows
 
 
 def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:

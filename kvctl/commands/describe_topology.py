@@ -99,9 +99,8 @@ def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     """The pairs that roles and models suggest, of all engines or of one; why there are none is told on stderr."""
     from kvctl import daemon
     from kvctl.engines.cards import engine_geometry
-    from kvd.wire import query
 
-    rows = daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
+    rows = daemon.engines(settings, cards=True)
     pairs = list(suggested(rows, ready_row(rows, engine_id) if engine_id else None))
     if not pairs:
         sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")

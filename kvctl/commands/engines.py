@@ -12,8 +12,7 @@ from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
 from kvctl.views.engines import Engines, engine_document
 from kvctl.views.output import show_repeatedly
-from kvd.wire import query
-from kvd.wire.outcomes import GetOutcomes, OutcomeCount, Outcomes
+from kvd.wire.outcomes import GetOutcomes, OutcomeCount
 
 SECTION = "Look"
 STATES = ("ready", "partial", "gone", "unreachable")
@@ -33,7 +32,7 @@ def engines(
     """
 
     def fetch() -> Engines:
-        rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+        rows = daemon.engines(settings)
         served = {} if settings.output == "table" else _served(settings)
         return Engines(
             engines=tuple(
@@ -47,4 +46,4 @@ def engines(
 
 
 def _served(settings: Settings) -> dict[str, tuple[OutcomeCount, ...]]:
-    return {row.engine_id: row.lately for row in daemon.ask(settings, GetOutcomes(), Outcomes).rows}
+    return {row.engine_id: row.lately for row in daemon.outcomes(settings, GetOutcomes())}

@@ -11,7 +11,6 @@ from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
 from kvctl.views.output import show_repeatedly
 from kvctl.views.workers import Workers, worker_document
-from kvd.wire import query
 
 SECTION = "Look"
 
@@ -30,7 +29,7 @@ def workers(
     """
 
     def fetch() -> Workers:
-        rows = daemon.ask(settings, query.ListWorkers(), query.WorkerList).rows
+        rows = daemon.workers(settings)
         return Workers(workers=tuple(worker_document(row) for row in rows if engine in (None, row.engine_id)))
 
     show_repeatedly(fetch, settings, watch)

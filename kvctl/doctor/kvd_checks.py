@@ -27,8 +27,8 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
     """The checks, and the processes of this host's workers; None where kvd does not answer."""
     try:
         status = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
-        engines = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
-        workers = daemon.ask(settings, query.ListWorkers(), query.WorkerList).rows
+        engines = daemon.engines(settings)
+        workers = daemon.workers(settings)
     except KvctlError as error:
         return [_kvd("failed", "KVD", error.message, error.hint)], None
     checks = [*_itself(status), *_pace(status), *_peers(status), *_engines(engines), *_workers(workers)]

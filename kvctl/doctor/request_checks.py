@@ -8,8 +8,7 @@ from kvctl.doctor.checks import checked
 from kvctl.doctor.losses import ServedEngine
 from kvctl.doctor.reasons import not_handed_over
 from kvctl.views.doctor import Check
-from kvd.wire import query
-from kvd.wire.outcomes import GetOutcomes, Outcomes
+from kvd.wire.outcomes import GetOutcomes
 
 LATELY_SECONDS = 60.0
 IDLE = f"no request came to this host's engines in the last {LATELY_SECONDS:g} s, so there is nothing to judge by"
@@ -17,8 +16,8 @@ IDLE = f"no request came to this host's engines in the last {LATELY_SECONDS:g} s
 
 def request_checks(settings: Settings) -> list[Check]:
     """The checks; asks kvd, which asks the kvds that it is linked to."""
-    rows = daemon.ask(settings, GetOutcomes(seconds=LATELY_SECONDS, peers=True), Outcomes).rows
-    engines = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+    rows = daemon.outcomes(settings, GetOutcomes(seconds=LATELY_SECONDS, peers=True))
+    engines = daemon.engines(settings)
     weights = {row.engine.engine_id: row.engine.facts.get("weights") for row in engines}
     findings = not_handed_over(rows, weights)
     if findings:

@@ -14,7 +14,6 @@ from kvctl.errors import KvctlError
 from kvctl.views.doctor import Check
 from kvctl.views.slow import slow_document
 from kvd.topology.compat import compare
-from kvd.wire import query
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
 
 LOOKED_AT = 1000
@@ -59,7 +58,7 @@ def _other_prompts(answer: TransferList) -> Iterator[Check]:
 
 
 def _fits(settings: Settings) -> Iterator[Check]:
-    rows = daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
+    rows = daemon.engines(settings, cards=True)
     fitting = 0
     for reader, source in suggested(rows):
         ends = f"{reader.engine.engine_id} from {source.engine.engine_id}"

@@ -9,7 +9,6 @@ import typer
 from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
-from kvd.wire import query
 
 Decoder = Annotated[
     str,
@@ -21,7 +20,7 @@ Decoder = Annotated[
 
 def only_decoder(settings: Settings) -> str:
     """The decoding engine that is meant where none is named. Raises `UsageError` unless kvd has just one."""
-    rows = daemon.ask(settings, query.ListEngines(), query.EngineList).rows
+    rows = daemon.engines(settings)
     here = [r.engine.engine_id for r in rows if r.local and r.scheduler and r.engine.role != "prefill"]
     if len(here) != 1:
         said = f"{len(here)} decoding engines: {', '.join(here)}" if here else "no decoding engine"

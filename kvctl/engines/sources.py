@@ -142,10 +142,9 @@ def _geometry(rows: Sequence[EngineRow], engine: EngineId) -> EngineGeometry:
 
 def _ask(names: Sequence[str], settings: Settings) -> Sequence[EngineRow]:
     from kvctl import daemon
-    from kvd.wire import query
 
     try:
-        return daemon.ask(settings, query.ListEngines(cards=True), query.EngineList).rows
+        return daemon.engines(settings, cards=True)
     except DaemonUnreachable as error:
         raise _meant(names, error) from error
 

@@ -166,13 +166,23 @@ class Daemon:
         """The engines it knows, by id; a local one wins over a peer of the same id."""
         answer = self.ask(ListEngines(cards=cards))
         assert isinstance(answer, EngineList)
-        return {row.engine.engine_id: row for row in reversed(answer.rows)}
+        rows = answer.rows
+        while answer.more:
+            answer = self.ask(ListEngines(cards=cards, after=answer.more))
+            assert isinstance(answer, EngineList)
+            rows += answer.rows
+        return {row.engine.engine_id: row for row in reversed(rows)}
 
     def workers(self) -> tuple[WorkerRow, ...]:
         """Its local clients."""
         answer = self.ask(ListWorkers())
         assert isinstance(answer, WorkerList)
-        return answer.rows
+        rows = answer.rows
+        while answer.more:
+            answer = self.ask(ListWorkers(after=answer.more))
+            assert isinstance(answer, WorkerList)
+            rows += answer.rows
+        return rows
 
     def operator(self) -> Operator:
         """A connection that the caller closes."""

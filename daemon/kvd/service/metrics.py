@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
@@ -15,7 +15,7 @@ MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 64
 
 Page = tuple[int, str]
-Now = Callable[[], tuple[KvdStatus, Sequence[OutcomeRow]]]
+Now = Callable[[], Awaitable[tuple[KvdStatus, Sequence[OutcomeRow]]]]
 _LABELS = {"checksums": "result", "misses": "code"}
 """Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
@@ -121,7 +121,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
     elif head[0] not in ("GET", "HEAD"):
         code, text = 405, "GET and HEAD only\n"
     else:
-        code, text = page(head[1].partition("?")[0], *now())
+        code, text = page(head[1].partition("?")[0], *await now())
     body = text.encode()
     writer.write(
         f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"

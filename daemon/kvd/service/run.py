@@ -44,6 +44,7 @@ from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.runtime_directory import RuntimeDirectory, hold
 from kvd.service.self_check import SelfCheck
+from kvd.service.slices import spread
 from kvd.service.sockets import bind as sockets
 from kvd.service.sockets import connections, curve
 from kvd.service.sockets.curve import Keys
@@ -52,6 +53,8 @@ from kvd.service.sockets.router import Router
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import SOCKET_NAME
+from kvd.wire.outcomes import OutcomeRow
+from kvd.wire.query import KvdStatus
 
 log = logging.getLogger(__name__)
 
@@ -85,9 +88,11 @@ class _Wiring:
 
     def engine_ready(self, engine: LocalEngine) -> None:
         """Its clients learn the generation at once, not with the next heartbeat."""
-        registered = registration.registered_as(self.daemon, engine)
-        for client in engine.clients:
-            self.daemon.local.send(client.route, registered)
+
+        def tell(client: Client) -> None:
+            self.daemon.local.send(client.route, registration.registered_as(self.daemon, engine))
+
+        spread(tuple(engine.clients), tell)
 
     def engine_up(self, engine: LocalEngine) -> None:
         """Those that it may have to do with learn of it, and it of them."""
@@ -285,8 +290,13 @@ def _authenticate(context: zmq.asyncio.Context, keys: Keys) -> AsyncioAuthentica
 
 async def _metrics(config: Config, daemon: Daemon) -> asyncio.Server:
     host, port = endpoint(config.metrics.listen, "metrics.listen")
+
+    async def now() -> tuple[KvdStatus, tuple[OutcomeRow, ...]]:
+        served = await outcomes.totals(daemon)
+        return queries.status(daemon), served
+
     try:
-        return await metrics.listen(host, port, lambda: (queries.status(daemon), outcomes.rows(daemon, 0.0)))
+        return await metrics.listen(host, port, now)
     except OSError as error:
         raise StartError(
             f"metrics.listen: cannot listen on {config.metrics.listen}: {error.strerror}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 SLICE_SECONDS = 0.002
@@ -19,14 +19,33 @@ class Slices:
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def collect(self, made: Iterable[T]) -> list[T]:
-        """What an iterator gives; it works on while the loop turns, so it must bear that things change meanwhile."""
+    async def collect(self, made: Iterable[T | None]) -> list[T]:
+        """What an iterator gives, without the Nones that it gives while it looks for the next.
+
+        The loop turns meanwhile, so the iterator must bear that what it goes by changes between two items.
+        """
         collected: list[T] = []
         async with self._turn:
             ends = time.monotonic() + SLICE_SECONDS
             for item in made:
-                collected.append(item)
+                if item is not None:
+                    collected.append(item)
                 if time.monotonic() >= ends:
                     await asyncio.sleep(0)
                     ends = time.monotonic() + SLICE_SECONDS
         return collected
+
+
+def spread(items: Iterable[T], act: Callable[[T], None]) -> None:
+    """Do something with each item, the first slice of it now and one each turn of the loop."""
+    rest = iter(items)
+
+    def some() -> None:
+        ends = time.monotonic() + SLICE_SECONDS
+        for item in rest:
+            act(item)
+            if time.monotonic() >= ends:
+                asyncio.get_running_loop().call_soon(some)
+                return
+
+    some()

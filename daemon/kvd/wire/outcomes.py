@@ -69,11 +69,13 @@ class ReportOutcomes(Request, tag="report_served", frozen=True, kw_only=True):
 class GetOutcomes(Request, tag="get_served", frozen=True, kw_only=True):
     """How requests were served in the last ``seconds``. Answered by `Outcomes`.
 
-    With ``peers`` also at engines of those kvds that this one has a link to and that answer at once.
+    With ``peers`` also at engines of those kvds that this one has a link to and that answer at once. ``after`` is the
+    ``more`` of the answer before.
     """
 
     seconds: float = 60.0
     peers: bool = False
+    after: str = ""
 
 
 class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,7 @@ class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcomes(Reply, tag="served", frozen=True, kw_only=True):
-    """The engines, those of the asked kvd first."""
+    """The engines, those of other kvds last. ``more``: the asked kvd has further ones; ask again after it."""
 
     rows: tuple[OutcomeRow, ...]
+    more: str = ""

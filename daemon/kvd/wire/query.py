@@ -10,9 +10,13 @@ from kvd.wire.reply import Reply, Request
 
 
 class ListEngines(Request, tag="list_engines", frozen=True, kw_only=True):
-    """All engines that this kvd knows, local ones and peers. Answered by `EngineList`."""
+    """All engines that this kvd knows, local ones and peers. Answered by `EngineList`.
+
+    ``after`` is the ``more`` of the answer before.
+    """
 
     cards: bool = False
+    after: str = ""
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +43,16 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
-    """The engines, local ones first."""
+    """The engines, local ones first. ``more``: there are further ones; ask again after it."""
 
     rows: tuple[EngineRow, ...]
+    more: str = ""
 
 
 class ListWorkers(Request, tag="list_workers", frozen=True, kw_only=True):
-    """The local workers and schedulers. Answered by `WorkerList`."""
+    """The local workers and schedulers. Answered by `WorkerList`. ``after`` is the ``more`` of the answer before."""
+
+    after: str = ""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +76,10 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):
-    """The local clients, engine by engine."""
+    """The local clients, engine by engine. ``more``: there are further ones; ask again after it."""
 
     rows: tuple[WorkerRow, ...]
+    more: str = ""
 
 
 class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):

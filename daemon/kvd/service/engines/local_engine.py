@@ -153,7 +153,12 @@ class LocalEngine:
     @property
     def ordered(self) -> tuple[Client, ...]:
         """Its workers in the order of ranks."""
-        return tuple(self.workers[rank] for rank in sorted(self.workers))
+        return tuple(self.workers[rank] for rank in self.ranks)
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """The places that its workers have, in their order."""
+        return tuple(sorted(self.workers, key=lambda rank: (rank.pp, rank.dcp, rank.tp)))
 
     @property
     def geometries(self) -> tuple[WorkerGeometry, ...]:

@@ -7,9 +7,10 @@ which it was opened, and to those that nobody claimed until somebody does.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kvd.service.errors import RequestRefused
 from kvd.wire.identity import EngineFacts
 from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
 
@@ -20,6 +21,12 @@ CLAIM_SECONDS = 10.0
 """A lease that is younger may still be claimed: the request is on its way to a decoder, or waits there for its turn."""
 MOST_WAITING = 65_536
 """Most leases of an engine that are remembered as not claimed."""
+MOST_WAITING_IN_ALL = 131_072
+"""The same of all engines: 25 MB. Beyond it an engine that opens more forgets its own oldest ones."""
+MOST_NUMBERS_OF_UID = 262_144
+"""Most numbers that are kept for the engines of one user, some 250 bytes each; 64 busy ones have 40,000."""
+MOST_NUMBERS = 393_216
+"""The same of all users."""
 MOST_KEYS = 128
 """Most outcomes with their codes that are told apart for an engine; they are labels of a metric."""
 
@@ -37,13 +44,18 @@ class _Step:
 
 @dataclass(slots=True)
 class _Engine:
-    """``reported`` is what its scheduler, of that incarnation, said last; ``waiting`` are leases nobody claimed."""
+    """``reported`` is what its scheduler, of that incarnation, said last.
+
+    ``waiting`` are leases that nobody claimed, by the hash of their ids. ``numbers`` is how many are kept of all that.
+    """
 
     incarnation: str = ""
     reported: dict[Key, tuple[int, int]] = field(default_factory=dict)
     total: _Step = field(default_factory=lambda: _Step(0))
     steps: deque[_Step] = field(default_factory=lambda: deque(maxlen=STEPS))
-    waiting: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    waiting: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    uid: int = -1
+    numbers: int = 0
 
     def step(self, now: float) -> _Step:
         """The one that ``now`` belongs to."""
@@ -64,10 +76,16 @@ class OutcomeCounts:
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
+        self._numbers: Counter[int] = Counter()
+        self._waiting = 0
 
-    def report(self, incarnation: str, report: ReportOutcomes, now: float) -> None:
-        """A scheduler's totals, of which only what is new counts."""
+    def report(self, incarnation: str, report: ReportOutcomes, now: float, uid: int = -1) -> None:
+        """A scheduler's totals, of which only what is new counts.
+
+        Raises `RequestRefused` where too much is kept already for the engines of its user, or of all.
+        """
         engine = self._engine(report.engine_id)
+        self._make_room(engine, uid, 3 * len(report.totals) + len(report.known))
         if engine.incarnation != incarnation:
             engine.incarnation, engine.reported = incarnation, _sums(report.known)
         step = engine.step(now)
@@ -80,31 +98,65 @@ class OutcomeCounts:
             for counted in (step, engine.total):
                 counted.counts[named] += max(0, requests - before[0])
                 counted.tokens[named] += max(0, tokens - before[1])
+        self._count(engine, uid)
+
+    def _make_room(self, engine: _Engine, uid: int, wanted: int) -> None:
+        while self._full(engine, uid, wanted):
+            if not engine.steps:
+                raise RequestRefused(
+                    "KVD-TOO-MANY",
+                    f"{self._numbers[uid]} numbers of engines of uid {uid} are kept, {self._numbers.total()} of those"
+                    f" of all users; at most {MOST_NUMBERS_OF_UID} and {MOST_NUMBERS} are",
+                    hint="run fewer engines, or report fewer codes",
+                )
+            engine.steps.popleft()
+            self._count(engine, uid)
+
+    def _full(self, engine: _Engine, uid: int, wanted: int) -> bool:
+        more = max(0, wanted - len(engine.reported) - len(engine.total.counts))
+        return self._numbers[uid] + more > MOST_NUMBERS_OF_UID or self._numbers.total() + more > MOST_NUMBERS
+
+    def _count(self, engine: _Engine, uid: int) -> None:
+        self._numbers[engine.uid] -= engine.numbers
+        if not self._numbers[engine.uid]:
+            del self._numbers[engine.uid]
+        steps = sum(len(step.counts) for step in engine.steps)
+        engine.uid, engine.numbers = uid, len(engine.reported) + len(engine.total.counts) + steps
+        self._numbers[uid] += engine.numbers
 
     def opened(self, engine_id: str, request_ids: Iterable[str], now: float) -> None:
         """Leases that were opened just now, and not said again."""
         engine = self._engine(engine_id)
         step = engine.step(now)
+        self._waiting -= len(engine.waiting)
         for request_id in request_ids:
-            engine.waiting[request_id] = step.number
+            engine.waiting[hash(request_id)] = step.number
             step.leases += 1
             engine.total.leases += 1
-        while len(engine.waiting) > MOST_WAITING or next(iter(engine.waiting.values()), step.number) < (
+        most = max(0, min(MOST_WAITING, MOST_WAITING_IN_ALL - self._waiting))
+        while len(engine.waiting) > most or next(iter(engine.waiting.values()), step.number) < (
             step.number - STEPS
         ):
             engine.waiting.popitem(last=False)
+        self._waiting += len(engine.waiting)
 
     def claimed(self, engine_id: str, request_id: str) -> None:
         """Somebody claims a lease; only the first one counts, and only of a lease that was opened here."""
         engine = self._engines.get(engine_id)
-        number = engine.waiting.pop(request_id, None) if engine is not None else None
+        number = engine.waiting.pop(hash(request_id), None) if engine is not None else None
         if engine is None or number is None:
             return
+        self._waiting -= 1
         engine.total.claimed += 1
         for step in reversed(engine.steps):
             if step.number == number:
                 step.claimed += 1
                 return
+
+    @property
+    def engine_ids(self) -> Collection[str]:
+        """The engines of which anything was counted."""
+        return self._engines.keys()
 
     def row(self, facts: EngineFacts, seconds: float, now: float) -> OutcomeRow:
         """One engine's counts of the last ``seconds``, in whole steps."""
@@ -132,7 +184,9 @@ class OutcomeCounts:
 
     def forget(self, engine_id: str) -> None:
         """That engine is not known any more."""
-        self._engines.pop(engine_id, None)
+        if (engine := self._engines.pop(engine_id, None)) is not None:
+            self._waiting -= len(engine.waiting)
+            self._numbers[engine.uid] -= engine.numbers
 
     def _engine(self, engine_id: str) -> _Engine:
         return self._engines.setdefault(engine_id, _Engine())

@@ -83,7 +83,6 @@ class Registry:
         self.counts: Counter[str] = Counter()
         self._living_of: Counter[int] = Counter()
         self._gone = Departed(MOST_GONE_OF_UID)
-        self._serving: tuple[tuple[str, str], ...] | None = None
         self._events = events
 
     @property
@@ -95,13 +94,6 @@ class Registry:
     def settling(self) -> bool:
         """Whether this kvd is so young that its workers may not all be back."""
         return time.monotonic() < self.settled
-
-    @property
-    def serving(self) -> tuple[tuple[str, str], ...]:
-        """The engines (id, generation) that serve."""
-        if self._serving is None:
-            self._serving = tuple((e.facts.engine_id, e.generation) for e in self.engines.values() if e.up)
-        return self._serving
 
     def register(self, client: Client) -> LocalEngine:
         """Take a client, new or known.
@@ -121,7 +113,6 @@ class Registry:
         if known is not None and back:
             client.registered = known.registered
         self.roster.add(client)
-        self._serving = None
         engine.take(client)
         if not back:
             self._events.emit(
@@ -161,7 +152,6 @@ class Registry:
             return
         self.roster.change(client, "gone", reason)
         client.ended = ended
-        self._serving = None
         # It is remembered for operators, who look at no geometry.
         client.geometry = None
         if client.card is not None:
@@ -220,7 +210,7 @@ class Registry:
             return RequestRefused(
                 "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
             )
-        here = some([str(rank) for rank in sorted(engine.workers)]) or "none"
+        here = some([str(rank) for rank in engine.ranks]) or "none"
         return RequestRefused(
             "KVD-ENGINE-PARTIAL",
             f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"

@@ -24,7 +24,7 @@ from kvd.wire.checksum import GetSums
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
-from kvd.wire.outcomes import GetOutcomes, Outcomes, ReportOutcomes
+from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
@@ -72,7 +72,7 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, daemon)),
         GetSums: partial(checksums.from_peer, daemon),
         ListEngines: partial(queries.list_engines, daemon, local_only=True),
-        GetOutcomes: lambda _, query: Outcomes(rows=outcomes.rows(daemon, query.seconds)),
+        GetOutcomes: partial(outcomes.from_peer, daemon),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}
 

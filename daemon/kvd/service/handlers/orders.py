@@ -13,6 +13,7 @@ import msgspec
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.miss_history import LONGEST_CAUSE, OrderHistory
+from kvd.service.engines.registry import some
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of
@@ -187,7 +188,7 @@ def _check_part(engine: LocalEngine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
-        have = ", ".join(str(rank) for rank in sorted(engine.workers))
+        have = some([str(rank) for rank in engine.ranks])
         wanted = str(part.rank) if part.rank else "worker"
         raise RequestRefused(
             "KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have or 'none'}"

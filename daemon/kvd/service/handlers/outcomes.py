@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Iterator
 
 import msgspec
 
 from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
+from kvd.service.handlers.pages import Rows, page, place
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.peers.links import PeerLink
 from kvd.service.sockets.router import Caller
@@ -19,26 +22,53 @@ PEER_SECONDS = 1.0
 """How long another kvd is given to say how its engines' requests were served."""
 MOST_PEERS = 64
 """Most of them that are asked."""
+MOST_TOLD = 256
+"""Most engines of one user that are labels in metrics: four times what a host runs."""
+
+_PLACES = msgspec.json.Decoder(str)
 
 
 def report_outcomes(daemon: Daemon, caller: Caller, message: ReportOutcomes) -> Ok:
     """A scheduler's totals. Raises `RequestRefused` for anyone else."""
     owner = scheduler_of(daemon, caller, message.engine_id)
-    daemon.outcomes.report(owner.incarnation, message, time.monotonic())
+    daemon.outcomes.report(owner.incarnation, message, time.monotonic(), owner.uid)
     return Ok()
 
 
 async def get_outcomes(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
-    """How requests were served at our own engines, and if wanted at those of linked kvds."""
-    peers = await _rows_of_peers(daemon, message.seconds) if message.peers else ()
-    return Outcomes(rows=rows(daemon, message.seconds) + peers)
+    """How requests were served at our own engines, and if wanted at those of linked kvds. Raises `RequestRefused`."""
+    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after))
+    peers = await _rows_of_peers(daemon, message.seconds) if message.peers and not message.after else ()
+    return Outcomes(rows=rows + peers, more=more)
 
 
-def rows(daemon: Daemon, seconds: float) -> tuple[OutcomeRow, ...]:
+async def from_peer(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
+    """The same at our own engines, for another kvd. Raises `RequestRefused`."""
+    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after))
+    return Outcomes(rows=rows, more=more)
+
+
+async def totals(daemon: Daemon) -> tuple[OutcomeRow, ...]:
+    """All counts since kvd has known the engines, for metrics: of each user `MOST_TOLD` engines, the first ones."""
+    told: Counter[int] = Counter()
+
+    def rows() -> Iterator[OutcomeRow | None]:
+        for engine_id in sorted(daemon.outcomes.engine_ids):
+            engine, row = daemon.registry.engines.get(engine_id), None
+            if engine is not None and told[engine.uid] < MOST_TOLD:
+                told[engine.uid] += 1
+                row = daemon.outcomes.row(engine.facts, 0.0, 0.0)
+            yield row
+
+    return tuple(await daemon.slices.collect(rows()))
+
+
+def _rows(daemon: Daemon, seconds: float, after: str) -> Rows[str]:
     """How requests were served at our own engines in the last ``seconds``."""
-    now = time.monotonic()
-    engines = sorted(daemon.registry.engines.items())
-    return tuple(daemon.outcomes.row(engine.facts, seconds, now) for _, engine in engines)
+    now, last = time.monotonic(), place(after, _PLACES)
+    for engine_id in sorted(name for name in daemon.registry.engines if last is None or name > last):
+        engine = daemon.registry.engines.get(engine_id)
+        yield (engine_id, daemon.outcomes.row(engine.facts, seconds, now)) if engine is not None else None
 
 
 async def _rows_of_peers(daemon: Daemon, seconds: float) -> tuple[OutcomeRow, ...]:

@@ -1,60 +1,76 @@
-"""Answers to operators: engines, workers, status, made from the daemon's state at one moment."""
+"""Answers to operators: engines, workers, status."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from operator import itemgetter
 
 import msgspec
 
 from kvd.geometry.rank import Rank
 from kvd.installed import own_version
 from kvd.service.daemon import Daemon
+from kvd.service.engines.local_engine import Client, LocalEngine
+from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
 from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.router import Caller
-from kvd.wire.identity import EngineCard
+from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.query import EngineList, EngineRow, KvdStatus, ListEngines, ListWorkers, WorkerList, WorkerRow
 
+EnginePlace = tuple[bool, str, str, int]
+"""Whether it is a peer's, its id, and its kvd's endpoint."""
+WorkerPlace = tuple[str, bool, tuple[int, int, int], float, str]
+"""Its engine, whether it is a scheduler, its rank as ranks are sorted, when it registered, and its incarnation."""
 
-def list_engines(
+_ENGINE_PLACES = msgspec.json.Decoder(EnginePlace)
+_WORKER_PLACES = msgspec.json.Decoder(WorkerPlace)
+
+
+async def list_engines(
     daemon: Daemon, _caller: Caller, query: ListEngines, *, local_only: bool = False
 ) -> EngineList:
-    """All engines, local ones first; for other kvds the local ones alone."""
-    rows = [_local_row(daemon, engine_id, cards=query.cards) for engine_id in sorted(daemon.registry.engines)]
-    if not local_only:
-        remote = sorted(
-            (k for k in daemon.handshakes.peers if k[0] != HERE), key=lambda k: (k[1], k[0].host, k[0].port)
-        )
-        for key in remote:
-            peer = daemon.handshakes.peers[key]
-            rows.append(
-                EngineRow(
-                    engine=peer.card.engine,
-                    generation=peer.card.generation,
-                    local=False,
-                    state=peer.state,
-                    ranks=tuple(worker.rank for worker in peer.card.workers),
-                    since=peer.since,
-                    endpoint=key[0],
-                    reason=peer.reason,
-                    peers=tuple(sorted(peer.users)),
-                    card=_without_key(peer.card) if query.cards else None,
-                )
-            )
-    return EngineList(rows=tuple(rows))
+    """Engines, local ones first; for other kvds the local ones alone. Raises `RequestRefused`."""
+    after = place(query.after, _ENGINE_PLACES)
+    local = sorted(name for name in daemon.registry.engines if after is None or (False, name, "", 0) > after)
+    peers = (
+        (True, engine_id, where.host, where.port)
+        for where, engine_id in daemon.handshakes.peers
+        if where != HERE
+    )
+    remote = [] if local_only else sorted(at for at in peers if after is None or at > after)
+    rows = itertools.chain(
+        _local_rows(daemon, local[: PAGE_ROWS + 1], cards=query.cards),
+        _remote_rows(daemon, remote[: PAGE_ROWS + 1], cards=query.cards),
+    )
+    found, more = await page(daemon.slices, rows)
+    return EngineList(rows=found, more=more)
 
 
-def _local_row(daemon: Daemon, engine_id: str, *, cards: bool) -> EngineRow:
-    engine = daemon.registry.engines[engine_id]
-    peers = {key[1] for key, peer in daemon.handshakes.peers.items() if engine_id in peer.users}
+def _local_rows(daemon: Daemon, names: list[str], *, cards: bool) -> Rows[EnginePlace]:
+    users: dict[str, set[str]] = {name: set() for name in names}
+    for (_, peer_id), peer in list(daemon.handshakes.peers.items()):
+        for name in peer.users:
+            if name in users:
+                users[name].add(peer_id)
+        yield None
+    for name in names:
+        engine = daemon.registry.engines.get(name)
+        if engine is not None:
+            yield (False, name, "", 0), _local_row(daemon, engine, users[name], cards=cards)
+
+
+def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: bool) -> EngineRow:
+    engine_id = engine.facts.engine_id
     peers |= set(daemon.subscribers.users(engine)) if engine.generation else set()
     return EngineRow(
         engine=engine.facts,
         generation=engine.generation,
         local=True,
         state=engine.state,
-        ranks=tuple(sorted(engine.workers)),
+        ranks=engine.ranks,
         since=engine.since,
         endpoint=daemon.myself.endpoint,
         scheduler=engine.scheduler is not None,
@@ -66,36 +82,81 @@ def _local_row(daemon: Daemon, engine_id: str, *, cards: bool) -> EngineRow:
     )
 
 
+def _remote_rows(daemon: Daemon, places: list[EnginePlace], *, cards: bool) -> Rows[EnginePlace]:
+    for at in places:
+        endpoint = Endpoint(*at[2:])
+        peer = daemon.handshakes.peers.get((endpoint, at[1]))
+        if peer is None:
+            continue
+        yield (
+            at,
+            EngineRow(
+                engine=peer.card.engine,
+                generation=peer.card.generation,
+                local=False,
+                state=peer.state,
+                ranks=tuple(worker.rank for worker in peer.card.workers),
+                since=peer.since,
+                endpoint=endpoint,
+                reason=peer.reason,
+                peers=tuple(sorted(peer.users)),
+                card=_without_key(peer.card) if cards else None,
+            ),
+        )
+
+
 def _without_key(card: EngineCard) -> EngineCard:
     """A card for operators, and what they write to files: the key is for schedulers alone."""
     return msgspec.structs.replace(card, digest_key=b"")
 
 
-def list_workers(daemon: Daemon, _caller: Caller, _query: ListWorkers) -> WorkerList:
-    """All local clients, engine by engine, the dead ones that are remembered included."""
+async def list_workers(daemon: Daemon, _caller: Caller, query: ListWorkers) -> WorkerList:
+    """Local clients, engine by engine, the dead ones that are remembered included. Raises `RequestRefused`."""
+    rows, more = await page(daemon.slices, _worker_rows(daemon, place(query.after, _WORKER_PLACES)))
+    return WorkerList(rows=rows, more=more)
+
+
+def _worker_rows(daemon: Daemon, after: WorkerPlace | None) -> Rows[WorkerPlace]:
+    engines: dict[str, list[Client]] = {}
+    for client in list(daemon.registry.clients.values()):
+        if after is None or client.engine.engine_id >= after[0]:
+            engines.setdefault(client.engine.engine_id, []).append(client)
+        yield None
     now = time.monotonic()
-    clients = sorted(
-        daemon.registry.clients.values(),
-        key=lambda c: (c.engine.engine_id, c.kind == "scheduler", c.rank or Rank(), c.registered),
+    for engine_id in sorted(engines):
+        for at, client in sorted(((_place_of(c), c) for c in engines[engine_id]), key=itemgetter(0)):
+            if after is None or at > after:
+                yield at, _worker_row(client, now)
+            else:
+                yield None
+
+
+def _place_of(client: Client) -> WorkerPlace:
+    rank = client.rank or Rank()
+    in_order = (rank.pp, rank.dcp, rank.tp)
+    return (
+        client.engine.engine_id,
+        client.kind == "scheduler",
+        in_order,
+        client.registered,
+        client.incarnation,
     )
-    return WorkerList(
-        rows=tuple(
-            WorkerRow(
-                kind=c.kind,
-                engine_id=c.engine.engine_id,
-                rank=c.rank,
-                pid=c.pid,
-                incarnation=c.incarnation,
-                state=c.state,
-                registered=c.registered,
-                heartbeat_age=now - c.heard,
-                backend=c.card.backend if c.card else "",
-                regions=c.regions,
-                registered_bytes=c.registered_bytes,
-                reason=c.reason,
-            )
-            for c in clients
-        )
+
+
+def _worker_row(client: Client, now: float) -> WorkerRow:
+    return WorkerRow(
+        kind=client.kind,
+        engine_id=client.engine.engine_id,
+        rank=client.rank,
+        pid=client.pid,
+        incarnation=client.incarnation,
+        state=client.state,
+        registered=client.registered,
+        heartbeat_age=now - client.heard,
+        backend=client.card.backend if client.card else "",
+        regions=client.regions,
+        registered_bytes=client.registered_bytes,
+        reason=client.reason,
     )
 
 
@@ -132,10 +193,8 @@ def gauges(daemon: Daemon) -> dict[str, float]:
         f"{kind}.{state}" for kind in ("workers", "schedulers") for state in ("alive", "silent", "gone")
     ]
     values = dict.fromkeys(names, 0.0)
-    for engine in daemon.registry.engines.values():
-        values[f"engines.{engine.state}"] += 1
-    for client in daemon.registry.clients.values():
-        values[f"{client.kind}s.{client.state}"] += 1
+    for counts in (daemon.registry.counts, daemon.registry.roster.counts):
+        values |= {name: float(count) for name, count in counts.items()}
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["leases.open"] = float(len(daemon.leases.table))
