@@ -17,8 +17,10 @@ from typing import Any
 from tests.support.daemons import ROOT
 
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-INPUTS = int(os.environ.get("KVD_FUZZ_INPUTS", "3000"))
-"""Mutated inputs that a test tries."""
+A_SEED = 1000
+"""Mutated inputs that a test makes of one seed."""
+SEEDS = range(max(1, int(os.environ.get("KVD_FUZZ_INPUTS", "3000")) // A_SEED))
+"""So many of them that the tests of one file try as many inputs as ``KVD_FUZZ_INPUTS`` says."""
 LONGEST = 600
 _NUMBERS = (0, 1, 2, 7, 16, 31, 64, 127, 128, 254, 255)
 
