@@ -138,7 +138,13 @@ async def run_daemon(
             log.warning("%s", given_up)
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_measure_lag(daemon))
-        check = SelfCheck(held, notifier, loop=loop, threads=lambda: [w.thread for w in writers()])
+        check = SelfCheck(
+            held,
+            notifier,
+            loop=loop,
+            ledger=daemon.ledger.round_trip,
+            threads=lambda: [w.thread for w in writers()],
+        )
         with check.running():
             await _until(stop, [*tasks, heart])
         daemon.draining = True

@@ -46,10 +46,12 @@ FAILURES = 6
 """So many in a row end kvd. Not a time: a process that was stopped for an hour has failed once."""
 LEDGER_SECONDS = 60.0
 """A disk that is busy may well hold up the ledger for seconds; nothing else of kvd waits for it."""
+LEDGER_GIVEN_UP_SECONDS = 86400.0
+"""A question to it is asked once, and waited for: see `LEDGER_SECONDS`."""
 NOBODY = "kvd itself"
 LIMITS = ConnectionLimits(message=1 << 16)
 
-Ask = Callable[[], Coroutine[Any, Any, object]]
+Ask = Callable[[float], Coroutine[Any, Any, object]]
 
 
 class SelfCheck:
@@ -150,14 +152,13 @@ class SelfCheck:
         if self._ledger is None:
             return True
         if self._asked is None:
-            self._asked = asyncio.run_coroutine_threadsafe(self._ledger(), self._loop)
+            self._asked = asyncio.run_coroutine_threadsafe(self._ledger(LEDGER_GIVEN_UP_SECONDS), self._loop)
             self._ledger_waited = 0.0
         try:
             self._asked.result(timeout=min(self._ask_every, EVERY_SECONDS))
         except TimeoutError:
-            if not self._asked.done():
-                self._ledger_waited += self._ask_every
-                return not self._ledger_was_well or self._ledger_waited < LEDGER_SECONDS
+            self._ledger_waited += self._ask_every
+            return not self._ledger_was_well or self._ledger_waited < LEDGER_SECONDS
         except (LedgerError, concurrent.futures.CancelledError):
             pass
         self._asked, self._ledger_was_well = None, True

@@ -18,7 +18,7 @@ from kvd.service.self_check import SelfCheck
 async def answers(ledger: Callable[[], Awaitable[object]], times: int, folder: Path) -> list[bool]:
     """What so many checks of a ledger find."""
 
-    async def ask() -> object:
+    async def ask(_seconds: float) -> object:
         return await ledger()
 
     with hold(folder) as directory:
