@@ -61,7 +61,8 @@ def measured(what: str, seconds: float) -> None:
 class Daemon:
     """One kvd process in a directory of its own; started and killed as often as a test likes.
 
-    It writes to ``stderr`` where that is given, a file descriptor, and else to a file (`log`).
+    It writes to ``stderr`` where that is given, a file descriptor, and else to a file (`log`). ``by`` is a command that
+    starts it, such as ``prlimit``, and becomes it.
     """
 
     directory: Path
@@ -70,6 +71,7 @@ class Daemon:
     process: subprocess.Popen[str] | None = None
     port: int = 0
     stderr: int | None = None
+    by: tuple[str, ...] = ()
 
     def start(self, *, wait: bool = True) -> Daemon:
         """Start it; it serves when this returns. A peer port that was given out once is asked for again."""
@@ -82,6 +84,7 @@ class Daemon:
         with log:
             self.process = subprocess.Popen(
                 [
+                    *self.by,
                     sys.executable,
                     "-m",
                     "kvd.service",

@@ -23,6 +23,7 @@ from kvd.service.slices import Slices
 from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
+from kvd.service.sockets.sockets import Sockets
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Daemon:
     links: PeerLinks
     handshakes: Handshakes
     outcomes: OutcomeCounts
+    sockets: Sockets
     local: Router
     peer: Router | None = None
     keys: Keys | None = None

@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq
 import zmq.asyncio
-from zmq.auth.asyncio import AsyncioAuthenticator
 
 from kvd.service import metrics, trust
 from kvd.service.config import RELOADABLE, Config, endpoint
@@ -45,14 +43,14 @@ from kvd.service.peers.links import PeerLinks
 from kvd.service.runtime_directory import RuntimeDirectory, hold
 from kvd.service.self_check import SelfCheck
 from kvd.service.slices import spread
-from kvd.service.sockets import bind as sockets
-from kvd.service.sockets import connections, curve
+from kvd.service.sockets import bind, curve
 from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
+from kvd.service.sockets.sockets import Sockets
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
-from kvd.wire.names import SOCKET_NAME
+from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
@@ -60,23 +58,19 @@ log = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite3"
 MAX_SOCKETS = 8192
-FLUSH_MS = 300
-"""How long the last answers may take to leave."""
 LAG_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """The context and the sockets that are bound in it.
-
-    ``monitors`` tell of connections, by the name of the socket; ``at`` is the peer socket's host and port.
-    """
+    """The sockets that are bound and served, and what stands behind them; ``at`` is the peer socket's host and port."""
 
     context: zmq.asyncio.Context
-    local: zmq.Socket[bytes]
-    publisher: zmq.Socket[bytes]
-    peer: zmq.Socket[bytes] | None
-    monitors: dict[str, zmq.asyncio.Socket]
+    counters: Counter[str]
+    sockets: Sockets
+    events: Events
+    local: Router
+    peer: Router | None
     at: tuple[str, int] | None
 
 
@@ -181,12 +175,10 @@ async def _running(
             server = await _metrics(config, daemon)
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
-            daemon.local.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
+            bound.sockets.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
             _hold_ledger(ledger), _prepare(daemon),
         ]  # fmt: skip
-        work += [daemon.peer.run()] if daemon.peer else []
         work += [trust.follow(daemon, keys)] if keys is not None else []
-        work += [connections.count(m, name, daemon.events.counters) for name, m in bound.monitors.items()]
         daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
         work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
@@ -210,30 +202,27 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
     context = zmq.asyncio.Context()
     context.max_sockets = MAX_SOCKETS
     stack.callback(context.term)
-    local = sockets.bind_local(context, config, directory)
-    stack.callback(local.close, FLUSH_MS)
-    publisher = sockets.bind_events(context, directory)
-    stack.callback(publisher.close, FLUSH_MS)
+    counters: Counter[str] = Counter()
+    sockets = Sockets(counters, keys)
+    stack.callback(sockets.close)
+    listening = {name: bind.bind_unix(directory / name) for name in (SOCKET_NAME, EVENTS_NAME)}
+    for name in listening:
+        stack.callback((directory / name).unlink, missing_ok=True)
+    local = Router("local", counters, config.local.queue)
+    sockets.serve_local(listening[SOCKET_NAME], local, config)
+    events = Events(sockets.serve_events(listening[EVENTS_NAME]), counters)
     peer, at = None, None
     if config.peer.listen:
-        if keys is not None:
-            stack.callback(_authenticate(context, keys).stop)
-        peer, at = sockets.bind_peer(context, config, keys)
-        stack.callback(peer.close, FLUSH_MS)
-    monitors = {}
-    for name, router in (("local", local), ("peer", peer)):
-        if router is not None:
-            monitors[name] = connections.watch(context, router, name)
-            stack.callback(monitors[name].close)
-            stack.callback(router.disable_monitor)
-    return _Bound(context, local, publisher, peer, monitors, at)
+        host, port = endpoint(config.peer.listen, "peer.listen")
+        peer = Router("peer", counters, config.peer.queue)
+        reached, at = bind.bind_tcp(host, port)
+        sockets.serve_peers(reached, peer, config)
+    return _Bound(context, counters, sockets, events, local, peer, at)
 
 
 def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, ledger: Ledger) -> Daemon:
-    counters: Counter[str] = Counter()
-    events = Events(bound.publisher, counters)
+    counters, events, router = bound.counters, bound.events, bound.local
     registry = Registry(events, myself.started + config.liveness.settle_seconds)
-    router = Router("local", bound.local, counters)
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     links = PeerLinks(bound.context, config.peer, keys, events, ping)
@@ -256,7 +245,8 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         handshakes=handshakes,
         outcomes=counts,
         local=router,
-        peer=Router("peer", bound.peer, counters) if bound.peer is not None else None,
+        sockets=bound.sockets,
+        peer=bound.peer,
         keys=keys,
     )
     registry.watcher = _Wiring(daemon)
@@ -279,19 +269,6 @@ def _myself(config: Config, bound: tuple[str, int] | None) -> Myself:
         at = Endpoint(advertised[0], advertised[1] or bound[1])
     name = hashlib.sha256(f"{host}:{config.directory}".encode()).hexdigest()[:6]
     return Myself(f"{host}-{name}", uuid.uuid4().hex[:16], host, at, time.monotonic(), time.time())
-
-
-def _authenticate(context: zmq.asyncio.Context, keys: Keys) -> AsyncioAuthenticator:
-    class Authorized:
-        """Lets in the keys that are listed; zmq calls it for every new connection."""
-
-        def callback(self, _domain: str, key: bytes) -> bool:
-            return key in keys.authorized
-
-    authenticator = AsyncioAuthenticator(context)
-    authenticator.start()
-    authenticator.configure_curve_callback(sockets.ZAP_DOMAIN, credentials_provider=Authorized())
-    return authenticator
 
 
 async def _metrics(config: Config, daemon: Daemon) -> asyncio.Server:

@@ -45,4 +45,5 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
     for key in keys.authorized - before:
         daemon.events.emit("key.trusted", key.decode())
     daemon.counters["keys.changes"] += 1
+    daemon.sockets.close_peers(keys)
     await daemon.links.keys_changed()

@@ -1,4 +1,4 @@
-"""Events: one PUB socket, a sequence number without gaps, counters next to it."""
+"""Events: one publisher, a sequence number without gaps, counters next to it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import time
 from collections import Counter
 
 import msgspec
-import zmq
 
+from kvd.service.sockets.publisher import Publisher
 from kvd.wire.event import KvdEvent
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ Detail = str | int | float | bool | None
 class Events:
     """Publishes what happens and counts it by kind. ``counters`` is shared with all that counts in this daemon."""
 
-    def __init__(self, publisher: zmq.Socket[bytes] | None, counters: Counter[str]) -> None:
+    def __init__(self, publisher: Publisher | None, counters: Counter[str]) -> None:
         self.counters = counters
         self.seq = 0
         self._publisher = publisher
@@ -31,5 +31,5 @@ class Events:
         self.counters[f"events.{kind}"] += 1
         event = KvdEvent(seq=self.seq, time=time.time(), kind=kind, subject=subject, detail=detail)
         log.info("%s %s %s", kind, subject, " ".join(f"{k}={v}" for k, v in detail.items()))
-        if self._publisher is not None:
-            self._publisher.send_multipart([kind.encode(), self._encoder.encode(event)], zmq.NOBLOCK)
+        if self._publisher is not None and self._publisher.wanted:
+            self._publisher.publish(kind.encode(), self._encoder.encode(event))

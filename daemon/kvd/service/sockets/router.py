@@ -1,4 +1,4 @@
-"""One ROUTER socket: takes frames, finds the handler, sends the answer. Nothing that arrives can end its loop."""
+"""One socket's requests: takes messages, finds the handler, sends the answer. Nothing that arrives can end its loop."""
 
 from __future__ import annotations
 
@@ -6,36 +6,35 @@ import asyncio
 import inspect
 import itertools
 import logging
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import zmq
 
 from kvd.service.errors import LedgerError, RequestRefused
+from kvd.service.sockets.channel import Cause, Channel
+from kvd.service.sockets.limits import UNSENT_BYTES
+from kvd.service.sockets.reservations import Hold
+from kvd.service.sockets.shares import Waiter, WaitingShares
 from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
 from kvd.wire.reply import Refused, Reply
+from kvd.zmtp.events import Received, Subscribed, Unsubscribed
 
 log = logging.getLogger(__name__)
 
-MAX_TASKS = 4096
-"""Most requests of one socket that wait for something at a time; further ones are refused."""
-TURN_SECONDS = 0.002
-"""How long messages are taken before other tasks get their turn: a flood must not starve the clocks."""
-
 _KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMessage: "unknown"}
+_NO_BODY = msgspec.Raw()
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a message: its route on the socket, and the process behind it as the kernel names it.
+    """Who sent a message: its route on the socket, and what is certain about who speaks.
 
-    Where it does not, ``pid`` is 0 and ``uid`` -1. ``key`` is the public CURVE key in Z85 with which a peer proved who
-    it is, empty where connections have none.
+    ``pid`` and ``uid`` are those of the process that connected, as the kernel names it: 0 and -1 where it does not.
+    ``key`` is the peer's public CURVE key in Z85, which it has proved to hold; empty where there is none.
     """
 
     route: bytes
@@ -44,24 +43,35 @@ class Caller:
     key: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One client's connection: what we asked it, by correlation id, and the ids of its requests that wait."""
+
+    channel: Channel
+    caller: Caller
+    asked: dict[int, asyncio.Future[Message]] = field(default_factory=dict)
+    working: set[int] = field(default_factory=set)
+
+
 Handled = Message | None
 Handler = Callable[[Caller, Any], Handled | Awaitable[Handled]]
 
 
 class Router:
-    """A bound ROUTER socket and its table of handlers, by type of message."""
+    """The requests of one socket and their table of handlers, by type of message.
 
-    def __init__(self, name: str, socket: zmq.Socket[bytes], counters: Counter[str]) -> None:
+    At most ``queue`` messages wait for one client.
+    """
+
+    def __init__(self, name: str, counters: Counter[str], queue: int) -> None:
         self.name = name
+        self._queue = queue
         self.handlers: Mapping[type[Any], Handler] = {}
-        self._socket = socket
         self._counters = counters
+        self._lines: dict[bytes, Line] = {}
+        self._shares = WaitingShares()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._working: set[tuple[bytes, int]] = set()
-        self._asked: dict[tuple[bytes, int], asyncio.Future[Message]] = {}
         self._ids = itertools.count(1)
-        self._ended: asyncio.Future[None] | None = None
-        self._looking = False  # nor is it to happen soon
         self._last: tuple[Message, msgspec.Raw] | None = None
         """What was sent last: it often goes to all clients of an engine, and is encoded once."""
 
@@ -70,76 +80,30 @@ class Router:
         """Requests that wait for something now."""
         return len(self._tasks)
 
-    async def run(self) -> None:
-        """Take messages until cancelled, or until the socket is closed."""
-        # A plain socket and its file descriptor: futures of zmq.asyncio would cost each message more than all else.
-        loop = asyncio.get_running_loop()
-        self._ended = loop.create_future()
-        descriptor = self._socket.fileno()
-        loop.add_reader(descriptor, self._look)
-        self._look()
-        try:
-            await self._ended
-        finally:
-            self._ended = None
-            loop.remove_reader(descriptor)
-
-    def _look(self) -> None:
-        """Take what is there, for `TURN_SECONDS`; the descriptor tells of news only when nothing was left."""
-        if self._ended is None:
-            return
-        self._looking = True
-        ends = time.monotonic() + TURN_SECONDS
-        while self._receive():
-            if time.monotonic() >= ends:
-                asyncio.get_running_loop().call_soon(self._look)
-                return
-        self._looking = False
-
-    def _receive(self) -> bool:
-        """Take one message; False where there is none."""
-        # What handling it raises must not be taken for an empty socket: nothing would ever tell of the rest.
-        try:
-            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.ETERM, zmq.ENOTSOCK):
-                if self._ended is not None and not self._ended.done():
-                    self._ended.set_result(None)
-                return False
-            self._counters["errors.socket"] += 1
-            log.exception("%s socket: receiving failed; going on", self.name)
-            return True
-        try:
-            self._take(frames)
-        except Exception:  # one message of one client must not end the loop for all
-            self._counters["errors.internal"] += 1
-            log.exception("%s socket: a message could not be handled; going on", self.name)
-        return True
-
     def send(self, route: bytes, message: Message, correlation: int = 0) -> None:
-        """Send without waiting; a client that is away or too slow loses the message."""
+        """Send without waiting; a client that is away loses the message, one that is too slow its connection."""
+        line = self._lines.get(route)
+        if line is None:
+            return
         if self._last is None or self._last[0] is not message:
             self._last = message, body(message)
-        try:
-            self._socket.send_multipart([route, encode(self._last[1], correlation)], zmq.NOBLOCK)
-        except zmq.ZMQError:
-            self._counters["sent.dropped"] += 1
-        if self._ended is not None and not self._looking:
-            # Sending too may find out that there is something to receive, and the descriptor will not tell again.
-            self._looking = True
-            asyncio.get_running_loop().call_soon(self._look)
+        if line.channel.unsent > UNSENT_BYTES or line.channel.buffers > self._queue:
+            line.channel.give_up()
+            return
+        line.channel.send(encode(_NO_BODY, correlation), self._last[1])
 
     async def ask(self, route: bytes, message: Message, seconds: float) -> Message:
-        """Ask a client and wait for its answer. Raises `TimeoutError`."""
-        key = (route, next(self._ids))
-        self._asked[key] = asyncio.get_running_loop().create_future()
+        """Ask a client and wait for its answer. Raises `TimeoutError`, at once where its connection has ended."""
+        line = self._lines.get(route)
+        if line is None:
+            raise TimeoutError("the client is not connected any more")
+        correlation = next(self._ids)
+        answer = line.asked[correlation] = asyncio.get_running_loop().create_future()
         try:
-            self.send(route, message, key[1])
-            return await asyncio.wait_for(self._asked[key], seconds)
+            self.send(route, message, correlation)
+            return await asyncio.wait_for(answer, seconds)
         finally:
-            del self._asked[key]
+            del line.asked[correlation]
 
     async def finish(self, seconds: float) -> None:
         """Wait for the requests in flight, at most ``seconds``; cancel the rest."""
@@ -148,76 +112,115 @@ class Router:
         for task in self._tasks:
             task.cancel()
 
-    def _take(self, frames: list[zmq.Frame]) -> None:
-        caller = Caller(frames[0].bytes, *_process(frames[0]), _key(frames[0]))
-        if len(frames) != 2:
+    # --- what the socket tells ---
+
+    def joined(self, channel: Channel) -> None:
+        """A client is there."""
+        caller = Caller(channel.route, channel.pid, channel.uid, channel.key)
+        self._lines[channel.route] = Line(channel, caller)
+
+    def left(self, channel: Channel, cause: Cause) -> None:
+        """A client is there no more: nobody waits for its answers."""
+        line = self._lines.pop(channel.route)
+        if cause == "unread":
+            self._counters["sent.dropped"] += 1
+            log.info("%s socket: a client does not read what is sent to it (pid %d)", self.name, channel.pid)
+        for answer in line.asked.values():
+            if not answer.done():
+                answer.set_exception(TimeoutError("the client's connection ended"))
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        """Nobody subscribes here."""
+
+    def received(self, channel: Channel, message: Received, hold: Hold | None) -> None:
+        """Take a message. Whatever it causes ends nothing but itself."""
+        kept = False
+        try:
+            kept = self._take(self._lines[channel.route], message, hold)
+        except Exception:  # one message of one client must not end the loop for all
+            self._counters["errors.internal"] += 1
+            log.exception("%s socket: a message could not be handled; going on", self.name)
+        if hold is not None and not kept:
+            hold.release()
+
+    def _take(self, line: Line, received: Received, hold: Hold | None) -> bool:
+        """Handle a message; whether it waits for something, and its memory with it."""
+        caller = line.caller
+        if received.frames != 1:
             self._counters["received.frames"] += 1
-            what = f"a message is one frame, this one has {len(frames) - 1}"
+            what = f"a message is one frame, this one has {received.frames}"
             self.send(
                 caller.route, Refused(code=Malformed.code, message=what, hint="send [version, id, message]")
             )
-            return
+            return False
         try:
-            message, correlation = decode(frames[1].bytes)
+            message, correlation = decode(received.body)
         except WireError as error:
             self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
             refused = Refused(
                 code=error.code, message=error.message, hint="both sides should be of one version"
             )
             self._reply(caller, refused, error.correlation)
-            return
+            return False
         self._counters[f"received.{kind_of(message)}"] += 1
         if isinstance(message, Reply):
-            asked = self._asked.get((caller.route, correlation))
-            if asked is not None and not asked.done():
-                asked.set_result(message)
-            else:
-                self._counters["received.unexpected"] += 1
-            return
-        self._dispatch(caller, message, correlation)
-
-    def _dispatch(self, caller: Caller, message: Message, correlation: int) -> None:
-        if correlation and (caller.route, correlation) in self._working:
+            self._answered(line, message, correlation)
+            return False
+        if correlation and correlation in line.working:
             self._counters["received.repeated"] += 1  # one answer is on its way already, and serves for both
-            return
+            return False
+        answer = self._handle(caller, message)
+        if not inspect.isawaitable(answer):
+            self._reply(caller, answer, correlation)
+            return False
+        waiter = Waiter(caller.route, line.channel.path, kind_of(message), received.size)
+        if full := self._shares.full(waiter):
+            if inspect.iscoroutine(answer):
+                answer.close()
+            self._counters["refused.busy"] += 1
+            self._reply(caller, Refused(code="KVD-BUSY", message=full, hint="try again"), correlation)
+            return False
+        self._shares.take(waiter)
+        line.working.add(correlation)
+        task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
+        self._tasks.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._shares.give_back(waiter)
+            line.working.discard(correlation)
+            if hold is not None:
+                hold.release()
+
+        task.add_done_callback(over)
+        return True
+
+    def _answered(self, line: Line, message: Reply, correlation: int) -> None:
+        asked = line.asked.get(correlation)
+        if asked is not None and not asked.done():
+            asked.set_result(message)
+        else:
+            self._counters["received.unexpected"] += 1
+
+    def _handle(self, caller: Caller, message: Message) -> Handled | Awaitable[Handled]:
         handler = self.handlers.get(type(message))
         if handler is None:
             self._counters["received.not_here"] += 1
             here = ", ".join(sorted(str(t.__struct_config__.tag) for t in self.handlers))
             what = f"{kind_of(message)} is not taken on the {self.name} socket"
-            self._reply(
-                caller, Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}"), correlation
-            )
-            return
+            return Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}")
         try:
-            answer = handler(caller, message)
+            return handler(caller, message)
         except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
-            self._reply(caller, self._refusal(error, message), correlation)
-            return
-        if not inspect.isawaitable(answer):
-            self._reply(caller, answer, correlation)
-        elif len(self._tasks) >= MAX_TASKS:
-            if inspect.iscoroutine(answer):
-                answer.close()
-            self._counters["refused.busy"] += 1
-            what = f"{MAX_TASKS} requests are waiting already"
-            self._reply(caller, Refused(code="KVD-BUSY", message=what, hint="try again"), correlation)
-        else:
-            task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
-            self._working.add((caller.route, correlation))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            return self._refusal(error, message)
 
     async def _wait(
         self, caller: Caller, message: Message, work: Awaitable[Handled], correlation: int
     ) -> None:
-        asked = (caller.route, correlation)
         try:
             answer = await work
         except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
             answer = self._refusal(error, message)
-        finally:
-            self._working.discard(asked)
         self._reply(caller, answer, correlation)
 
     def _refusal(self, error: Exception, message: Message) -> Refused:
@@ -245,23 +248,3 @@ class Router:
         except (OverflowError, ValueError, TypeError):
             # A correlation id that msgpack cannot carry back: the sender made it up.
             self._counters["received.malformed"] += 1
-
-
-def _process(frame: zmq.Frame) -> tuple[int, int]:
-    """The pid and uid behind a frame."""
-    # libzmq appends the kernel's credentials of an ipc peer to its address: "host:uid:gid:pid".
-    try:
-        parts = str(frame.get("Peer-Address")).split(":")
-    except zmq.ZMQError:
-        return 0, -1
-    if len(parts) != 4 or not (parts[1].isdigit() and parts[3].isdigit()):
-        return 0, -1
-    return int(parts[3]), int(parts[1])
-
-
-def _key(frame: zmq.Frame) -> bytes:
-    """The public key that the authenticator found behind a frame."""
-    try:
-        return str(frame.get("User-Id")).encode()
-    except zmq.ZMQError:
-        return b""

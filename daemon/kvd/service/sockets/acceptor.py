@@ -1,0 +1,235 @@
+"""One listening socket: who is let in, how many of whom, and for how long without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import struct
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvd.service.sockets.channel import Cause, Channel, Shared
+from kvd.service.sockets.limits import (
+    ACCEPT_PAUSE_SECONDS,
+    ACCEPTS_A_TURN,
+    HANDSHAKE_SECONDS,
+    NO_DESCRIPTORS_PAUSE_SECONDS,
+    share_of,
+)
+from kvd.service.sockets.poller import READ
+from kvd.service.sockets.reservations import Hold
+from kvd.service.sockets.turns import Path
+from kvd.zmtp.connection import Connection, ConnectionLimits, SocketType
+from kvd.zmtp.errors import ZmtpError
+from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
+from kvd.zmtp.mechanism import Mechanism
+
+log = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")
+DEAD_SECONDS = 10
+"""After this long the kernel ends a TCP connection whose other host is silent; kvds speak every second."""
+
+
+class Service(Protocol):
+    """What stands behind a listening socket."""
+
+    def joined(self, channel: Channel) -> None:
+        """A connection may be used from now on."""
+
+    def received(self, channel: Channel, message: Received, hold: Hold | None, /) -> None:
+        """A message; see `ChannelOwner`."""
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        """The peer wants events, or no more."""
+
+    def left(self, channel: Channel, cause: Cause) -> None:
+        """A connection that had joined is over."""
+
+
+@dataclass(slots=True)
+class Visitors:
+    """Connections of one user or address; ``silent`` are those that have not said what they are, the oldest first."""
+
+    count: int = 0
+    silent: OrderedDict[Channel, None] = field(default_factory=OrderedDict)
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What a listening socket speaks. ``name`` is in its counters, ``most`` is how many connections it has at most."""
+
+    name: str
+    socket_type: SocketType
+    mechanism: Mechanism
+    limits: ConnectionLimits
+    most: int
+
+
+class Acceptor:
+    """Accepts connections of one listening socket, counts them, and ends those that are too many or too slow."""
+
+    def __init__(
+        self, listening: socket.socket, door: Door, service: Service, shared: Shared, counters: Counter[str]
+    ) -> None:
+        self.path: Path = ("listening", door.name)
+        self.mask, self.queued = 0, False
+        self.door = door
+        self.open: dict[Channel, Hashable] = {}
+        """Connections, and whose each is."""
+        self._socket, self._service, self._shared, self._counters = listening, service, shared, counters
+        self._share = share_of(door.most)
+        self._visitors: dict[Hashable, Visitors] = {}
+        self._silent: OrderedDict[Channel, float] = OrderedDict()
+        shared.poller.add(listening.fileno(), self, READ)
+
+    def step(self) -> bool:
+        """Accept a few, then pause: who only connects must not keep others waiting."""
+        self.mask = 0
+        pause = ACCEPT_PAUSE_SECONDS
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                connected, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return False
+            except OSError as error:
+                if error.errno == errno.ECONNABORTED:
+                    continue
+                self._counters[f"connections.{self.door.name}.accept_failed"] += 1
+                log.warning("%s socket: a connection cannot be accepted: %s", self.door.name, error.strerror)
+                pause = NO_DESCRIPTORS_PAUSE_SECONDS
+                break
+            self._counters[f"connections.{self.door.name}.accepted"] += 1
+            self._open(connected, address)
+        self._shared.poller.change(self._socket.fileno(), 0)
+        asyncio.get_running_loop().call_later(pause, self._accept_again)
+        return False
+
+    def sweep(self) -> None:
+        """End connections that have not said what they are for too long."""
+        before = time.monotonic() - HANDSHAKE_SECONDS
+        while self._silent:
+            channel = next(iter(self._silent))
+            if self._silent[channel] > before:
+                break
+            channel.end("slow")
+
+    def close(self) -> None:
+        """End all connections and stop listening. Idempotent."""
+        if self._socket.fileno() >= 0:
+            self._shared.poller.remove(self._socket.fileno())
+            self._socket.close()
+        for channel in list(self.open):
+            channel.end()
+
+    # --- what channels tell ---
+
+    def handshaken(self, channel: Channel, peer: Handshaken) -> None:
+        """It is silent no more."""
+        del self._silent[channel]
+        del self._visitors[self.open[channel]].silent[channel]
+        if peer.key:
+            channel.path = (peer.key, 0)
+        self._service.joined(channel)
+
+    def received(self, channel: Channel, message: Received, hold: Hold | None) -> None:
+        """Its service handles it."""
+        self._service.received(channel, message, hold)
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        """The same."""
+        self._service.subscribed(channel, event)
+
+    def ended(self, channel: Channel, cause: Cause) -> None:
+        """Count how."""
+        owner = self.open.pop(channel)
+        visitors = self._visitors[owner]
+        visitors.count -= 1
+        spoke = self._silent.pop(channel, None) is None
+        visitors.silent.pop(channel, None)
+        if not visitors.count:
+            del self._visitors[owner]
+        how = "ended" if spoke else "handshake_failed"
+        if isinstance(cause, ZmtpError):
+            if cause.kind == "not_authorised":
+                how = "not_authorised"
+            log.log(
+                logging.INFO if spoke else logging.DEBUG,
+                "%s socket: a connection ends: %s", self.door.name, cause.message,
+            )  # fmt: skip
+        self._counters[f"connections.{self.door.name}.{how}"] += 1
+        if spoke:
+            self._service.left(channel, cause)
+
+    # --- who is let in ---
+
+    def _accept_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._shared.poller.change(self._socket.fileno(), READ)
+
+    def _open(self, connected: socket.socket, address: object) -> None:
+        path, pid, uid = _who(connected, address)
+        if not self._admit(path[0]):
+            self._counters[f"connections.{self.door.name}.refused"] += 1
+            connected.close()
+            return
+        connected.setblocking(False)
+        door = self.door
+        zmtp = Connection(door.socket_type, door.mechanism, door.limits)
+        channel = Channel(connected, zmtp, self, self._shared, path, plain=door.mechanism.name == "NULL")
+        channel.pid, channel.uid = pid, uid
+        self.open[channel] = path[0]
+        visitors = self._visitors.setdefault(path[0], Visitors())
+        visitors.count += 1
+        visitors.silent[channel] = None
+        self._silent[channel] = time.monotonic()
+
+    def _admit(self, owner: Hashable) -> bool:
+        """Whether there is room for one more, which silent connections make, the oldest first."""
+        visitors = self._visitors.get(owner)
+        if visitors is not None and visitors.count >= self._share:
+            silent: OrderedDict[Channel, None] | OrderedDict[Channel, float] = visitors.silent
+        elif len(self.open) >= self.door.most:
+            silent = self._silent
+        else:
+            return True
+        if not silent:
+            return False
+        next(iter(silent)).end("slow")
+        return True
+
+
+def _who(connected: socket.socket, address: object) -> tuple[Path, int, int]:
+    """Whose a connection is, and its peer's pid and uid (0 and -1 where the kernel does not know)."""
+    if connected.family == socket.AF_UNIX:
+        found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(found)
+        return (uid, pid), pid, uid
+    keep_alive(connected)
+    host = str(address[0]) if isinstance(address, tuple) else ""
+    if ":" in host and not host.startswith("::ffff:"):
+        return (
+            (socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8], 0),
+            0,
+            -1,
+        )  # a site's own network
+    return (host, 0), 0, -1
+
+
+def keep_alive(connected: socket.socket) -> None:
+    """Have a TCP connection send at once, and end soon after its other host is gone."""
+    idle, between = DEAD_SECONDS // 2, DEAD_SECONDS // 5
+    for level, option, value in (
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, between),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, (DEAD_SECONDS - idle) // between),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_SECONDS * 1000),
+    ):
+        connected.setsockopt(level, option, value)

@@ -1,0 +1,80 @@
+"""The socket of events: who subscribed to what, and how much of it waits for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from kvd.service.sockets.channel import Cause, Channel
+from kvd.service.sockets.limits import EVENTS_UNSENT_BYTES, EVENTS_UNSENT_TOTAL_BYTES, MAX_TOPICS
+from kvd.service.sockets.reservations import Hold
+from kvd.service.sockets.unsent import Unsent
+from kvd.zmtp.events import Received, Subscribed, Unsubscribed
+from kvd.zmtp.frames import buffers
+
+
+class Publisher:
+    """Sends each event to those that want what its topic begins with. Whoever does not read loses events."""
+
+    def __init__(self, unsent: Unsent, counters: Counter[str]) -> None:
+        self._unsent = unsent
+        self._counters = counters
+        self._topics: dict[Channel, Counter[bytes]] = {}
+        self._readers: dict[bytes, dict[Channel, None]] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Somebody subscribed to something."""
+        return bool(self._readers)
+
+    def publish(self, topic: bytes, body: bytes) -> None:
+        """Send one event. Never waits, and makes no call to the kernel: connections send it in their turns."""
+        readers: dict[Channel, None] = {}
+        for end in range(len(topic) + 1):
+            if found := self._readers.get(topic[:end]):
+                readers |= found
+        if not readers:
+            return
+        message = b"".join(buffers(topic, body))
+        for channel in readers:
+            # What waits in all is looked at for each: it grows with each.
+            full = channel.unsent + len(message) > EVENTS_UNSENT_BYTES
+            if full or self._unsent.total + len(message) > EVENTS_UNSENT_TOTAL_BYTES:
+                self._counters["sent.events_lost"] += 1
+            else:
+                channel.post(message)
+
+    def joined(self, channel: Channel) -> None:
+        """It has not subscribed to anything yet."""
+        self._topics[channel] = Counter()
+
+    def received(self, _channel: Channel, _message: Received, hold: Hold | None) -> None:
+        """A subscriber has nothing to say."""
+        if hold is not None:
+            hold.release()
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        """A topic may be subscribed to several times, and is wanted until it was given up as often."""
+        topics = self._topics[channel]
+        if isinstance(event, Subscribed):
+            if len(topics) >= MAX_TOPICS and event.topic not in topics:
+                self._counters["connections.events.too_many_topics"] += 1
+                channel.end()
+                return
+            topics[event.topic] += 1
+            self._readers.setdefault(event.topic, {})[channel] = None
+        elif event.topic in topics:
+            topics[event.topic] -= 1
+            if not topics[event.topic]:
+                del topics[event.topic]
+                self._forget(channel, event.topic)
+
+    def left(self, channel: Channel, _cause: Cause) -> None:
+        """It wants nothing any more."""
+        for topic in self._topics.pop(channel):
+            self._forget(channel, topic)
+
+    def _forget(self, channel: Channel, topic: bytes) -> None:
+        readers = self._readers[topic]
+        del readers[channel]
+        if not readers:
+            del self._readers[topic]

@@ -1,0 +1,100 @@
+"""All sockets of a kvd: what they share, and what has to be done for them from time to time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+
+from kvd.service.config import Config
+from kvd.service.sockets.acceptor import Acceptor, Door, Service
+from kvd.service.sockets.channel import Shared
+from kvd.service.sockets.curve import Keys
+from kvd.service.sockets.limits import MAX_TOPIC_BYTES, connection_counts
+from kvd.service.sockets.poller import Poller
+from kvd.service.sockets.publisher import Publisher
+from kvd.service.sockets.reservations import Reservations
+from kvd.service.sockets.unsent import Unsent
+from kvd.zmtp.connection import ConnectionLimits
+from kvd.zmtp.curve import CurveServer
+from kvd.zmtp.mechanism import Mechanism
+from kvd.zmtp.null import Null
+
+SWEEP_SECONDS = 0.25
+FLUSH_SECONDS = 0.3
+"""How long the last answers may take to leave."""
+_FLUSH_AGAIN_SECONDS = 0.005
+
+
+class Sockets:
+    """The listening sockets, and the budgets that all connections share. ``keys`` None: the peer socket has none."""
+
+    def __init__(self, counters: Counter[str], keys: Keys | None) -> None:
+        self.keys = keys
+        self.counts = connection_counts()
+        self.poller = Poller(counters)
+        self.shared = Shared(self.poller, Reservations(), Unsent())
+        self._events = Shared(self.poller, self.shared.reservations, Unsent())  # these may wait for ever
+        self._counters = counters
+        self._acceptors: list[Acceptor] = []
+        self._peers: Acceptor | None = None
+
+    def serve_local(self, listening: socket.socket, service: Service, config: Config) -> None:
+        """Serve workers and operators of this host."""
+        limits = ConnectionLimits(message=config.local.max_message_bytes)
+        door = Door("local", "ROUTER", Null(), limits, self.counts.local)
+        self._acceptors.append(Acceptor(listening, door, service, self.shared, self._counters))
+
+    def serve_events(self, listening: socket.socket) -> Publisher:
+        """Serve readers of events."""
+        publisher = Publisher(self._events.unsent, self._counters)
+        limits = ConnectionLimits(message=0, topic=MAX_TOPIC_BYTES)
+        door = Door("events", "PUB", Null(), limits, self.counts.events)
+        self._acceptors.append(Acceptor(listening, door, publisher, self._events, self._counters))
+        return publisher
+
+    def serve_peers(self, listening: socket.socket, service: Service, config: Config) -> None:
+        """Serve other kvds: with keys those whose key is let in, without whoever can connect."""
+        mechanism: Mechanism = Null()
+        if self.keys is not None:
+            mechanism = CurveServer(self.keys.secret, self._authorised)
+        limits = ConnectionLimits(message=config.peer.max_message_bytes)
+        door = Door("peer", "ROUTER", mechanism, limits, self.counts.peer)
+        self._peers = Acceptor(listening, door, service, self.shared, self._counters)
+        self._acceptors.append(self._peers)
+
+    def close_peers(self, keys: Keys) -> None:
+        """Let in the peers of ``keys`` from now on, and end connections of those that are let in no more."""
+        self.keys = keys
+        for channel in list(self._peers.open) if self._peers is not None else ():
+            if channel.key and not self._authorised(channel.key):
+                channel.end()
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        serving = asyncio.get_running_loop().create_task(self.poller.run())
+        try:
+            while not serving.done():
+                await asyncio.wait([serving], timeout=SWEEP_SECONDS)
+                for acceptor in self._acceptors:
+                    acceptor.sweep()
+                self.shared.unsent.sweep()
+            serving.result()
+        finally:
+            serving.cancel()
+
+    def close(self) -> None:
+        """Send what is still to be sent, for a short time, and close all."""
+        ends = time.monotonic() + FLUSH_SECONDS
+        unsent = (self.shared.unsent, self._events.unsent)
+        while any(one.waiting for one in unsent) and time.monotonic() < ends:
+            for channel in [channel for one in unsent for channel in one.waiting]:
+                channel.flush()
+            time.sleep(_FLUSH_AGAIN_SECONDS)
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self.poller.close()
+
+    def _authorised(self, key: bytes) -> bool:
+        return self.keys is not None and key in self.keys.authorized

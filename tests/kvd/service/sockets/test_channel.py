@@ -1,0 +1,225 @@
+"""One connection's budgets, on a pair of sockets: what is sent and not read, what is read in turn, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvd.service.sockets import unsent
+from kvd.service.sockets.channel import Cause, Channel, Shared
+from kvd.service.sockets.limits import UNSENT_PAUSE_BYTES
+from kvd.service.sockets.poller import Poller
+from kvd.service.sockets.reservations import Hold, Reservations
+from kvd.service.sockets.router import Router
+from kvd.service.sockets.unsent import Unsent
+from kvd.wire.frame import encode
+from kvd.wire.query import GetStatus
+from kvd.wire.registration import Heartbeat
+from kvd.wire.reply import Ok
+from kvd.zmtp.connection import Connection, ConnectionLimits
+from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
+from kvd.zmtp.frames import LONG, buffers, command, metadata, named
+from kvd.zmtp.greeting import greeting
+from kvd.zmtp.null import Null
+
+HELLO = greeting("NULL", as_server=False) + command(
+    named(b"READY", metadata(Socket_Type=b"DEALER", Identity=b""))
+)
+
+
+class Owner:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.causes: list[Cause] = []
+
+    def handshaken(self, channel: Channel, peer: Handshaken) -> None:
+        pass
+
+    def received(self, _channel: Channel, message: Received, hold: Hold | None) -> None:
+        self.bodies.append(message.body)
+        if hold is not None:
+            hold.release()
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        pass
+
+    def ended(self, _channel: Channel, cause: Cause) -> None:
+        self.causes.append(cause)
+
+
+class Pair:
+    """A channel, and the socket at its other end."""
+
+    def __init__(self) -> None:
+        self.shared = Shared(Poller(Counter()), Reservations(), Unsent())
+        self.owner = Owner()
+        ours, self.theirs = socket.socketpair()
+        ours.setblocking(False)
+        zmtp = Connection("ROUTER", Null(), ConnectionLimits(message=1 << 20))
+        self.channel = Channel(ours, zmtp, self.owner, self.shared, (0, 1), plain=True)
+        self.theirs.setblocking(False)
+        self.theirs.sendall(HELLO)
+
+
+async def until(look: Callable[[], object]) -> None:
+    """Return when it is so."""
+    async with asyncio.timeout(10):
+        while not look():  # noqa: ASYNC110 (what is looked at sets no event)
+            await asyncio.sleep(0.001)
+
+
+def served(talk: Callable[[Pair], Awaitable[None]]) -> None:
+    """Run ``talk`` with a channel that is served."""
+
+    async def run() -> None:
+        pair = Pair()
+        serving = asyncio.get_running_loop().create_task(pair.shared.poller.run())
+        try:
+            await until(lambda: pair.channel.ready)
+            await talk(pair)
+        finally:
+            serving.cancel()
+            pair.channel.end()
+            pair.theirs.close()
+            pair.shared.poller.close()
+        assert not pair.shared.unsent.total
+        assert not pair.shared.reservations.total
+
+    asyncio.run(run())
+
+
+def test_who_does_not_read_is_not_read_from_and_reads_all_later() -> None:
+    async def talk(pair: Pair) -> None:
+        body = bytes(4000)
+        while pair.channel.unsent <= UNSENT_PAUSE_BYTES:
+            pair.channel.send(b"", body)
+        pair.theirs.sendall(buffers(b"question")[0])
+        await asyncio.sleep(0.02)
+        assert pair.owner.bodies == []
+        got = 0
+        while not pair.owner.bodies:
+            await asyncio.sleep(0)
+            try:
+                got += len(pair.theirs.recv(1 << 16))
+            except BlockingIOError:
+                continue
+        assert got > UNSENT_PAUSE_BYTES // 2
+        assert pair.owner.bodies == [b"question"]
+
+    served(talk)
+
+
+def test_who_reads_nothing_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pair: Pair) -> None:
+        while not pair.channel.unsent:
+            pair.channel.send(b"", bytes(1 << 16))
+        pair.shared.unsent.sweep()
+        assert not pair.owner.causes
+        monkeypatch.setattr(unsent, "UNREAD_SECONDS", -1.0)
+        pair.shared.unsent.sweep()
+        assert pair.owner.causes == ["unread"]
+
+    served(talk)
+
+
+def test_over_the_total_who_has_read_nothing_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(unsent, "UNSENT_TOTAL_BYTES", 4 << 20)
+        pair.channel.send(b"", bytes(1 << 20))
+        pair.channel.unread_since = time.monotonic() - 5
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        late = Owner()
+        zmtp = Connection("ROUTER", Null(), ConnectionLimits(message=1))
+        other = Channel(ours, zmtp, late, pair.shared, (0, 2), plain=True)
+        other.send(b"", bytes(4 << 20))
+        assert (pair.owner.causes, late.causes) == (["unread"], [])
+        other.end()
+        theirs.close()
+
+    served(talk)
+
+
+def test_a_large_body_for_many_counts_once() -> None:
+    counted = Unsent()
+    card = bytes(1 << 20)
+    for _ in range(3):
+        counted.add(card)
+    assert counted.total < 2 << 20
+    for _ in range(3):
+        assert counted.total
+        counted.remove(card)
+    assert counted.total == 0
+
+
+def test_a_large_frame_is_read_once_there_is_room_for_it() -> None:
+    async def talk(pair: Pair) -> None:
+        reservations = pair.shared.reservations
+        taken = reservations.ask((0, 1), 32 << 20, lambda: None)
+        pair.theirs.sendall(bytes((LONG,)) + (100_000).to_bytes(8, "big") + bytes(9000))
+        await asyncio.sleep(0.02)
+        pair.theirs.sendall(bytes(91_000))
+        await asyncio.sleep(0.02)
+        assert reservations.total == 32 << 20
+        assert not pair.owner.bodies
+        taken.release()
+        await until(lambda: pair.owner.bodies)
+        assert len(pair.owner.bodies[0]) == 100_000
+
+    served(talk)
+
+
+def test_what_was_sent_before_the_end_is_read() -> None:
+    async def talk(pair: Pair) -> None:
+        pair.theirs.sendall(b"".join(buffers(b"%d" % number)[0] for number in range(50)))
+        pair.theirs.close()
+        await until(lambda: pair.owner.causes)
+        assert len(pair.owner.bodies) == 50
+        assert pair.owner.causes == ["closed"]
+
+    served(talk)
+
+
+def test_a_client_that_leaves_is_not_waited_for() -> None:
+    async def talk(pair: Pair) -> None:
+        router = Router("local", Counter(), 10)
+        router.joined(pair.channel)
+        asked = asyncio.ensure_future(router.ask(pair.channel.route, Heartbeat(incarnation="i"), 60.0))
+        await asyncio.sleep(0)
+        router.left(pair.channel, "closed")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asked, 5)
+        with pytest.raises(TimeoutError):
+            await router.ask(pair.channel.route, Heartbeat(incarnation="i"), 60.0)
+
+    served(talk)
+
+
+def test_an_answer_counts_only_on_the_connection_that_was_asked() -> None:
+    async def talk(pair: Pair) -> None:
+        counters: Counter[str] = Counter()
+        router = Router("local", counters, 10)
+        router.joined(pair.channel)
+        asked = asyncio.ensure_future(router.ask(pair.channel.route, GetStatus(), 60.0))
+        await asyncio.sleep(0)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        zmtp = Connection("ROUTER", Null(), ConnectionLimits(message=1))
+        other = Channel(ours, zmtp, pair.owner, pair.shared, (0, 2), plain=True)
+        router.joined(other)
+        answer = encode(Ok(), 1)
+        router.received(other, Received(answer, 1, len(answer)), None)
+        assert (asked.done(), counters["received.unexpected"]) == (False, 1)
+        router.received(pair.channel, Received(answer, 1, len(answer)), None)
+        assert await asked == Ok()
+        other.end()
+        theirs.close()
+
+    served(talk)
