@@ -105,6 +105,8 @@ _kvctl() {
         verify:--prompt-tokens) COMPREPLY=(); return ;;
         verify:--max-tokens) COMPREPLY=(); return ;;
         verify:--when) COMPREPLY=(); return ;;
+        keys:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        keys:--list) COMPREPLY=($(compgen -f -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
         *:--timeout) COMPREPLY=(); return ;;
@@ -116,7 +118,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify completion schema version' ;;
+            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify keys completion schema version' ;;
         doctor)
             options='--quick --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -171,12 +173,15 @@ _kvctl() {
         verify)
             options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        keys)
+            options='--key-file --list --output --color --timeout --runtime-dir --socket --config --help --replace'
+            words='generate revoke show trust' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers Verification VerifiedRun Version WholeTransfer Worker Workers' ;;
+            words='Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

@@ -1,6 +1,6 @@
 # fish completion for kvctl; made by `make completions`, not by hand.
 complete -c kvctl -f
-set -l kvctl_commands doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify completion schema version
+set -l kvctl_commands doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify keys completion schema version
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a doctor -d 'What is wrong on this host, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a engines -d 'The engines that kvd knows, local ones and peers'\''.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a events -d 'Follow what happens, one event a line.'
@@ -19,6 +19,7 @@ complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a serve 
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a demo -d 'Two small engines, a kvd between them, and a transfer.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a force-miss -d 'Have KV loads of a running engine miss, to see it recover.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a verify -d 'Answers of live engines with and without forced misses, compared token for token.'
+complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a keys -d 'The key of this host, and the keys of the hosts that it trusts.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a completion -d 'A completion script for bash, zsh or fish.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a schema -d 'The JSON Schema of a document that kvctl prints.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a version -d 'The versions of kvctl, of the wire and of kvd.'
@@ -267,9 +268,20 @@ complete -c kvctl -n "__fish_seen_subcommand_from verify" -l runtime-dir -r -F -
 complete -c kvctl -n "__fish_seen_subcommand_from verify" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
 complete -c kvctl -n "__fish_seen_subcommand_from verify" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from verify" -s h -l help -d 'Show this message and exit.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -a 'generate revoke show trust'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l key-file -r -F -d 'This host'\''s pair.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l list -r -F -d 'The trusted keys.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l timeout -x -d 'How long to wait for an answer.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l runtime-dir -r -F -d 'Directory of kvd'\''s sockets.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l config -r -F -d 'Defaults in YAML.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -s h -l help -d 'Show this message and exit.'
+complete -c kvctl -n "__fish_seen_subcommand_from keys" -l replace -d 'That host has a new pair: its old key is revoked.'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -a 'bash zsh fish'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -s h -l help -d 'Show this message and exit.'
-complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers Verification VerifiedRun Version WholeTransfer Worker Workers'
+complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version WholeTransfer Worker Workers'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l timeout -x -d 'How long to wait for an answer.'

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-SECTIONS = ("Look", "Compare engines", "Measure", "Try faults", "About kvctl")
+SECTIONS = ("Look", "Compare engines", "Measure", "Try faults", "Set up", "About kvctl")
 """In the order in which they are listed; others come behind."""
 _SECTION = re.compile(r'^SECTION = "(.+)"$', re.MULTILINE)
 

@@ -31,7 +31,14 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
         workers = daemon.workers(settings)
     except KvctlError as error:
         return [_kvd("failed", "KVD", error.message, error.hint)], None
-    checks = [*_itself(status), *_pace(status), *_peers(status), *_engines(engines), *_workers(workers)]
+    checks = [
+        *_itself(status),
+        *_pace(status),
+        *_peers(status),
+        *_keys(status),
+        *_engines(engines),
+        *_workers(workers),
+    ]
     return checks, [row.pid for row in workers if row.kind == "worker" and row.state != "gone"]
 
 
@@ -92,6 +99,25 @@ def _peers(status: query.KvdStatus) -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield _kvd("ok", "PEERS", "none linked yet")
+
+
+def _keys(status: query.KvdStatus) -> Iterator[Check]:
+    keys = status.keys
+    if keys is None or keys.identity == "none":
+        return
+    if keys.error:
+        yield _kvd(
+            "warning", "KEYS_UNREADABLE", f"the list of trusted keys is not read, the one before stays: {keys.error}",
+            "a key that was revoked since is still let in: put the file right; kvctl keys show reads it",
+        )  # fmt: skip
+    elif keys.identity == "shared":
+        yield _kvd(
+            "warning", "KEYS_SHARED",
+            "all hosts share one pair of keys: each may release leases and speak for engines of the others",
+            "kvctl keys generate makes a pair for each host: docs/deploy.md",
+        )  # fmt: skip
+    else:
+        yield _kvd("ok", "KEYS", f"a key for each host, {keys.trusted} trusted")
 
 
 def _engines(rows: Sequence[query.EngineRow]) -> Iterator[Check]:

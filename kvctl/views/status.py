@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
@@ -10,7 +10,7 @@ from kvctl.cli.numbers import age, span
 from kvctl.cli.units import Count, Seconds, Time, filled
 from kvctl.views.engines import endpoint_name
 from kvctl.views.registry import View, moment
-from kvctl.views.screen import Column, Part, Styled, TextTable, facts, number, state, table
+from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, state, table
 from kvd.wire import query
 
 
@@ -22,6 +22,22 @@ class Peer(Struct, frozen=True, kw_only=True):
     state: Annotated[str, Meta(description="connecting, up or down")]
     rtt: Annotated[Seconds, Meta(description="round trip of the last ping, in seconds")]
     since: Annotated[Time, Meta(description="last change of state")]
+
+
+class KeysInForce(Struct, frozen=True, kw_only=True):
+    """How this kvd tells other hosts apart."""
+
+    identity: Annotated[
+        Literal["none", "shared", "per host"],
+        Meta(description="by no key; by none from those that hold the same pair; by a key for each"),
+    ]
+    public: Annotated[str, Meta(description="its own public key; empty without keys")]
+    trusted: Annotated[Count, Meta(description="keys that are let in")]
+    key_file: str
+    list_file: Annotated[
+        str, Meta(description="where the trusted keys stand; empty where the pair is shared")
+    ]
+    error: Annotated[str, Meta(description="why that file cannot be read now; empty while it can")]
 
 
 class Status(Struct, frozen=True, kw_only=True):
@@ -37,6 +53,7 @@ class Status(Struct, frozen=True, kw_only=True):
     endpoint: Annotated[str | None, Meta(description="host:port of its peer socket; null when it has none")]
     draining: bool
     ledger_away: Annotated[str, Meta(description="why its ledger cannot be written now; empty while it can")]
+    keys: Annotated[KeysInForce | None, Meta(description="null when it has no peer socket")]
     peers: tuple[Peer, ...]
     counters: Annotated[dict[str, Count], Meta(description="they only grow while this kvd lives")]
     gauges: Annotated[dict[str, float], Meta(description="values of now")]
@@ -49,6 +66,7 @@ def status_document(status: query.KvdStatus) -> Status:
         status,
         started=moment(status.started),
         endpoint=endpoint_name(status.endpoint),
+        keys=filled(KeysInForce, status.keys) if status.keys is not None else None,
         peers=tuple(
             filled(
                 Peer,
@@ -73,6 +91,7 @@ def status_screen(body: Status, wide: bool) -> Part:
             ("generation", body.generation),
             ("directory", body.runtime_dir),
             ("peer socket", body.endpoint or "none"),
+            *([("keys", _keys(body.keys))] if body.keys is not None else []),
         )
     ]
     if body.peers:
@@ -93,6 +112,16 @@ def status_screen(body: Status, wide: bool) -> Part:
         if rows:
             parts += ["", TextTable(headers, rows, headers[1:])]
     return parts
+
+
+def _keys(keys: KeysInForce) -> Cell:
+    if keys.error:
+        return Styled(f"{keys.trusted} trusted; the list is not read: {keys.error}", "yellow")
+    if keys.identity == "per host":
+        return f"one for each host, {keys.trusted} trusted"
+    if keys.identity == "shared":
+        return Styled("one pair for all hosts: they cannot be told apart", "yellow")
+    return "none: peers cannot be told apart"
 
 
 VIEWS = (View(Status, status_screen),)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from kvd.geometry.rank import Rank
@@ -96,10 +98,26 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     since: float
 
 
+class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """How a kvd tells other hosts apart: not at all, all but those that share its pair, or by a key for each.
+
+    ``public`` is its own key. ``trusted`` keys are let in; those in ``list_file`` where there is one, and ``error``
+    says why that cannot be read now.
+    """
+
+    identity: Literal["none", "shared", "per host"] = "none"
+    public: str = ""
+    trusted: int = 0
+    key_file: str = ""
+    list_file: str = ""
+    error: str = ""
+
+
 class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now.
 
-    ``ledger_away`` says why its ledger cannot be written now, and is empty while it can.
+    ``ledger_away`` says why its ledger cannot be written now, and is empty while it can. ``keys`` None: it has no peer
+    socket, or is of an earlier version.
     """
 
     kvd_id: str
@@ -115,3 +133,4 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     peers: tuple[PeerRow, ...] = ()
     draining: bool = False
     ledger_away: str = ""
+    keys: PeerKeys | None = None

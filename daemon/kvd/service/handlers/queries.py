@@ -16,9 +16,19 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
 from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
+from kvd.service.sockets.curve import identity_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.query import EngineList, EngineRow, KvdStatus, ListEngines, ListWorkers, WorkerList, WorkerRow
+from kvd.wire.query import (
+    EngineList,
+    EngineRow,
+    KvdStatus,
+    ListEngines,
+    ListWorkers,
+    PeerKeys,
+    WorkerList,
+    WorkerRow,
+)
 
 EnginePlace = tuple[bool, str, str, int]
 """Whether it is a peer's, its id, and its kvd's endpoint."""
@@ -182,7 +192,24 @@ def status(daemon: Daemon) -> KvdStatus:
         gauges=gauges(daemon),
         peers=tuple(link.row() for link in daemon.links.links.values()),
         draining=daemon.draining,
+        keys=_peer_keys(daemon),
         ledger_away=daemon.ledger.state.reason,
+    )
+
+
+def _peer_keys(daemon: Daemon) -> PeerKeys | None:
+    if daemon.peer is None:
+        return None
+    keys = daemon.keys
+    if keys is None:
+        return PeerKeys()
+    return PeerKeys(
+        identity=identity_of(keys),
+        public=keys.public.decode(),
+        trusted=len(keys.authorized),
+        key_file=daemon.config.peer.curve.key_file,
+        list_file=daemon.config.peer.curve.authorized_keys,
+        error=keys.error,
     )
 
 

@@ -1,0 +1,37 @@
+"""`kvctl keys revoke`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from kvctl.cli.settings import Settings
+from kvctl.keys.places import ListFile, changes_seen, in_force, key_files
+from kvctl.keys.trusting import revoke as remove
+from kvctl.views.keys import TrustedHosts, trusted_hosts
+from kvctl.views.output import show
+
+SECTION = "Commands"
+
+
+def revoke(
+    settings: Settings,
+    *,
+    what: Annotated[str, typer.Argument(metavar="KEY|HOST[:PORT]", help="The key, or the host that has it.")],
+    list_file: ListFile = None,
+) -> None:
+    """Let a host in no more: its links and connections end within a second.
+
+    Its engines are taken back from engines here. Type it on every host that trusted the key.
+    """
+    path, before = key_files(settings, None, list_file).trusted, changes_seen(settings)
+    change = remove(path, what)
+    body = TrustedHosts(
+        list_file=str(path),
+        added=(),
+        removed=trusted_hosts(change.removed),
+        in_force=in_force(settings, path, before),
+        trusted=trusted_hosts(change.trusted),
+    )
+    show(body, settings)

@@ -1,0 +1,1 @@
+"""The key of this host, and the keys of others that it trusts."""

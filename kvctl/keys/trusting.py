@@ -1,0 +1,106 @@
+"""Changes to the list of trusted keys, each in one step, one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvctl.errors import CheckFailed, KvctlError, NotPermitted, RefusedError, UsageError
+from kvd.wire.keys import ANY_PORT, KeyFileError, TrustedKey, read_trusted, trusted_key, write_trusted
+
+
+@dataclass(frozen=True)
+class Change:
+    """What stands in a list now, and what of it is new or gone."""
+
+    trusted: tuple[TrustedKey, ...]
+    added: tuple[TrustedKey, ...] = ()
+    removed: tuple[TrustedKey, ...] = ()
+
+
+def listed(path: Path) -> tuple[TrustedKey, ...]:
+    """What stands in a list, nothing where there is none. Raises `KvctlError`."""
+    with _told():
+        return read_trusted(path) if path.exists() else ()
+
+
+def trust(path: Path, key: str, place: str, *, replace: bool) -> Change:
+    """Let a key in, of the host at ``place`` (``host``, ``host:port``, or empty).
+
+    Raises `UsageError` for what is no key or no place, `RefusedError` where that host has another key already and it is
+    not to be replaced, `KvctlError` where the list cannot be read or written.
+    """
+    try:
+        new = trusted_key(key, place, path)
+    except KeyFileError as error:
+        raise UsageError(
+            error.message.removeprefix(f"{path}: the new line: "), "write kvctl keys trust KEY HOST:PORT"
+        ) from None
+    with _told(), _alone(path):
+        before = listed(path)
+        others = tuple(one for one in before if one.key != new.key and _overlap(one, new))
+        if others and not replace:
+            raise RefusedError(
+                f"{new.place} has the key {others[0].key.decode()} already, given was {new.key.decode()}",
+                "if that host has a new pair: add --replace",
+            )
+        kept = tuple(one for one in before if one not in others)
+        added = () if new in kept else (new,)
+        if added or others:
+            write_trusted(path, (*kept, *added))
+        return Change((*kept, *added), added, others)
+
+
+def revoke(path: Path, what: str) -> Change:
+    """Let a key, or whatever is at a host or ``host:port``, in no more.
+
+    Raises `CheckFailed` where nothing of that name is trusted, `KvctlError` where the list cannot be read or written.
+    """
+    with _told(), _alone(path):
+        before = listed(path)
+        gone = tuple(one for one in before if what in (one.key.decode(), one.host, one.place))
+        if not gone:
+            raise CheckFailed(
+                f"{path} trusts no key and no host {what!r}", "kvctl keys show lists those that it does"
+            )
+        # The key is let in by any line that has it: it goes with all its lines.
+        keys = {one.key for one in gone}
+        gone = tuple(one for one in before if one.key in keys)
+        kept = tuple(one for one in before if one.key not in keys)
+        write_trusted(path, kept)
+        return Change(kept, removed=gone)
+
+
+def _overlap(one: TrustedKey, other: TrustedKey) -> bool:
+    """Whether two lines say whose key is at the same place."""
+    if not one.host or one.host != other.host:
+        return False
+    return one.port == other.port or ANY_PORT in (one.port, other.port)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else changes a list in that directory meanwhile: what is replaced cannot be locked itself."""
+    directory = os.open(path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors of files as kvctl tells them."""
+    try:
+        yield
+    except KeyFileError as error:
+        raise KvctlError(error.message, error.hint) from None
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no directory {error.filename}", f"mkdir -p {error.filename}") from None
+    except PermissionError as error:
+        raise NotPermitted(f"{error.filename}: {error.strerror}", "do it as the owner, with sudo") from None

@@ -1,0 +1,134 @@
+"""`kvctl keys` with real files, and with a kvd that follows them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvd.wire.keys import read_pair, read_trusted, write_pair
+from tests.support.daemons import wait_for
+from tests.support.hosts import hosts
+
+if TYPE_CHECKING:
+    from tests.kvctl.conftest import Run
+
+NOBODY = ("--runtime-dir", "/nonexistent")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> list[str]:
+    """Public keys of three other hosts."""
+    return [write_pair(tmp_path / f"other{number}").decode() for number in range(3)]
+
+
+def lines(path: Path) -> list[tuple[str, str]]:
+    return [(one.key.decode(), one.place) for one in read_trusted(path)]
+
+
+def test_a_pair_is_made_once_for_its_owner_alone(run: Run, tmp_path: Path) -> None:
+    pair, trusted = tmp_path / "host.keys", tmp_path / "trusted.keys"
+    arguments = (*NOBODY, "keys", "generate", "--key-file", str(pair), "--list", str(trusted))
+    made = run(*arguments, "-o", "json")
+    assert made.code == 0
+    assert pair.stat().st_mode & 0o777 == 0o600
+    document = json.loads(made.out)
+    assert (document["kind"], document["public"]) == ("HostKeys", read_pair(pair).public.decode())
+    assert read_pair(pair).secret.decode() not in made.out + made.err
+    assert "peer.curve.key_file" in made.err
+    assert lines(trusted) == []
+    again = run(*arguments)
+    assert (again.code, "never written over" in again.err) == (5, True)
+    absent = run(*NOBODY, "keys", "generate", "--key-file", str(tmp_path / "no" / "keys"))
+    assert (absent.code, "mkdir -p" in absent.err) == (2, True)
+
+
+def test_what_a_host_shows_is_what_others_trust(run: Run, tmp_path: Path) -> None:
+    pair, trusted = tmp_path / "host.keys", tmp_path / "trusted.keys"
+    run(*NOBODY, "keys", "generate", "--key-file", str(pair))
+    shown = run(*NOBODY, "keys", "show", "--key-file", str(pair), "--list", str(trusted))
+    assert shown.code == 0
+    public = read_pair(pair).public.decode()
+    assert f"kvctl keys trust '{public}' " in shown.out
+    missing = run(*NOBODY, "keys", "show", "--key-file", str(tmp_path / "absent"))
+    assert (missing.code, "kvctl keys generate" in missing.err) == (1, True)
+
+
+def test_keys_are_trusted_once_and_replaced_only_when_told(run: Run, tmp_path: Path, keys: list[str]) -> None:
+    trusted = tmp_path / "trusted.keys"
+    trusted.write_text("# ours\n")
+    arguments = (*NOBODY, "keys", "trust", "--list", str(trusted))
+    assert run(*arguments, keys[0], "10.0.0.8:7766").code == 0
+    assert run(*arguments, keys[1], "10.0.0.9").code == 0
+    before = trusted.read_text()
+    assert before.startswith("# ours\n")
+    again = run(*arguments, keys[0], "10.0.0.8:7766")
+    assert (again.code, "trusted already" in again.out) == (0, True)
+    assert trusted.read_text() == before
+    for place in ("10.0.0.8:7766", "10.0.0.8", "10.0.0.9:7766"):
+        other = run(*arguments, keys[2], place)
+        assert other.code == 5
+        assert keys[2] in other.err
+        assert keys["10.0.0.9" in place] in other.err
+        assert "--replace" in other.err
+    assert trusted.read_text() == before
+    assert run(*arguments, keys[2], "10.0.0.8:7766", "--replace").code == 0
+    assert lines(trusted) == [(keys[1], "10.0.0.9"), (keys[2], "10.0.0.8:7766")]
+
+
+def test_what_is_no_key_or_no_place_is_refused_and_nothing_is_written(
+    run: Run, tmp_path: Path, keys: list[str]
+) -> None:
+    trusted = tmp_path / "trusted.keys"
+    arguments = (*NOBODY, "keys", "trust", "--list", str(trusted))
+    for key, place, named in (
+        ("short", "host:1", "found 5 characters"),
+        (keys[0], "host:99999", "not host:port"),
+        (keys[0], "two words", "3 words"),
+        (keys[0][:-1] + "~", "host", "of Z85"),
+    ):
+        refused = run(*arguments, key, place)
+        assert (refused.code, named in refused.err) == (2, True), refused.err
+    assert not trusted.exists()
+    trusted.write_text("rubbish\n")
+    damaged = run(*arguments, keys[0], "host")
+    assert (damaged.code, "line 1" in damaged.err) == (1, True)
+    assert trusted.read_text() == "rubbish\n"
+
+
+def test_a_key_is_revoked_by_itself_or_by_its_host_with_all_its_lines(
+    run: Run, tmp_path: Path, keys: list[str]
+) -> None:
+    trusted = tmp_path / "trusted.keys"
+    trusted.write_text(f"{keys[0]} a:1\n{keys[0]} b\n{keys[1]} c:1\n# end\n{keys[2]}\n")
+    arguments = (*NOBODY, "keys", "revoke", "--list", str(trusted))
+    assert run(*arguments, "b").code == 0
+    assert lines(trusted) == [(keys[1], "c:1"), (keys[2], "")]
+    assert run(*arguments, keys[2]).code == 0
+    assert lines(trusted) == [(keys[1], "c:1")]
+    assert "# end" in trusted.read_text()
+    unknown = run(*arguments, "d")
+    assert (unknown.code, "'d'" in unknown.err) == (1, True)
+
+
+def test_kvd_takes_note_and_the_command_says_so(run: Run) -> None:
+    with hosts("near", "far") as fleet:
+        near, far = fleet["near"], fleet["far"]
+        here = ("--runtime-dir", str(near.daemon.directory))
+        place = f"127.0.0.1:{far.daemon.port}"
+        revoked = run(*here, "keys", "revoke", place, "-o", "json")
+        assert revoked.code == 0, revoked.err
+        assert json.loads(revoked.out)["in_force"]
+        shown = json.loads(run(*here, "keys", "show", "-o", "json").out)
+        assert (shown["public"], shown["trusted"]) == (near.pair.public.decode(), [])
+        assert shown["line"] == f"{near.pair.public.decode()} 127.0.0.1:{near.daemon.port}"
+        public = far.pair.public.decode()
+        trusted = run(*here, "keys", "trust", public, place, "-o", "json")
+        assert (trusted.code, json.loads(trusted.out)["in_force"]) == (0, True), trusted.err
+        keys = json.loads(run(*here, "status", "-o", "json").out)["keys"]
+        assert (keys["identity"], keys["trusted"]) == ("per host", 1)
+        near.trusted.write_text("rubbish\n")
+        wait_for(lambda: near.counter("keys.unreadable"))
+        assert "KEYS_UNREADABLE" in run(*here, "doctor").out
