@@ -39,7 +39,7 @@ ReaderId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 """Names one claim of one decoder. It is never used twice: a reader that has gone does not come back."""
 
 
-class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What is the same for all workers of an engine.
 
     ``world_size`` is the number of workers that make it complete; ``facts`` the named values that
@@ -57,7 +57,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, str | int | float | bool | None] = {}
 
 
-class WorkerCard(msgspec.Struct, frozen=True, kw_only=True):
+class WorkerCard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One worker as it presents itself: all that a peer needs to read from it.
 
     ``incarnation`` is new at each start of the process. ``geometry`` is what

@@ -12,7 +12,7 @@ import msgspec
 
 from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
 from kvd.service.engines.departed import Departed
-from kvd.service.engines.local_engine import Client, EngineState, LocalEngine
+from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine
 from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
@@ -328,7 +328,7 @@ class Registry:
                 self._gone.discard(engine_id)
         engine.reason = reason
         if before and before != generation:
-            engine.ended.append(before)
+            engine.ended = (*engine.ended, before)[-ENDED_KEPT:]
             self._events.emit("engine.gone", engine_id, generation=before, reason=reason)
             self.watcher.engine_ended(engine, before, reason)
         if generation and before != generation:
