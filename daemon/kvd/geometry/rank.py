@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import msgspec
+
+Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+"""A rank in one direction, below the size of an engine in it."""
 
 
 class Rank(msgspec.Struct, frozen=True, array_like=True):
     """A worker's place in its engine. Sorted by (pp, dcp, tp)."""
 
-    tp: int = 0
-    pp: int = 0
-    dcp: int = 0
+    tp: Place = 0
+    pp: Place = 0
+    dcp: Place = 0
 
     def __str__(self) -> str:
         """``tp1``, ``tp1.pp2``, ``tp0.dcp1``: the axes that are not zero, and always tp."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from kvd.errors import KvdError
-from kvd.wire.reply import RefusalFactor, Refused
+from kvd.shown import brief
+from kvd.wire.errors import Malformed, TooLarge, WireError
+from kvd.wire.reply import RefusalFactor, Refused, refusal
 
 
 class ServiceError(KvdError):
@@ -37,7 +39,7 @@ class RequestRefused(ServiceError):
         factors: tuple[RefusalFactor, ...] = (),
         final: bool = False,
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(brief(message), hint=hint)
         self.code, self.factors, self.final = code, factors, final
 
     @classmethod
@@ -49,9 +51,15 @@ class RequestRefused(ServiceError):
     @property
     def refused(self) -> Refused:
         """What is sent back."""
-        return Refused(
-            code=self.code, message=self.message, hint=self.hint, factors=self.factors, final=self.final
-        )
+        return refusal(self.code, self.message, hint=self.hint, factors=self.factors, final=self.final)
+
+
+def unreadable(error: WireError) -> Refused:
+    """What is sent back for a frame that could not be taken. One of another version may be taken by a later kvd."""
+    if isinstance(error, TooLarge):
+        return refusal(error.code, error.message, hint="send less at a time", final=True)
+    hint = "both sides should be of one version"
+    return refusal(error.code, error.message, hint=hint, final=isinstance(error, Malformed))
 
 
 class LedgerError(RequestRefused):

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import msgspec
+from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
+from kvd.wire.limits import Count, Id
 from kvd.wire.reply import Reply, Request
+
+MOST_ASKED = 4096
+"""Parts of a question for sums: one for each group, and for each class of its tokens."""
+
+Cells: TypeAlias = Annotated[bytes, Meta(max_length=16 << 20)]
 
 
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
@@ -15,12 +24,12 @@ class SumsOf(msgspec.Struct, frozen=True, array_like=True):
     Of their tokens those of class ``which`` (`kvd.topology.checksum.Classes` of ``run`` and ``period``).
     """
 
-    group: int
-    first: int
-    blocks: int
-    run: int = 1
-    period: int = 1
-    which: int = 0
+    group: Count
+    first: Count
+    blocks: Count
+    run: Count = 1
+    period: Count = 1
+    which: Count = 0
 
 
 class GetSums(Request, tag="get_sums", frozen=True, kw_only=True):
@@ -30,12 +39,12 @@ class GetSums(Request, tag="get_sums", frozen=True, kw_only=True):
     `Sums`, or `Refused`: for good where there are none, else because they are not ready yet.
     """
 
-    engine_id: str
-    generation: str
+    engine_id: Id
+    generation: Id
     endpoint: Endpoint
     rank: Rank
-    request_id: str
-    wanted: tuple[SumsOf, ...]
+    request_id: Id
+    wanted: Annotated[tuple[SumsOf, ...], Meta(max_length=MOST_ASKED)]
 
 
 class Sums(Reply, tag="sums", frozen=True, kw_only=True):
@@ -45,5 +54,5 @@ class Sums(Reply, tag="sums", frozen=True, kw_only=True):
     of its geometry.
     """
 
-    tokens: int
-    groups: tuple[bytes, ...]
+    tokens: Count
+    groups: Annotated[tuple[Cells, ...], Meta(max_length=MOST_ASKED)]

@@ -31,3 +31,9 @@ class UnknownMessage(WireError):
     """A kind of message that this version does not have; the message names it."""
 
     code = "KVD-WIRE-UNKNOWN"
+
+
+class TooLarge(WireError):
+    """More bytes than a message of its kind may have; the message names both numbers."""
+
+    code = "KVD-TOO-LARGE"

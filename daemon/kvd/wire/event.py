@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvd.wire.limits import Count, Facts, Id, Seconds, Text
+
 
 class KvdEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something happened.
@@ -13,8 +15,8 @@ class KvdEvent(msgspec.Struct, frozen=True, kw_only=True):
     lost.
     """
 
-    seq: int
-    time: float
-    kind: str
-    subject: str
-    detail: dict[str, str | int | float | bool | None] = {}
+    seq: Count
+    time: Seconds
+    kind: Id
+    subject: Text
+    detail: Facts = {}

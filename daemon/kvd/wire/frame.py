@@ -1,7 +1,11 @@
 """Framing: one msgpack frame ``[version, correlation, message]`` over ROUTER/DEALER.
 
 The message is a `Request` or a `Reply` of this package, told by its tag. Requests carry a correlation id > 0 that the
-reply repeats; pushes carry 0. A reader decodes in two steps, so that a wrong version or an unknown kind is
+reply repeats; pushes carry 0.
+
+A reader knows what a frame may cost before it builds anything. Of a large one it looks at the front alone first, where
+the kind stands, and so the number of bytes that it may have (`kvd.wire.limits`). The types of the fields bound all
+else: the decoder looks at the length of an array before it takes the first item. A wrong version or an unknown kind is
 told apart from noise.
 
 Wire versions
@@ -14,14 +18,18 @@ Wire versions
 
 from __future__ import annotations
 
+import re
 from functools import reduce
 from operator import or_
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
+from kvd.shown import brief, cut, escaped
 from kvd.wire import checksum, handshake, lease, order, outcomes, push, query, registration, reply, transfer
-from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch
+from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
+from kvd.wire.limits import MOST, SMALL, Id, bytes_allowed
 from kvd.wire.reply import Reply, Request
 
 WIRE_VERSION = 2
@@ -37,15 +45,51 @@ MESSAGES = {
 """All kinds of message of this version, by their tags."""
 
 
+if TYPE_CHECKING:
+    _AnyMessage: TypeAlias = Message
+else:
+    _AnyMessage = reduce(or_, MESSAGES.values())
+Correlation: TypeAlias = Annotated[int, Meta(ge=0, le=MOST)]
+
+
+class _Frame(msgspec.Struct, array_like=True):
+    version: int
+    correlation: Correlation
+    message: _AnyMessage
+
+
 class _Envelope(msgspec.Struct, array_like=True):
     version: int
+    correlation: Correlation
+    message: msgspec.Raw
+
+
+class _Tag(msgspec.Struct):
+    type: str = ""
+
+
+class _Front(msgspec.Struct, frozen=True):
+    kind: str
     correlation: int
-    body: msgspec.Raw
 
 
+_FRAME = msgspec.msgpack.Decoder(_Frame)
 _ENVELOPE = msgspec.msgpack.Decoder(_Envelope)
-_BODY: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(reduce(or_, MESSAGES.values()))
+_TAG = msgspec.msgpack.Decoder(_Tag)
 _ENCODER = msgspec.msgpack.Encoder()
+_NUMBER = rb"([\x00-\x7f]|\xcc.|\xcd..|\xce.{4}|\xcf.{8})"
+_FRONT = re.compile(
+    rb"\x93" + _NUMBER + _NUMBER + rb"(?:[\x80-\x8f]|\xde..|\xdf.{4})\xa4type([\xa0-\xbf]|\xd9.)",
+    re.DOTALL,
+)
+"""A frame begins so: an array of three, version, correlation, then a map with the tag first."""
+_PLACE = re.compile(r" - at `\$([a-z_.\[\]0-9]*)`$")
+_STEP = re.compile(r"\.([a-z_]+)|\[([0-9]+)\]")
+_FIELDS = msgspec.msgpack.Decoder(Annotated[dict[Id, msgspec.Raw], Meta(max_length=64)])
+_ITEMS = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], Meta(max_length=8192)])
+_VALUE = msgspec.msgpack.Decoder(int | float | str | bool | None)
+_SHOWN = 80
+"""Characters of a kind or a value that nobody knows, in a message."""
 
 
 def encode(message: Message | msgspec.Raw, correlation: int = 0) -> bytes:
@@ -58,30 +102,20 @@ def body(message: Message) -> msgspec.Raw:
     return msgspec.Raw(_ENCODER.encode(message))
 
 
-def decode(frame: bytes) -> tuple[Message, int]:
-    """The message of a frame and its correlation id.
+def decode(frame: bytes, most: int = MOST) -> tuple[Message, int]:
+    """The message of a frame and its correlation id. ``most`` is how many bytes this side takes, of whatever kind.
 
-    Raises `Malformed`, `VersionMismatch` or `UnknownMessage`, each with the correlation id where it could be
-    read.
+    Raises `TooLarge`, `Malformed`, `VersionMismatch` or `UnknownMessage`, each with the correlation id where it could
+    be read.
     """
+    front = _front(frame, most) if len(frame) > SMALL else None
     try:
-        envelope = _ENVELOPE.decode(frame)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Malformed(f"not a kvd frame: {error}") from None
-    if envelope.version != WIRE_VERSION:
-        raise VersionMismatch(
-            f"the frame has wire version {envelope.version}, this side speaks {WIRE_VERSION}",
-            envelope.correlation,
-        )
-    try:
-        return _BODY.decode(envelope.body), envelope.correlation
-    except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        kind = _kind(envelope.body)
-        if kind is not None and kind not in MESSAGES:
-            raise UnknownMessage(
-                f"no message of kind {kind!r} in wire version {WIRE_VERSION}", envelope.correlation
-            ) from None
-        raise Malformed(f"not a valid message of kind {kind!r}: {error}", envelope.correlation) from None
+        decoded = _FRAME.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _wrong(frame, error, front) from None
+    if decoded.version != WIRE_VERSION:
+        raise _of_another_version(decoded.version, decoded.correlation)
+    return decoded.message, decoded.correlation
 
 
 def kind_of(message: Message) -> str:
@@ -89,9 +123,81 @@ def kind_of(message: Message) -> str:
     return str(type(message).__struct_config__.tag)
 
 
-def _kind(body: bytes) -> str | None:
+def _front(frame: bytes, most: int) -> _Front:
+    """The front of a large frame. Raises where it is of no kind, or the frame is larger than its kind may be."""
+    found = _FRONT.match(frame)
+    if found is None:
+        raise TooLarge(
+            f"a frame of {len(frame)} bytes; at most {SMALL} are taken where it does not begin with"
+            " [version, id, {type: kind"
+        )
+    version, correlation = (msgspec.msgpack.decode(found[at], type=int) for at in (1, 2))
+    length = found[3][-1] if len(found[3]) > 1 else found[3][0] & 0x1F
+    kind = frame[found.end() : found.end() + length].decode(errors="replace")
+    if version != WIRE_VERSION:
+        raise _of_another_version(version, correlation)
+    if kind not in MESSAGES:
+        raise _unknown(kind, correlation)
+    allowed = min(bytes_allowed(kind), most)
+    if len(frame) > allowed:
+        raise TooLarge(f"a {kind} of {len(frame)} bytes; at most {allowed} are taken", correlation)
+    return _Front(kind, correlation)
+
+
+def _wrong(frame: bytes, error: Exception, front: _Front | None) -> WireError:
+    """What is wrong with a frame that cannot be decoded, with its correlation id if it can be had."""
+    why = str(error).replace("`$[2]", "`$")
+    if front is not None:  # it is not gone through once more
+        return Malformed(
+            f"not a valid message of kind {front.kind!r}: {brief(escaped(why))}", front.correlation
+        )
     try:
-        value = msgspec.msgpack.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    return str(value.get("type"))[:80] if isinstance(value, dict) else None
+        envelope = _ENVELOPE.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
+        return Malformed(f"not a kvd frame: {brief(escaped(str(fault)))}")
+    correlation = envelope.correlation
+    if envelope.version != WIRE_VERSION:
+        return _of_another_version(envelope.version, correlation)
+    try:
+        kind = _TAG.decode(envelope.message).type
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return Malformed("not a valid message: it is no map with a `type`", correlation)
+    if kind not in MESSAGES:
+        return _unknown(kind, correlation)
+    found = _found(envelope.message, why)
+    return Malformed(f"not a valid message of kind {kind!r}: {brief(escaped(why))}{found}", correlation)
+
+
+def _found(message: msgspec.Raw, why: str) -> str:
+    """What stands where the decoder found a fault: the length of an array or a text, or the number itself."""
+    place = _PLACE.search(why)
+    steps = _STEP.findall(place[1]) if place is not None else []
+    if not steps:
+        return ""
+    found = message
+    try:
+        for name, index in steps:
+            found = _FIELDS.decode(found)[name] if name else _ITEMS.decode(found)[int(index)]
+        value = _VALUE.decode(found)
+    except (msgspec.MsgspecError, ValueError, RecursionError, KeyError, IndexError):
+        return _length(found)
+    return f"; it has {len(value)}" if isinstance(value, str) else f"; it is {value}"
+
+
+def _length(value: msgspec.Raw) -> str:
+    """How many items an array or a map of msgpack says it has, or bytes a binary."""
+    raw = bytes(memoryview(value)[:5])
+    size = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}.get(raw[0] if raw else 0)
+    return f"; it has {int.from_bytes(raw[1 : 1 + size])}" if size else ""
+
+
+def _of_another_version(version: int, correlation: int) -> VersionMismatch:
+    return VersionMismatch(
+        f"the frame has wire version {version}, this side speaks {WIRE_VERSION}", correlation
+    )
+
+
+def _unknown(kind: str, correlation: int) -> UnknownMessage:
+    return UnknownMessage(
+        f"no message of kind {cut(kind, _SHOWN)!r} in wire version {WIRE_VERSION}", correlation
+    )

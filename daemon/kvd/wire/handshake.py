@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
 from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.limits import MOST_ENGINES, Id, Seconds, Text
 from kvd.wire.reply import Reply, Request
+
+Generations: TypeAlias = Annotated[tuple[tuple[Id, Id], ...], Meta(max_length=MOST_ENGINES)]
+"""Engines: id and generation."""
 
 
 class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
@@ -14,10 +22,10 @@ class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
     long as its kvd may have it. Answered by `PeerReady` or `Refused`.
     """
 
-    local_engine: str
-    engine_id: str
+    local_engine: Id
+    engine_id: Id
     endpoint: Endpoint = Endpoint()
-    generation: str = ""
+    generation: Id = ""
     keyed: bool = False
 
 
@@ -30,10 +38,10 @@ class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
 
-    local_engine: str
+    local_engine: Id
     peer: EngineCard
     endpoint: Endpoint = Endpoint()
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     cached: bool = False
 
 
@@ -43,9 +51,9 @@ class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):
     Transfers from it end as misses.
     """
 
-    engine_id: str
-    generation: str
-    reason: str
+    engine_id: Id
+    generation: Id
+    reason: Text
 
 
 class DescribeEngine(Request, tag="describe_engine", frozen=True, kw_only=True):
@@ -55,9 +63,9 @@ class DescribeEngine(Request, tag="describe_engine", frozen=True, kw_only=True):
     `EngineDescribed`.
     """
 
-    engine_id: str
-    kvd_id: str
-    kvd_generation: str
+    engine_id: Id
+    kvd_id: Id
+    kvd_generation: Id
     keyed: bool = False
 
 
@@ -69,30 +77,30 @@ class EngineDescribed(Reply, tag="engine_described", frozen=True, kw_only=True):
     """
 
     card: EngineCard
-    kvd_generation: str
-    shape: str = ""
+    kvd_generation: Id
+    shape: Id = ""
 
 
 class EngineEnded(Reply, tag="engine_gone", frozen=True, kw_only=True):
     """kvd to kvd, pushed to whoever asked for the engine: that generation ended."""
 
-    engine_id: str
-    generation: str
-    reason: str
+    engine_id: Id
+    generation: Id
+    reason: Text
 
 
 class Ping(Request, tag="ping", frozen=True, kw_only=True):
     """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use."""
 
-    kvd_id: str
-    kvd_generation: str
-    using: tuple[tuple[str, str], ...] = ()
+    kvd_id: Id
+    kvd_generation: Id
+    using: Generations = ()
 
 
 class Pong(Reply, tag="pong", frozen=True, kw_only=True):
     """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here."""
 
-    kvd_id: str
-    kvd_generation: str
-    gone: tuple[tuple[str, str], ...] = ()
-    ready: tuple[tuple[str, str], ...] = ()
+    kvd_id: Id
+    kvd_generation: Id
+    gone: Generations = ()
+    ready: Generations = ()

@@ -7,10 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 
 from kvd.geometry.rank import Rank
+from kvd.wire.limits import MOST_RANKS, Blob, Facts, Id, Port, Secret, Size, Text, Whole
 
 Role = Literal["prefill", "decode", "both"]
 """vLLM's kv_role in our words: kv_producer is ``prefill``, kv_consumer ``decode``."""
 
+
+Host: TypeAlias = Annotated[str, msgspec.Meta(max_length=255)]
+"""A name or an address: DNS has no longer names."""
 
 DIGEST_KEY_BYTES = 32
 """Length of the key under which a scheduler makes digests of prompts."""
@@ -19,8 +23,8 @@ DIGEST_KEY_BYTES = 32
 class Endpoint(msgspec.Struct, frozen=True):
     """Where a kvd's peer socket listens; an empty host means "the kvd that you are talking to"."""
 
-    host: str = ""
-    port: int = 0
+    host: Host = ""
+    port: Port = 0
 
     def __str__(self) -> str:
         """As it stands in messages."""
@@ -30,8 +34,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 class LeaseKey(msgspec.Struct, frozen=True, kw_only=True):
     """Names a lease from the decoder's side: the prefilling engine, its kvd, its request."""
 
-    engine_id: str
-    request_id: str
+    engine_id: Id
+    request_id: Id
     endpoint: Endpoint = Endpoint()
 
 
@@ -46,15 +50,15 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     compatibility is decided on (see `kvd.topology.compat`).
     """
 
-    engine_id: str
-    model: str
+    engine_id: Id
+    model: Text
     role: Role = "both"
-    tp: int = 1
-    pp: int = 1
-    dcp: int = 1
-    groups: int = 1
-    world_size: int = 1
-    facts: dict[str, str | int | float | bool | None] = {}
+    tp: Size = 1
+    pp: Size = 1
+    dcp: Size = 1
+    groups: Size = 1
+    world_size: Size = 1
+    facts: Facts = {}
 
 
 class WorkerCard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -67,12 +71,12 @@ class WorkerCard(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     engine: EngineFacts
     rank: Rank
-    incarnation: str
-    pid: int
-    host: str
-    backend: str
-    geometry: bytes
-    metadata: bytes
+    incarnation: Id
+    pid: Whole
+    host: Id
+    backend: Id
+    geometry: Blob
+    metadata: Blob
 
 
 class Secretive(msgspec.Struct, frozen=True):
@@ -95,11 +99,11 @@ class EngineCard(Secretive, frozen=True, kw_only=True):
     """
 
     engine: EngineFacts
-    generation: str
-    workers: tuple[WorkerCard, ...]
-    digest_key: bytes = b""
+    generation: Id
+    workers: Annotated[tuple[WorkerCard, ...], msgspec.Meta(max_length=MOST_RANKS)]
+    digest_key: Secret = b""
 
     @property
-    def facts(self) -> dict[str, str | int | float | bool | None]:
+    def facts(self) -> Facts:
         """What compatibility is decided on: the engine's facts, and the backends of its workers."""
         return {**self.engine.facts, "backend": ",".join(sorted({worker.backend for worker in self.workers}))}

@@ -7,9 +7,12 @@ host.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from kvd.wire.identity import LeaseKey, ReaderId
+from kvd.wire.limits import MOST_LEASES_OPENED, Id, Seconds, Text
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Reply, Request
 
@@ -19,8 +22,8 @@ LeaseEnd = Literal["released", "expired", "aborted"]
 class LeaseOpened(Request, tag="lease_opened", frozen=True, kw_only=True):
     """The prefiller's scheduler opened leases. Answered by `Ok`."""
 
-    engine_id: str
-    leases: tuple[OpenLease, ...]
+    engine_id: Id
+    leases: Annotated[tuple[OpenLease, ...], Meta(max_length=MOST_LEASES_OPENED)]
 
 
 class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
@@ -31,7 +34,7 @@ class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
 
     key: LeaseKey
     reader: ReaderId
-    extend_seconds: float = 0.0
+    extend_seconds: Seconds = 0.0
 
 
 class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
@@ -40,9 +43,9 @@ class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     ``ended``: there was one for certain, and its blocks may be free. Else it may not have been opened here yet.
     """
 
-    request_id: str
-    seconds: float
-    reason: str = ""
+    request_id: Id
+    seconds: Seconds
+    reason: Text = ""
     ended: bool = False
 
 
@@ -63,14 +66,14 @@ class LeaseExtend(Request, tag="lease_extend", frozen=True, kw_only=True):
     Answered by `LeaseClaimed` with what remains.
     """
 
-    request_id: str
-    seconds: float
+    request_id: Id
+    seconds: Seconds
 
 
 class LeaseEnded(Reply, tag="lease_ended", frozen=True, kw_only=True):
     """kvd to the owning scheduler: free the blocks."""
 
-    request_id: str
+    request_id: Id
     end: LeaseEnd
 
 
@@ -80,6 +83,6 @@ class LeaseClosed(Request, tag="lease_closed", frozen=True, kw_only=True):
     Answered by `Ok`.
     """
 
-    engine_id: str
-    request_id: str
+    engine_id: Id
+    request_id: Id
     end: LeaseEnd

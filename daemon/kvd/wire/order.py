@@ -6,11 +6,13 @@ carries it out and reports every step. Reports hold all that is known so far, so
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from kvd.geometry.rank import Rank
+from kvd.wire.limits import Count, Id, Number, Seconds, Spans, Text, Whole
 from kvd.wire.reply import Reply, Request
 
 When = Literal["now", "before", "flight", "layers"]
@@ -20,6 +22,8 @@ MissState = Literal["ordered", "forced", "reported", "rescheduled", "recovered",
 """How far a forced miss is. The last three are ends: computed to its first token; the load was complete before the
 order reached it; the request ended without a token."""
 MISS_ENDS = frozenset({"recovered", "late", "over"})
+MOST_MISSES = 16_384
+"""Requests that one order is about: vLLM lets far less wait at an engine."""
 STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
 """What happens to a forced miss, in this order."""
 
@@ -27,7 +31,7 @@ STEPS = ("forced", "quiesced", "reported", "rescheduled", "first_token")
 class OneRequest(msgspec.Struct, tag="one", frozen=True):
     """A request: its id, with or without what vLLM adds to it, or its transfer's or prefill's id."""
 
-    request_id: str
+    request_id: Id
 
 
 class AllWaiting(msgspec.Struct, tag="waiting", frozen=True):
@@ -40,10 +44,10 @@ class NextLoads(msgspec.Struct, tag="next", frozen=True, kw_only=True):
     The same ``seed`` takes the same ones again.
     """
 
-    count: int = 0
-    ratio: float = 1.0
-    seed: int = 0
-    seconds: float = 600.0
+    count: Whole = 0
+    ratio: Number = 1.0
+    seed: Whole = 0
+    seconds: Seconds = 600.0
 
 
 Target: TypeAlias = OneRequest | AllWaiting | NextLoads
@@ -52,17 +56,17 @@ Target: TypeAlias = OneRequest | AllWaiting | NextLoads
 class LoadPart(msgspec.Struct, frozen=True, kw_only=True):
     """What of a load is to fail: its part on one worker, or a group's or layer's bytes, the only ones not to arrive."""
 
-    group: int | None = None
-    layer: str = ""
+    group: Whole | None = None
+    layer: Id = ""
     rank: Rank | None = None
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
     """Who gave an order, as kvd saw it, and how kvd calls the order."""
 
-    order_id: str = ""
-    uid: int = -1
-    pid: int = 0
+    order_id: Id = ""
+    uid: Whole = -1
+    pid: Whole = 0
 
     def __str__(self) -> str:
         """As it stands in causes."""
@@ -75,7 +79,7 @@ class ForceMiss(Request, tag="force_miss", frozen=True, kw_only=True):
     Answered by `ForcePlan`, or refused with nothing changed. ``asker`` is filled in by kvd.
     """
 
-    engine_id: str
+    engine_id: Id
     target: Target
     when: When = "now"
     part: LoadPart = LoadPart()
@@ -90,12 +94,12 @@ class PlannedMiss(msgspec.Struct, frozen=True, kw_only=True):
     computed again; pieces of the load that came, or a hit in the prefix cache, may make that less.
     """
 
-    request_id: str
-    prefiller: str
+    request_id: Id
+    prefiller: Id
     loading: bool
-    tokens: int
-    keeps: int
-    recomputes: int
+    tokens: Count
+    keeps: Count
+    recomputes: Count
 
 
 class ForcePlan(Reply, tag="force_plan", frozen=True, kw_only=True):
@@ -105,30 +109,30 @@ class ForcePlan(Reply, tag="force_plan", frozen=True, kw_only=True):
     pieces that came; by ``request``, where it drops all.
     """
 
-    order_id: str
-    engine_id: str
+    order_id: Id
+    engine_id: Id
     target: Target
     when: When
-    policy: str
-    mode: str
-    groups: int
+    policy: Id
+    mode: Id
+    groups: Count
     channel: Literal["blocks", "request"]
     carried_out: bool
-    requests: tuple[PlannedMiss, ...] = ()
+    requests: Annotated[tuple[PlannedMiss, ...], Meta(max_length=MOST_MISSES)] = ()
 
 
 class ClearForced(Request, tag="clear_forced", frozen=True, kw_only=True):
     """End an order, or all of an engine, for loads that it has not reached yet. Answered by `ForcedCleared`."""
 
-    engine_id: str
-    order_id: str = ""
+    engine_id: Id
+    order_id: Id = ""
     asker: Asker = Asker()
 
 
 class ForcedCleared(Reply, tag="forced_cleared", frozen=True):
     """The orders that were open and are no more."""
 
-    order_ids: tuple[str, ...]
+    order_ids: Annotated[tuple[Id, ...], Meta(max_length=MOST_MISSES)]
 
 
 class OrderState(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +143,12 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     asker: Asker
-    engine_id: str
-    incarnation: str
-    asked: float
+    engine_id: Id
+    incarnation: Id
+    asked: Seconds
     open: bool
-    looked: int
-    taken: int
+    looked: Count
+    taken: Count
     plan: ForcePlan
 
 
@@ -155,14 +159,14 @@ class Miss(msgspec.Struct, frozen=True, kw_only=True):
     the prompt, known once it is rescheduled.
     """
 
-    request_id: str
-    prefiller: str
+    request_id: Id
+    prefiller: Id
     state: MissState
-    tokens: int
-    cause: str = ""
-    steps: dict[str, float] = {}
-    kept: int | None = None
-    recomputed: int | None = None
+    tokens: Count
+    cause: Text = ""
+    steps: Spans = {}
+    kept: Count | None = None
+    recomputed: Count | None = None
 
 
 class ReportForced(Request, tag="report_forced", frozen=True, kw_only=True):
@@ -178,15 +182,15 @@ class GetForced(Request, tag="get_forced", frozen=True, kw_only=True):
     Answered by `ForcedMisses`: at once where it differs from ``revision``, else when it changes or after ``seconds``.
     """
 
-    order_id: str = ""
-    revision: int = -1
-    seconds: float = 0.0
+    order_id: Id = ""
+    revision: Whole = -1
+    seconds: Seconds = 0.0
 
 
 class ForcedMisses(Reply, tag="forced", frozen=True, kw_only=True):
     """An order with its misses. ``gone`` says why nobody carries it out any more."""
 
     order: OrderState
-    misses: tuple[Miss, ...]
-    revision: int
-    gone: str = ""
+    misses: Annotated[tuple[Miss, ...], Meta(max_length=MOST_MISSES)]
+    revision: Whole
+    gone: Text = ""

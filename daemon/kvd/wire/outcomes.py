@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from kvd.wire.identity import Endpoint, Role
+from kvd.wire.limits import MOST_ROWS, Count, Id, Seconds, Text, Whole
 from kvd.wire.reply import Reply, Request
 
 Outcome = Literal[
@@ -42,7 +43,6 @@ ASKED_TO_PREFILL = "ASKED_TO_PREFILL"
 OTHER = "OTHER"
 """Stands for further codes of an outcome once there are too many."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
 MOST_COUNTS = 256
 
 
@@ -61,7 +61,7 @@ Counts = Annotated[tuple[OutcomeCount, ...], msgspec.Meta(max_length=MOST_COUNTS
 class ReportOutcomes(Request, tag="report_served", frozen=True, kw_only=True):
     """A scheduler's totals since its start, and those that a kvd has acknowledged. Answered by `Ok`."""
 
-    engine_id: str
+    engine_id: Id
     totals: Counts
     known: Counts = ()
 
@@ -73,9 +73,9 @@ class GetOutcomes(Request, tag="get_served", frozen=True, kw_only=True):
     ``more`` of the answer before.
     """
 
-    seconds: float = 60.0
+    seconds: Seconds = 60.0
     peers: bool = False
-    after: str = ""
+    after: Text = ""
 
 
 class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,21 +86,21 @@ class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
     ``endpoint`` is that of its kvd, empty for the one that was asked.
     """
 
-    engine_id: str
+    engine_id: Id
     role: Role
-    model: str
-    seconds: float
-    lately: tuple[OutcomeCount, ...] = ()
-    totals: tuple[OutcomeCount, ...] = ()
-    leases: int = 0
-    unclaimed: int = 0
-    leases_total: int = 0
-    claimed_total: int = 0
+    model: Text
+    seconds: Seconds
+    lately: Counts = ()
+    totals: Counts = ()
+    leases: Count = 0
+    unclaimed: Whole = 0
+    leases_total: Count = 0
+    claimed_total: Count = 0
     endpoint: Endpoint = Endpoint()
 
 
 class Outcomes(Reply, tag="served", frozen=True, kw_only=True):
     """The engines, those of other kvds last. ``more``: the asked kvd has further ones; ask again after it."""
 
-    rows: tuple[OutcomeRow, ...]
-    more: str = ""
+    rows: Annotated[tuple[OutcomeRow, ...], msgspec.Meta(max_length=MOST_ROWS)]
+    more: Text = ""

@@ -6,20 +6,27 @@ are kept and sent again until they are answered, so a receiver takes each any nu
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
+from kvd.wire.limits import MOST_BLOCKS, MOST_GROUPS, MOST_LAYERS, Blob, Count, Id, Seconds, Text
 from kvd.wire.reply import Request
 from kvd.wire.transfer import BlockRuns
+
+MOST_THERE = 4096
+"""Layers, or groups of them, that one word of progress names."""
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """Blocks of one KV cache group: ``ids[i]`` covers the request's block number ``first + i``."""
 
-    group: int
-    first: int
-    ids: tuple[int, ...]
+    group: Count
+    first: Count
+    ids: Annotated[tuple[Count, ...], Meta(max_length=MOST_BLOCKS)]
 
 
 class PushKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,12 +36,12 @@ class PushKey(msgspec.Struct, frozen=True, kw_only=True):
     belongs to an older attempt is over. ``decoder_endpoint`` is filled in by the decoder's kvd.
     """
 
-    transfer_id: str
-    prefiller: str
+    transfer_id: Id
+    prefiller: Id
     prefiller_endpoint: Endpoint
-    decoder: str
+    decoder: Id
     rank: Rank
-    attempt: int = 0
+    attempt: Count = 0
     decoder_endpoint: Endpoint = Endpoint()
 
 
@@ -49,13 +56,13 @@ class PushAnnounce(Request, tag="push_announce", frozen=True, kw_only=True):
     """
 
     key: PushKey
-    generations: tuple[str, str]
-    tokens: int
-    computed: int
-    blocks: tuple[BlockRun, ...]
-    landing: bytes
-    seconds: float
-    digest: str = ""
+    generations: tuple[Id, Id]
+    tokens: Count
+    computed: Count
+    blocks: Annotated[tuple[BlockRun, ...], Meta(max_length=MOST_GROUPS)]
+    landing: Blob
+    seconds: Seconds
+    digest: Id = ""
 
 
 class PushWithdraw(Request, tag="push_withdraw", frozen=True, kw_only=True):
@@ -67,7 +74,7 @@ class PushWithdraw(Request, tag="push_withdraw", frozen=True, kw_only=True):
     """
 
     key: PushKey
-    generation: str = ""
+    generation: Id = ""
 
 
 class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +84,9 @@ class LayersThere(msgspec.Struct, frozen=True, kw_only=True):
     until the decoder withdraws or is done.
     """
 
-    group: int
-    layers: tuple[str, ...]
-    tokens: int
+    group: Count
+    layers: Annotated[tuple[Id, ...], Meta(max_length=MOST_LAYERS)]
+    tokens: Count
     blocks: BlockRun | None = None
 
 
@@ -94,11 +101,11 @@ class PushProgress(Request, tag="push_progress", frozen=True, kw_only=True):
 
     key: PushKey
     source: Rank
-    there: tuple[LayersThere, ...] = ()
-    failed: str = ""
-    code: str = ""
+    there: Annotated[tuple[LayersThere, ...], Meta(max_length=MOST_THERE)] = ()
+    failed: Text = ""
+    code: Id = ""
     quiet: bool = False
-    blocks: tuple[BlockRuns, ...] = ()
+    blocks: Annotated[tuple[BlockRuns, ...], Meta(max_length=MOST_GROUPS)] = ()
     sums: bool = False
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
+from kvd.wire.limits import MOST_COUNTERS, MOST_RANKS, MOST_ROWS, Count, Id, Number, Seconds, Text, Whole
 from kvd.wire.reply import Reply, Request
 
 
@@ -18,7 +20,7 @@ class ListEngines(Request, tag="list_engines", frozen=True, kw_only=True):
     """
 
     cards: bool = False
-    after: str = ""
+    after: Text = ""
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,31 +32,31 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine: EngineFacts
-    generation: str
+    generation: Id
     local: bool
-    state: str
-    ranks: tuple[Rank, ...]
-    since: float
+    state: Id
+    ranks: Annotated[tuple[Rank, ...], Meta(max_length=MOST_RANKS)]
+    since: Seconds
     endpoint: Endpoint = Endpoint()
     scheduler: bool = False
-    policy: str = ""
-    leases: int = 0
-    reason: str = ""
-    peers: tuple[str, ...] = ()
+    policy: Id = ""
+    leases: Count = 0
+    reason: Text = ""
+    peers: Annotated[tuple[Id, ...], Meta(max_length=MOST_ROWS)] = ()
     card: EngineCard | None = None
 
 
 class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
     """The engines, local ones first. ``more``: there are further ones; ask again after it."""
 
-    rows: tuple[EngineRow, ...]
-    more: str = ""
+    rows: Annotated[tuple[EngineRow, ...], Meta(max_length=MOST_ROWS)]
+    more: Text = ""
 
 
 class ListWorkers(Request, tag="list_workers", frozen=True, kw_only=True):
     """The local workers and schedulers. Answered by `WorkerList`. ``after`` is the ``more`` of the answer before."""
 
-    after: str = ""
+    after: Text = ""
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,25 +65,25 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone.
     """
 
-    kind: str
-    engine_id: str
+    kind: Id
+    engine_id: Id
     rank: Rank | None
-    pid: int
-    incarnation: str
-    state: str
-    registered: float
-    heartbeat_age: float
-    backend: str = ""
-    regions: int = 0
-    registered_bytes: int = 0
-    reason: str = ""
+    pid: Whole
+    incarnation: Id
+    state: Id
+    registered: Seconds
+    heartbeat_age: Seconds
+    backend: Id = ""
+    regions: Count = 0
+    registered_bytes: Count = 0
+    reason: Text = ""
 
 
 class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):
     """The local clients, engine by engine. ``more``: there are further ones; ask again after it."""
 
-    rows: tuple[WorkerRow, ...]
-    more: str = ""
+    rows: Annotated[tuple[WorkerRow, ...], Meta(max_length=MOST_ROWS)]
+    more: Text = ""
 
 
 class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):
@@ -92,10 +94,10 @@ class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Another kvd. ``state``: connecting, up, down; ``rtt`` in seconds of the last ping."""
 
     endpoint: Endpoint
-    kvd_id: str
-    state: str
-    rtt: float
-    since: float
+    kvd_id: Id
+    state: Id
+    rtt: Seconds
+    since: Seconds
 
 
 class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,11 +108,11 @@ class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     identity: Literal["none", "shared", "per host"] = "none"
-    public: str = ""
-    trusted: int = 0
-    key_file: str = ""
-    list_file: str = ""
-    error: str = ""
+    public: Id = ""
+    trusted: Count = 0
+    key_file: Text = ""
+    list_file: Text = ""
+    error: Text = ""
 
 
 class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
@@ -120,17 +122,17 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     socket, or is of an earlier version.
     """
 
-    kvd_id: str
-    generation: str
-    version: str
-    pid: int
-    host: str
-    started: float
-    runtime_dir: str
+    kvd_id: Id
+    generation: Id
+    version: Id
+    pid: Whole
+    host: Id
+    started: Seconds
+    runtime_dir: Text
     endpoint: Endpoint
-    counters: dict[str, int]
-    gauges: dict[str, float]
-    peers: tuple[PeerRow, ...] = ()
+    counters: Annotated[dict[Id, Whole], Meta(max_length=MOST_COUNTERS)]
+    gauges: Annotated[dict[Id, Number], Meta(max_length=MOST_COUNTERS)]
+    peers: Annotated[tuple[PeerRow, ...], Meta(max_length=MOST_ROWS)] = ()
     draining: bool = False
-    ledger_away: str = ""
+    ledger_away: Text = ""
     keys: PeerKeys | None = None

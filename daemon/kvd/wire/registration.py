@@ -6,9 +6,13 @@ the one it registered with. kvd needs to remember nothing across restarts.
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-from kvd.wire.identity import EngineFacts, LeaseKey, ReaderId, Secretive, WorkerCard
+import msgspec
+from msgspec import Meta
+
+from kvd.wire.identity import EngineFacts, Host, LeaseKey, ReaderId, Secretive, WorkerCard
+from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Port, Seconds, Secret, Whole
 from kvd.wire.reply import Reply, Request
 
 
@@ -24,9 +28,9 @@ class OpenLease(msgspec.Struct, frozen=True):
     ``seconds`` remain at the time of sending.
     """
 
-    request_id: str
-    seconds: float
-    blocks: int = 0
+    request_id: Id
+    seconds: Seconds
+    blocks: Count = 0
 
 
 class OpenReader(msgspec.Struct, frozen=True):
@@ -34,7 +38,7 @@ class OpenReader(msgspec.Struct, frozen=True):
 
     key: LeaseKey
     reader: ReaderId
-    seconds: float
+    seconds: Seconds
 
 
 class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=True, kw_only=True):
@@ -44,12 +48,12 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     """
 
     engine: EngineFacts
-    incarnation: str
-    pid: int
-    policy: str = "recompute"
-    leases: tuple[OpenLease, ...] = ()
-    readers: tuple[OpenReader, ...] = ()
-    digest_key: bytes = b""
+    incarnation: Id
+    pid: Whole
+    policy: Id = "recompute"
+    leases: Annotated[tuple[OpenLease, ...], Meta(max_length=MOST_LEASES_HELD)] = ()
+    readers: Annotated[tuple[OpenReader, ...], Meta(max_length=MOST_LEASES_HELD)] = ()
+    digest_key: Secret = b""
 
 
 class Registered(Reply, tag="registered", frozen=True, kw_only=True):
@@ -59,11 +63,11 @@ class Registered(Reply, tag="registered", frozen=True, kw_only=True):
     0: no peer socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender.
     """
 
-    kvd_generation: str
-    engine_generation: str = ""
-    host: str = ""
-    port: int = 0
-    heartbeat_seconds: float = 0.25
+    kvd_generation: Id
+    engine_generation: Id = ""
+    host: Host = ""
+    port: Port = 0
+    heartbeat_seconds: Seconds = 0.25
 
 
 class Heartbeat(Request, tag="heartbeat", frozen=True, kw_only=True):
@@ -72,16 +76,16 @@ class Heartbeat(Request, tag="heartbeat", frozen=True, kw_only=True):
     Answered by `Registered`, or by `NotRegistered` when kvd does not know it.
     """
 
-    incarnation: str
+    incarnation: Id
 
 
 class NotRegistered(Reply, tag="not_registered", frozen=True, kw_only=True):
     """kvd does not know this incarnation: send the card again."""
 
-    kvd_generation: str
+    kvd_generation: Id
 
 
 class Unregister(Request, tag="unregister", frozen=True, kw_only=True):
     """An orderly goodbye. Answered by `Ok`."""
 
-    incarnation: str
+    incarnation: Id

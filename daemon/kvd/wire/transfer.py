@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from kvd.wire.identity import EngineFacts
+from kvd.wire.limits import (
+    MOST_GROUPS,
+    MOST_RANKS,
+    MOST_RECORDS,
+    MOST_ROWS,
+    Blob,
+    Count,
+    Id,
+    Seconds,
+    Spans,
+    Text,
+)
 from kvd.wire.reply import Reply, Request
 
 TransferState = Literal["done", "miss"]
@@ -25,26 +38,30 @@ class BlockRuns(msgspec.Struct, frozen=True, array_like=True):
     The first id covers the tokens of the request's block number ``first``; of a state group that has no meaning.
     """
 
-    group: int
-    first: int
-    runs: tuple[tuple[int, int], ...]
+    group: Count
+    first: Count
+    runs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MAX_RUNS)]
+
+
+GroupBlocks: TypeAlias = Annotated[tuple[BlockRuns, ...], Meta(max_length=MOST_GROUPS)]
+"""One side's blocks of all groups."""
 
 
 class GroupShare(msgspec.Struct, frozen=True):
     """What one transfer moved of one KV cache group: blocks and bytes on this worker."""
 
-    group: int
-    kind: str
-    blocks: int
-    bytes: int
+    group: Count
+    kind: Id
+    blocks: Count
+    bytes: Count
 
 
 class GroupChecksum(msgspec.Struct, frozen=True):
     """What of one KV cache group was compared: so many layers; ``differs`` names the first that is not the same."""
 
-    group: int
-    layers: int
-    differs: str = ""
+    group: Count
+    layers: Count
+    differs: Id = ""
 
 
 class ChecksumResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +72,9 @@ class ChecksumResult(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: Literal["", "ok", "differs", "unknown"] = ""
-    why: str = ""
-    groups: tuple[GroupChecksum, ...] = ()
-    seconds: float = 0.0
+    why: Text = ""
+    groups: Annotated[tuple[GroupChecksum, ...], Meta(max_length=MOST_GROUPS)] = ()
+    seconds: Seconds = 0.0
 
 
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,32 +99,32 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty.
     """
 
-    transfer_id: str
-    request_id: str
-    local_engine: str
-    local_rank: str
-    remote_engine: str
-    remote_generation: str
-    remote_request_id: str
-    backend: str
+    transfer_id: Id
+    request_id: Id
+    local_engine: Id
+    local_rank: Id
+    remote_engine: Id
+    remote_generation: Id
+    remote_request_id: Id
+    backend: Id
     mode: Literal["pull", "push"]
     state: TransferState
-    cause: str = ""
-    code: str = ""
-    started: float = 0.0
-    tokens: int = 0
-    bytes: int = 0
-    descriptors: int = 0
-    coalesced_descriptors: int = 0
-    remote_ranks: tuple[str, ...] = ()
-    groups: tuple[GroupShare, ...] = ()
-    stages: dict[str, float] = {}
-    local_generation: str = ""
-    attempts: int = 1
-    local_blocks: tuple[BlockRuns, ...] = ()
-    remote_blocks: tuple[BlockRuns, ...] = ()
+    cause: Text = ""
+    code: Id = ""
+    started: Seconds = 0.0
+    tokens: Count = 0
+    bytes: Count = 0
+    descriptors: Count = 0
+    coalesced_descriptors: Count = 0
+    remote_ranks: Annotated[tuple[Id, ...], Meta(max_length=MOST_RANKS)] = ()
+    groups: Annotated[tuple[GroupShare, ...], Meta(max_length=MOST_GROUPS)] = ()
+    stages: Spans = {}
+    local_generation: Id = ""
+    attempts: Count = 1
+    local_blocks: GroupBlocks = ()
+    remote_blocks: GroupBlocks = ()
     blocks_cut: bool = False
-    moments: dict[str, float] = {}
+    moments: Spans = {}
     checksum: ChecksumResult = ChecksumResult()
 
 
@@ -141,8 +158,8 @@ class ReportTransfers(Request, tag="report_transfers", frozen=True, kw_only=True
     Answered by `Ok` once they are on disk; kept and sent again until then.
     """
 
-    incarnation: str
-    records: tuple[TransferRecord, ...]
+    incarnation: Id
+    records: Annotated[tuple[TransferRecord, ...], Meta(max_length=MOST_RECORDS)]
 
 
 class ListTransfers(Request, tag="list_transfers", frozen=True, kw_only=True):
@@ -155,19 +172,19 @@ class ListTransfers(Request, tag="list_transfers", frozen=True, kw_only=True):
     only with ``blocks``.
     """
 
-    limit: int = 50
-    after: int = 0
-    before: int = 0
-    request_id: str = ""
-    engine_id: str = ""
-    peer: str = ""
-    any_id: str = ""
-    state: str = ""
-    code: str = ""
-    backend: str = ""
-    mode: str = ""
-    within: float = 0.0
-    slower_than: float = 0.0
+    limit: Count = 50
+    after: Count = 0
+    before: Count = 0
+    request_id: Id = ""
+    engine_id: Id = ""
+    peer: Id = ""
+    any_id: Id = ""
+    state: Id = ""
+    code: Id = ""
+    backend: Id = ""
+    mode: Id = ""
+    within: Seconds = 0.0
+    slower_than: Seconds = 0.0
     order: Order = "newest"
     blocks: bool = False
 
@@ -175,9 +192,9 @@ class ListTransfers(Request, tag="list_transfers", frozen=True, kw_only=True):
 class LedgerRow(msgspec.Struct, frozen=True):
     """A record with its sequence number in the ledger, and the Unix time at which it came there."""
 
-    seq: int
+    seq: Count
     record: TransferRecord
-    recorded: float = 0.0
+    recorded: Seconds = 0.0
 
 
 class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
@@ -186,21 +203,21 @@ class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
     ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.
     """
 
-    rows: tuple[LedgerRow, ...]
-    total: int
+    rows: Annotated[tuple[LedgerRow, ...], Meta(max_length=MOST_ROWS)]
+    total: Count
     more: bool = False
 
 
 class GetKeptEngine(Request, tag="get_kept_engine", frozen=True, kw_only=True):
     """What the ledger keeps of an engine's generation that records name. Answered by `KeptEngine` or `Refused`."""
 
-    engine_id: str
-    generation: str
+    engine_id: Id
+    generation: Id
 
 
 class KeptEngine(Reply, tag="kept_engine", frozen=True, kw_only=True):
     """One generation of an engine as its workers described it: for each what `codec.encode_worker` made."""
 
     engine: EngineFacts
-    generation: str
-    geometries: tuple[bytes, ...]
+    generation: Id
+    geometries: Annotated[tuple[Blob, ...], Meta(max_length=MOST_RANKS)]

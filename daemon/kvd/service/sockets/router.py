@@ -13,19 +13,25 @@ from typing import Any
 
 import msgspec
 
-from kvd.service.errors import LedgerError, RequestRefused
+from kvd.service.errors import LedgerError, RequestRefused, unreadable
 from kvd.service.sockets.channel import Cause, Channel
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
 from kvd.service.sockets.shares import Waiter, WaitingShares
-from kvd.wire.errors import Malformed, UnknownMessage, VersionMismatch, WireError
+from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
-from kvd.wire.reply import Refused, Reply
+from kvd.wire.limits import MOST_FOR_DAEMON
+from kvd.wire.reply import Refused, Reply, refusal
 from kvd.zmtp.events import Received, Subscribed, Unsubscribed
 
 log = logging.getLogger(__name__)
 
-_KINDS_OF_JUNK = {Malformed: "malformed", VersionMismatch: "version", UnknownMessage: "unknown"}
+_KINDS_OF_JUNK = {
+    Malformed: "malformed",
+    TooLarge: "too_large",
+    VersionMismatch: "version",
+    UnknownMessage: "unknown",
+}
 _NO_BODY = msgspec.Raw()
 
 
@@ -154,13 +160,10 @@ class Router:
             )
             return False
         try:
-            message, correlation = decode(received.body)
+            message, correlation = decode(received.body, MOST_FOR_DAEMON)
         except WireError as error:
             self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
-            refused = Refused(
-                code=error.code, message=error.message, hint="both sides should be of one version"
-            )
-            self._reply(caller, refused, error.correlation)
+            self._reply(caller, unreadable(error), error.correlation)
             return False
         self._counters[f"received.{kind_of(message)}"] += 1
         if isinstance(message, Reply):
@@ -230,13 +233,11 @@ class Router:
         self._counters["errors.internal"] += 1
         if isinstance(error, LedgerError):
             log.error("%s", error.message)
-            return Refused(
-                code="KVD-LEDGER", message=error.message, hint="see the disk of kvd's state directory"
-            )
+            return refusal("KVD-LEDGER", error.message, hint="see the disk of kvd's state directory")
         log.error("handling %s failed", kind_of(message), exc_info=error)
-        return Refused(
-            code="KVD-INTERNAL",
-            message=f"kvd failed at {kind_of(message)}: {type(error).__name__}: {error}",
+        return refusal(
+            "KVD-INTERNAL",
+            f"kvd failed at {kind_of(message)}: {type(error).__name__}: {error}",
             hint="see the log of kvd (journalctl -u kvd)",
         )
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
+from typing import Any
 
 import msgspec
 import pytest
@@ -201,21 +202,19 @@ def test_a_worker_speaks_for_itself_alone(both: Pair) -> None:
 def test_an_announcement_that_makes_no_sense_is_refused_for_good() -> None:
     with pair(kvds=1) as both:
         good = both.announce()
-        bad = [
-            msgspec.structs.replace(good, **change)
-            for change in (
-                {"seconds": float("nan")},
-                {"seconds": -1.0},
-                {"computed": 49},
-                {"computed": -1},
-                {"generations": ("", "g")},
-                {"key": both.key(transfer="")},
-                {"key": both.key(transfer="x" * 10_000)},
-            )
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"seconds": float("nan")}, "KVD-WIRE-MALFORMED"),
+            ({"seconds": -1.0}, "KVD-BAD-PUSH"),
+            ({"computed": 49}, "KVD-BAD-PUSH"),
+            ({"computed": -1}, "KVD-WIRE-MALFORMED"),
+            ({"generations": ("", "g")}, "KVD-BAD-PUSH"),
+            ({"key": both.key(transfer="")}, "KVD-BAD-PUSH"),
+            ({"key": both.key(transfer="x" * 10_000)}, "KVD-WIRE-MALFORMED"),
         ]
-        for announced in bad:
+        for change, code in wrong:
+            announced = msgspec.structs.replace(good, **change)
             answer = refused(both.decoders[0].session.deliver("a", announced))
-            assert (answer.code, answer.final) == ("KVD-BAD-PUSH", True), announced
+            assert (answer.code, answer.final) == (code, True), announced
         assert not both.prefillers[0].told
 
 
