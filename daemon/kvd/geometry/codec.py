@@ -19,8 +19,8 @@ from kvd.geometry.rank import Rank
 
 FORMAT = 1
 KINDS: dict[str, GroupKind] = {kind: kind for kind in get_args(GroupKind)}
-MAX_DOCUMENT = 16 * 1024 * 1024
-"""Bytes; a worker of 200 layers takes about 30 KB."""
+MAX_DOCUMENT = 1024 * 1024
+"""Bytes. A worker of 200 layers takes about 30 KB; this is enough for `MAX_LAYERS` of them."""
 
 
 class _LayerRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -50,6 +50,16 @@ class _Document(msgspec.Struct, frozen=True):
     groups: tuple[_GroupDocument, ...]
 
 
+class _Format(msgspec.Struct, frozen=True):
+    """The format of a document, as far as it is one that a later version might have."""
+
+    format: int | None = None
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)
+_FORMAT = msgspec.json.Decoder(_Format)
+
+
 def encode_worker(worker: WorkerGeometry) -> bytes:
     """The worker's geometry as UTF-8 JSON."""
     return msgspec.json.encode(_document(worker))
@@ -59,11 +69,14 @@ def decode_worker(data: bytes) -> WorkerGeometry:
     """The geometry in ``data``. Raises `BadGeometry` (or another `GeometryError`) that says what is wrong with it."""
     if len(data) > MAX_DOCUMENT:
         raise BadGeometry(f"a geometry of {len(data)} bytes; at most {MAX_DOCUMENT} are taken")
+    # Into the types at once: what is none of them is not built.
     try:
-        plain = msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:
-        raise BadGeometry(f"not a geometry: {error}") from None
-    return worker_from_plain(plain)
+        document = _DOCUMENT.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise _of_another_format(data) or BadGeometry(f"not a geometry: {error}") from None
+    if document.format != FORMAT:
+        raise BadGeometry(f"geometry format {document.format!r}; this version reads {FORMAT}")
+    return _worker(document)
 
 
 def shape_of(data: bytes) -> str:
@@ -87,6 +100,21 @@ def worker_from_plain(plain: object) -> WorkerGeometry:
         document = msgspec.convert(plain, _Document)
     except msgspec.ValidationError as error:
         raise BadGeometry(f"not a geometry: {error}") from None
+    return _worker(document)
+
+
+def _of_another_format(data: bytes) -> BadGeometry | None:
+    """Why a document cannot be read that says it is of another format; None where it does not."""
+    try:
+        found = _FORMAT.decode(data).format
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    if found == FORMAT:
+        return None
+    return BadGeometry(f"geometry format {found!r}; this version reads {FORMAT}")
+
+
+def _worker(document: _Document) -> WorkerGeometry:
     tp, pp, dcp = document.rank
     worker = WorkerGeometry(
         rank=Rank(tp=tp, pp=pp, dcp=dcp),
