@@ -5,6 +5,7 @@ It is kept short, and control characters are written out: an id may hold an esca
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from itertools import islice
@@ -15,6 +16,8 @@ MAX_WORD = 200
 """Characters of one word of such a message. Real ids have less; a longer one would leave no room for the cause."""
 MAX_NAMES = 10
 """Names that a message lists."""
+MAX_LINE = 4096
+"""Characters of a line of a log."""
 
 _CONTROLS = re.compile(
     "[\x00-\x1f\x7f-\x9f"  # C0, DEL and C1: what terminals obey
@@ -69,6 +72,27 @@ def few(names: Iterable[str], *, count: int | None = None) -> str:
     shown = ", ".join(islice(names, MAX_NAMES))
     more = f" and {count - MAX_NAMES:,} more" if count > MAX_NAMES else ""
     return f"{shown}{more}" or "none"
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module. What it logs is one line of at most `MAX_LINE` characters, without control characters.
+
+    The process may be vLLM's, whose handlers and formats are not ours: so the record itself is changed.
+    """
+    made = logging.getLogger(name)
+    made.addFilter(_one_line)
+    return made
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    try:
+        text = record.getMessage()
+    except Exception:  # noqa: BLE001 (arguments that do not fit: the handler says which)
+        return True
+    shown = escaped(cut(text, MAX_LINE))
+    if shown != text:
+        record.msg, record.args = shown, ()
+    return True
 
 
 def _escape(found: re.Match[str]) -> str:

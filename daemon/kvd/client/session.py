@@ -7,7 +7,6 @@ until kvd has answered it.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -20,12 +19,13 @@ from pathlib import Path
 from kvd.client.errors import ClientError, TimedOut
 from kvd.client.mailbox import QUEUE, Card, Fresh, Mailbox, Pending, Push, SessionState
 from kvd.client.session_thread import SessionThread
+from kvd.shown import logger
 from kvd.wire.frame import Message
 from kvd.wire.names import runtime_dir, socket_address
 
 __all__ = ["KvdSession", "SessionState"]
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class KvdSession:

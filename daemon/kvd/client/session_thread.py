@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from concurrent.futures import Future
@@ -14,12 +13,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
 from kvd.client.mailbox import DELIVER_AGAIN, QUEUE, Fresh, Mailbox, Pending, SessionState, fail
+from kvd.shown import logger
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.registration import Heartbeat, NotRegistered, Registered, RegisterWorker, Unregister
 from kvd.wire.reply import Refused, Reply
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
 REGISTER_AGAIN = (0.1, 2.0)

@@ -1,5 +1,7 @@
 """The daemon's log, written by a thread of its own: a pipe that nobody reads, or a stalled disk, stops nothing else.
 
+Ids in it are chosen by others. A record is one line, whatever stands in an id; only a traceback has more, each set in.
+
 Where systemd's journal reads it, each line says how severe it is, so that `journalctl -p warning` finds it.
 """
 
@@ -12,13 +14,35 @@ import queue
 import select
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvd.shown import MAX_LINE, cut, escaped
 
 MOST_LINES = 8192
 """Lines that wait to be written; what comes beyond them is dropped and counted."""
 SEVERITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 """Levels of `logging`, from the highest, and syslog's number for each."""
+MOST_BYTES = 4 << 20
+"""Bytes of such lines."""
+MOST_TRACEBACK = 16_384
+"""Characters of a traceback."""
 LAST_SECONDS = 1.0
 """How long the end of the daemon waits for the last lines."""
+
+
+class OneLine(logging.Formatter):
+    """A record as one line; the lines of a traceback follow, set in, so that none of them can be taken for a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """The line, with control characters of the message written out."""
+        record.message = escaped(cut(record.message, MAX_LINE))
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
+        """The end of the traceback, where the error stands."""
+        text = super().formatException(ei)
+        front = f"({len(text):,} characters) ...\n" if len(text) > MOST_TRACEBACK else ""
+        return "\n".join(f"  {escaped(line)}" for line in (front + text[-MOST_TRACEBACK:]).split("\n"))
 
 
 class Writer(logging.Handler):
@@ -28,10 +52,15 @@ class Writer(logging.Handler):
     the interpreter would wait for.
     """
 
-    def __init__(self, descriptor: int, text: str, most: int = MOST_LINES) -> None:
+    def __init__(
+        self, descriptor: int, text: str, most: int = MOST_LINES, most_bytes: int = MOST_BYTES
+    ) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(text))
+        self.setFormatter(OneLine(text))
         self.dropped = 0
+        self._most_bytes = most_bytes
+        # Bytes: the first is of those who log, under their lock, the second of the thread.
+        self._taken = self._written = 0
         self._descriptor = descriptor
         self._mark = marking(descriptor)
         self._lines: queue.Queue[bytes | None] = queue.Queue(most)
@@ -42,7 +71,12 @@ class Writer(logging.Handler):
         """Hand the line over; never waits."""
         try:
             text = self._mark(record.levelno, self.format(record))
-            self._lines.put_nowait(f"{text}\n".encode(errors="backslashreplace"))
+            line = f"{text}\n".encode(errors="backslashreplace")
+            if self._taken - self._written + len(line) > self._most_bytes:
+                self.dropped += 1
+                return
+            self._lines.put_nowait(line)
+            self._taken += len(line)
         except queue.Full:
             self.dropped += 1
         except Exception:  # noqa: BLE001 (arguments that do not fit their text: logging says which, and goes on)
@@ -71,6 +105,7 @@ class Writer(logging.Handler):
                 _write_all(self._descriptor, line)
             except MemoryError:  # one line, not the log
                 self.dropped += 1
+            self._written += len(line)
             if told != (dropped := self.dropped):
                 lost = self._mark(logging.WARNING, f"kvd: {dropped - told} lines of this log were lost")
                 _write_all(self._descriptor, f"{lost}\n".encode())

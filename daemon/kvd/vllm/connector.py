@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from vllm.v1.request import RequestStatus
 
 from kvd.backends.registry import open_backend
 from kvd.client.session import KvdSession
+from kvd.shown import logger
 from kvd.vllm.builds.versions import (
     engine_facts,
     joins_layers,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 IDLE_WAIT = 1e-3
 """Seconds that a step which computes nothing gives a load to end.

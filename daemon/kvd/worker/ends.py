@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 from collections.abc import Callable, Iterator
 
 from kvd.geometry.model import WorkerGeometry
+from kvd.shown import logger
 from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
@@ -16,7 +16,7 @@ from kvd.worker.records import record
 from kvd.worker.session import SessionProtocol
 from kvd.worker.slow_paths import Paths
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class LoadEnds:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 
 from kvd.client.errors import ClientError
+from kvd.shown import logger
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.worker.cause import Cause, from_error, refusal_code
 from kvd.worker.session import SessionProtocol
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def ask_for_peer(

@@ -12,7 +12,6 @@ that; the one read that is under way is at most `READ_BYTES`.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import numpy as np
 
 from kvd.backends.contract import Lane, State, Transfer, takes_selections
 from kvd.backends.errors import BackendError
+from kvd.shown import logger
 from kvd.topology.copies import Copies
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.grid import Selection
@@ -30,7 +30,7 @@ from kvd.topology.rate import PIECE, PROBED_BYTES, ROUNDS, Probed
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.worker.load import state_of, submitted
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 PROBE_SECONDS = 10.0
 """How long the first reads may take: a connection, on a busy machine."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable
 
+from kvd.shown import logger
 from kvd.topology.findings import Finding
 from kvd.topology.rate import Pace, Probed, slow_path, slow_probe
 from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.transfer import TransferRecord
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 REMEMBERED = 4
 """Transfers of a peer that are looked at together."""

@@ -7,17 +7,17 @@ could run over what was loaded.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 
+from kvd.shown import logger
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load
 from kvd.worker.stream_event import StreamEvent
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 LOOK = 100e-6
 """Seconds between two looks at an event."""

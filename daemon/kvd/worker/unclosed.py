@@ -5,15 +5,15 @@ Closing is tried again until it succeeds. Only then is what was held back report
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from kvd.shown import logger
 from kvd.worker.watchdog import Activity
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 RETRY_SECONDS = 1.0
 """Seconds before closing is tried again."""

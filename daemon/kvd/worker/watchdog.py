@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from kvd.shown import logger
 from kvd.worker.load import Load
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 SHORTEST, AFTER_ERROR = 0.01, 1.0
 """Least seconds between two looks, and seconds after a look that failed."""

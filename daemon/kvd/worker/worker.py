@@ -7,7 +7,6 @@ moves things between queues. A step that computes nothing may give a load a mome
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import socket
 import time
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from kvd.backends.contract import Backend
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
+from kvd.shown import logger
 from kvd.topology.checksum import Summer
 from kvd.topology.errors import OwnEngine
 from kvd.topology.transfer_topology import TransferTopology
@@ -49,7 +49,7 @@ from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
 from kvd.worker.streams import StreamGate
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 CLOSE_SECONDS = 5.0
 """How long a closing worker waits for its lanes, all together."""

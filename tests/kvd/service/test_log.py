@@ -73,11 +73,19 @@ def test_the_journal_is_told_how_severe_each_line_is(monkeypatch: pytest.MonkeyP
     try:
         with log_of(Writer(descriptor, "%(message)s")) as log:
             log.setLevel(logging.DEBUG)
-            log.error("two\nlines")
+            log.error("two\nlines in one")
             log.warning("of them")
             log.info("told")
             log.debug("more")
-        assert emptied(reader) == "<3>two\n<3>lines\n<4>of them\n<6>told\n<7>more\n"
+            try:
+                int("found\n<2>\x1bforged", base=99)
+            except ValueError as error:
+                error.args = ("found\n<2>\x1bforged",)
+                log.exception("failed")
+        *lines, first, _file, _raise, why, forged = emptied(reader).splitlines()
+        assert lines == [r"<3>two\nlines in one", "<4>of them", "<6>told", "<7>more", "<3>failed"]
+        assert first == "<3>  Traceback (most recent call last):"
+        assert (why, forged) == ("<3>  ValueError: found", r"<3>  <2>\x1bforged")
         monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino + 1}")
         with log_of(Writer(descriptor, "%(message)s")) as log:
             log.error("to somebody else")
@@ -138,3 +146,24 @@ def test_a_log_whose_reader_is_gone_is_no_error() -> None:
         os.close(reader)
         with log_of(Writer(descriptor, "%(message)s")) as log:
             log.warning("a line")
+
+
+def test_ids_of_a_megabyte_do_not_fill_the_log() -> None:
+    with full_pipe() as (reader, descriptor):
+        writer = Writer(descriptor, "%(message)s", most_bytes=20_000)
+        with log_of(writer) as log:
+            for _ in range(10):
+                log.warning("request %s", "x" * 1_000_000)
+            # A line may be with the thread; those of 4 KB that wait have 20 KB at most.
+            assert writer.dropped in (5, 6)
+            text = ""
+
+            def written() -> bool:
+                nonlocal text
+                text += emptied(reader)
+                return text.count("request x") >= 4 and "were lost" in text
+
+            wait_for(written, SECONDS)
+    lines = text.splitlines()
+    assert all(len(line) < 4200 for line in lines)
+    assert lines[0].endswith("x... (1,000,008 characters)")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from kvd.shown import logger
 from kvd.weights.checkpoint import (
     AS_READ,
     OF_FILE,
@@ -24,7 +24,7 @@ from kvd.weights.errors import WeightsUnreadable
 from kvd.weights.hub import hub_cache, hub_snapshot
 from kvd.worker.settings import ConnectorSettings
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _found: dict[str, dict[str, str]] = {}
 _lock = threading.Lock()

@@ -7,15 +7,15 @@ the context stands before that one call and answers it from a memfd.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
 from kvd.backends.direct.memfd import memfd
 from kvd.backends.registry import maps_memory
+from kvd.shown import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 LEAST_BYTES = 1 << 20
 """Smaller tensors than this are left to torch: they are no KV cache."""

@@ -11,7 +11,6 @@ that came: at most `MAX_AGAIN` times, while the lease holds.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Container, Mapping
@@ -20,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvd.client.errors import ClientError
+from kvd.shown import logger
 from kvd.vllm.errors import BadParams
 from kvd.vllm.params import read_remote_prefill, read_remote_push, wants_push
 from kvd.vllm.prompt.parts import Prompt
@@ -37,7 +37,7 @@ from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 RENEW_FRACTION = 0.3
 """A waiting claim is renewed when this part of the lease is left."""

@@ -8,13 +8,13 @@ and it is computed here.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvd.shown import logger
 from kvd.topology.blocks import wanted
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
@@ -44,7 +44,7 @@ from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class SchedulerHalf:

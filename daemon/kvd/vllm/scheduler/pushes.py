@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+from kvd.shown import logger
 from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
@@ -17,7 +17,7 @@ from kvd.worker.orders import PushEnd, PushStep, plain
 from kvd.worker.remote import LONGEST_NAME
 from kvd.worker.settings import ConnectorSettings
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ What differs makes the load a miss. Sums that cannot be had do not: the record s
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import numpy as np
 
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.geometry.errors import GeometryError
+from kvd.shown import logger
 from kvd.topology.checksum import Summer, Words
 from kvd.topology.comparison import Comparison, WantedSums, comparison
 from kvd.topology.errors import NotSummable, TopologyError
@@ -30,7 +30,7 @@ from kvd.worker.load import Load
 from kvd.worker.orders import block_lists
 from kvd.worker.session import SessionProtocol
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 WAIT_SECONDS = 5.0
 """How long the prefiller's sums are awaited at most; never longer than the load may take."""

@@ -6,7 +6,6 @@ push because the request is not reported as sent before.
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import threading
@@ -17,13 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvd.geometry.model import WorkerGeometry
+from kvd.shown import logger
 from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Summer, TokenSpan, Words, layer_sums
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.reply import Refused
 from kvd.worker.orders import StepOrders, SumOrder, block_lists
 from kvd.worker.stream_event import StreamEvent
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MOST_REQUESTS = 4096
 MOST_BYTES = 256 << 20

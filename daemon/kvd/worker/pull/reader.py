@@ -12,7 +12,6 @@ stays unreported, whatever that costs, until the call returns; the watcher says 
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Callable, Sequence
 
 from kvd.backends.contract import Backend, Lane, State, traits_of
 from kvd.backends.errors import BackendError, BackendUnavailable, PeerMetadataError, RegistrationError
+from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
@@ -33,7 +33,7 @@ from kvd.worker.pull.slices import apply_plan, hold_back, look, post
 from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""

@@ -7,11 +7,11 @@ this side reads by itself: once its reads have ended.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 
 from kvd.backends.errors import BackendError
+from kvd.shown import logger
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
@@ -20,7 +20,7 @@ from kvd.worker.push.announce import done, withdraw
 from kvd.worker.push.arrival import Arrival, record_arrival
 from kvd.worker.push.window import Windows
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 NAMES_KEPT = 900.0
 """Seconds for which a transfer id must not come again: late words about the first would pass for the second's."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
 
+from kvd.shown import logger
 from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
 from kvd.wire.reply import Ok, Refused
 from kvd.worker.context import WorkerContext
@@ -16,7 +16,7 @@ from kvd.worker.push.sender import Sender
 from kvd.worker.staging import Stager
 from kvd.worker.stream_event import StreamEvent
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MOST_SENDERS = 256
 CODE = "KVD-CONNECTOR-PUSH"

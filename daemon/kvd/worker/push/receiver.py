@@ -11,7 +11,6 @@ what was stays unreported until the call returns.
 
 from __future__ import annotations
 
-import logging
 import math
 import queue
 import threading
@@ -21,6 +20,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from kvd.backends.errors import BackendError
+from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.miss import known_code
@@ -38,7 +38,7 @@ from kvd.worker.push.layer_reads import layer_read
 from kvd.worker.push.window import Windows
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 QUIESCE_SECONDS = 2.0
 """How long the sources may take to say that they write no more."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from kvd.backends.contract import State
 from kvd.backends.errors import BackendError
+from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.load import state_of
@@ -14,7 +13,7 @@ from kvd.worker.push.target import MOST_FLYING, PushTarget, TargetPhase, due, ne
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_FAILURES = 3
 """Posts that could not be started before their target is given up."""

@@ -11,7 +11,6 @@ fails and is never said to be quiet, so the decoder closes its window. Only what
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import queue
 import threading
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.rank import Rank
+from kvd.shown import logger
 from kvd.topology.errors import TopologyError
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
@@ -47,7 +47,7 @@ from kvd.worker.push.target import (
 from kvd.worker.push.write_lanes import WriteLanes
 from kvd.worker.staging import Stager
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 POLL, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between looks while something is under way: quick while it is young and the last of its request.

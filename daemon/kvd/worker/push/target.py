@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import logging
 import math
 import time
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import msgspec
 from kvd.backends.contract import Lane, Transfer
 from kvd.client.records import block_runs
 from kvd.geometry.rank import Rank
+from kvd.shown import logger
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
@@ -25,7 +25,7 @@ from kvd.worker.cause import Cause, code_of, text_of
 from kvd.worker.orders import block_lists
 from kvd.worker.push.computed import Computed
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MOST_FLYING = 4
 """Most posts of one target under way: what becomes ready meanwhile goes into the next one together."""
