@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
+from kvd.shown import escaped
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
@@ -29,14 +31,7 @@ _REASONS = {
 
 def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
-    lines: list[str] = []
-    for name, count in sorted(status.counters.items()):
-        family, _, rest = name.partition(".")
-        label = _LABELS.get(family, "")
-        metric = f"kvd_{_metric(family if label else name)}_total"
-        if not lines or not lines[-1].startswith(metric + "{"):
-            lines.append(f"# TYPE {metric} counter")
-        lines.append(f'{metric}{{{label}="{_label(rest)}"}} {count}' if label else f"{metric} {count}")
+    lines = _counters(status)
     for name, value in sorted(status.gauges.items()):
         metric = f"kvd_{_metric(name)}"
         lines += [f"# TYPE {metric} gauge", f"{metric} {value:g}"]
@@ -53,6 +48,23 @@ def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
         f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _counters(status: KvdStatus) -> list[str]:
+    """Each series once, its family once: two names that differ in what a metric's name cannot hold are added up."""
+    families: dict[str, Counter[str]] = {}
+    for name, count in sorted(status.counters.items()):
+        family, _, rest = name.partition(".")
+        label = _LABELS.get(family, "")
+        series = families.setdefault(f"kvd_{_metric(family if label else name)}_total", Counter())
+        series[f'{{{label}="{_label(rest)}"}}' if label else ""] += count
+    lines: list[str] = []
+    for metric, series in families.items():
+        lines += [
+            f"# TYPE {metric} counter",
+            *(f"{metric}{labels} {count}" for labels, count in series.items()),
+        ]
+    return lines
 
 
 def _served(rows: Sequence[OutcomeRow]) -> list[str]:
@@ -137,4 +149,4 @@ def _metric(name: str) -> str:
 
 
 def _label(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return escaped(text).replace("\\", r"\\").replace('"', r"\"")

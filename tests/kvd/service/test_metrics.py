@@ -6,6 +6,14 @@ import socket
 import urllib.error
 import urllib.request
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvd.service.errors import OTHER, RequestRefused
+from kvd.service.metrics import render
+from kvd.wire.identity import Endpoint
+from kvd.wire.outcomes import OutcomeCount, OutcomeRow
+from kvd.wire.query import KvdStatus, PeerRow
+from kvd.wire.reply import Refused
 from tests.support.daemons import daemons, facts, session, worker
 
 
@@ -55,3 +63,38 @@ def test_pages_and_garbage() -> None:
         assert raw(port, b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405")
         assert get(port, "/healthz")[0] == 200
         assert "Traceback" not in kvd.log
+
+
+STRANGE = ('a"b', "a\\b", "a\nb", "a\r\x1b\u2028b", "kvd.x-y", "", "\x00")
+
+
+def test_the_page_can_be_read_whatever_names_others_choose() -> None:
+    names = [f"{family}.{name}" for family in ("refused", "misses", "checksums", "x") for name in STRANGE]
+    status = KvdStatus(
+        kvd_id='k"\n', generation="g", version="1", pid=1, host="h", started=0.0, runtime_dir="/", endpoint=Endpoint(),
+        counters=dict.fromkeys([*names, "refused.KVD-A-B", "refused.KVD-A_B"], 1), gauges={},
+        peers=tuple(
+            PeerRow(endpoint=Endpoint(name, 1), kvd_id="k", state="up", rtt=0.1, since=0.0) for name in STRANGE
+        ),
+    )  # fmt: skip
+    served = [
+        OutcomeRow(
+            engine_id=name, role="both", model="m", seconds=1.0, totals=(OutcomeCount("plain", name, 1, 2),),
+            leases_total=1,
+        )
+        for name in STRANGE
+    ]  # fmt: skip
+    text = render(status, served)
+    families = list(text_string_to_metric_families(text))
+    samples = [(s.name, tuple(sorted(s.labels.items()))) for family in families for s in family.samples]
+    assert len(samples) == len(set(samples)), "a series stands there twice"
+    assert len(families) == len({family.name for family in families}) == text.count("# TYPE ")
+    assert {s.value for f in families for s in f.samples if s.name == "kvd_refused_kvd_a_b_total"} == {2.0}
+    assert all(ord(character) >= 32 for line in text.split("\n") for character in line)
+
+
+def test_codes_that_others_make_up_are_counted_as_one() -> None:
+    for code, counted in (("KVD-X-1", OTHER), ("x" * 500, OTHER), ("KVD-ENGINE-GONE", "KVD-ENGINE-GONE")):
+        refused = RequestRefused.passed_on(Refused(code=code, message="m"))
+        assert (refused.counted, refused.refused.code) == (counted, code)
+    assert RequestRefused("KVD-OURS", "m").counted == "KVD-OURS"

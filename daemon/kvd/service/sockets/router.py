@@ -228,7 +228,7 @@ class Router:
 
     def _refusal(self, error: Exception, message: Message) -> Refused:
         if isinstance(error, RequestRefused):
-            self._counters[f"refused.{error.code}"] += 1
+            self._counters[f"refused.{error.counted}"] += 1
             return error.refused
         self._counters["errors.internal"] += 1
         if isinstance(error, LedgerError):
