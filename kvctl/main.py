@@ -102,10 +102,12 @@ def _tell(error: errors.KvctlError, arguments: list[str]) -> None:
     if _output_format(arguments) in ("json", "jsonl"):
         from kvctl.views.error import error_text
 
-        text = error_text(error)
+        sys.stderr.write(error_text(error) + "\n")
     else:
-        text = f"kvctl: {error.message}" + (f"; {error.hint}" if error.hint else "")
-    sys.stderr.write(" ".join(text.split("\n")) + "\n")
+        from kvctl.cli.talk import say
+
+        text = error.message + (f"; {error.hint}" if error.hint else "")
+        say(" ".join(text.split("\n")))
 
 
 def _output_format(arguments: list[str]) -> str:

@@ -18,6 +18,7 @@ from kvctl.bench.pair import BackendRun
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.sizing import Sized, sized
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import plain_lines
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held, one_interruption, unwinding
@@ -27,6 +28,7 @@ from kvctl.views.registry import moment
 from kvd.backends.contract import Operation
 from kvd.backends.registry import MEASURED, available
 from kvd.geometry.model import EngineGeometry
+from kvd.shown import escaped
 
 Found = TypeVar("Found")
 
@@ -90,7 +92,7 @@ def run(wanted: BenchmarkOptions, settings: Settings) -> None:
     if wanted.plot and settings.output in ("table", "wide"):
         from kvctl.views.benchmark import benchmark_plot
 
-        sys.stdout.write(benchmark_plot(document))
+        sys.stdout.write(plain_lines(benchmark_plot(document)))
     if wanted.report is not None:
         from kvctl.views.benchmark import benchmark_page
 
@@ -161,19 +163,20 @@ def progress(total: int, settings: Settings) -> Iterator[Told]:
         yield lambda _: None
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     console = Console(stderr=True, no_color=settings.color == "never")
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("starting", total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)
+        yield lambda text: bar.update(task, advance=1, description=escape(escaped(text)))
 
 
 def failed(error: WorkerFailed) -> CheckFailed:
     """The error in one line; the log that came with it goes to stderr before."""
     _, _, log = str(error).partition("\n")
     if log:
-        sys.stderr.write(log + "\n")
+        sys.stderr.write(plain_lines(log) + "\n")
     return CheckFailed(first_line(error), "see the log above" if log else "see docs/benchmark.md")
 
 

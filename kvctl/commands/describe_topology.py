@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from kvctl.cli.option_kinds import number
 from kvctl.cli.options import DrawnSettings, Watch
 from kvctl.cli.parsing import bandwidth
+from kvctl.cli.talk import say
 from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
 from kvctl.engines.pairs import described, suggested
 from kvctl.engines.sources import EngineId, load_pair, ready_row, source
@@ -103,7 +103,7 @@ def _from_kvd(settings: Settings, engine_id: str | None) -> Pairs:
     rows = daemon.engines(settings, cards=True)
     pairs = list(suggested(rows, ready_row(rows, engine_id) if engine_id else None))
     if not pairs:
-        sys.stderr.write(f"kvctl: no pair of engines to describe: {_why_none(rows)}\n")
+        say(f"no pair of engines to describe: {_why_none(rows)}")
     return [(engine_geometry(a), engine_geometry(b)) for a, b in pairs]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from kvctl import daemon
 from kvctl.cli.option_kinds import number
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.errors import DaemonUnreachable, PeerTimeout
 from kvctl.views.event import event_document
 from kvctl.views.output import show
@@ -39,7 +39,7 @@ def events(
     def connected(now: bool) -> None:
         nonlocal gone
         if now == gone:
-            sys.stderr.write(f"kvctl: kvd {'is back' if now else 'went away; waiting for it to come back'}\n")
+            say(f"kvd {'is back' if now else 'went away; waiting for it to come back'}")
             gone = not now
 
     with daemon.connected(settings) as operator:
@@ -50,7 +50,7 @@ def events(
         shown, last = 0, None
         for event in stream:
             if last is not None and not kinds and event.seq != last + 1:
-                sys.stderr.write(f"kvctl: {_gap(last, event.seq)}\n")
+                say(_gap(last, event.seq))
             last = event.seq
             show(event_document(event), settings)
             shown += 1

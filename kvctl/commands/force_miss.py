@@ -15,6 +15,7 @@ from kvctl import daemon
 from kvctl.cli.option_kinds import choice, duration, number
 from kvctl.cli.parsing import share
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.engines.decoder import Decoder, only_decoder
 from kvctl.errors import CheckFailed, DaemonUnreachable, PeerTimeout, UsageError
 from kvctl.views.forced_miss import ClearedOrders, ForcedMiss, forced_document, planned_document
@@ -127,7 +128,7 @@ def force_miss(  # noqa: PLR0913 - each is an option
     plan = daemon.ask(settings, message, order.ForcePlan)
     if not plan.carried_out:
         show(planned_document(plan), settings)
-        sys.stderr.write("kvctl: nothing was done; add --yes to do it\n")
+        say("nothing was done; add --yes to do it")
     else:
         _show_order(settings, plan.order_id, wait=wait)
 
@@ -153,7 +154,7 @@ def _show_order(settings: Settings, order_id: str, *, wait: bool) -> None:
     if not wait:
         show(forced_document(forced), settings)
         if not _over(forced):
-            sys.stderr.write(f"kvctl: follow it with `kvctl force-miss --order {order_id} --wait`\n")
+            say(f"follow it with `kvctl force-miss --order {order_id} --wait`")
         return
     patience = settings.timeout if settings.timeout_given else WAIT_SECONDS
     forced = _followed(settings, forced, time.monotonic() + patience)
@@ -179,7 +180,7 @@ def _followed(settings: Settings, forced: order.ForcedMisses, deadline: float) -
                 if time.monotonic() + AWAY_PAUSE > deadline:
                     raise
                 if not told:
-                    sys.stderr.write(f"kvctl: {error.message}; still waiting\n")
+                    say(f"{error.message}; still waiting")
                 told = True
                 time.sleep(AWAY_PAUSE)
     return forced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import msgspec
@@ -10,6 +9,7 @@ import msgspec
 from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.ledger import options
 from kvctl.ledger.rows import rows
 from kvctl.ledger.statistics import ORDERS
@@ -72,7 +72,7 @@ def transfers(  # noqa: PLR0913 (options)
             settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
         )
         if not answer.rows and not seen:
-            sys.stderr.write(f"kvctl: {_nothing(asked, checksum, source, answer.total)}\n")
+            say(_nothing(asked, checksum, source, answer.total))
         if by:
             return grouped(answer, by)
         found = answer.rows

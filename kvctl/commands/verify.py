@@ -9,6 +9,7 @@ import typer
 
 from kvctl.cli.option_kinds import choices, number
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.cli.units import filled
 from kvctl.engines.decoder import Decoder, only_decoder
 from kvctl.errors import CheckFailed, UsageError
@@ -77,7 +78,7 @@ def verify(  # noqa: PLR0913 - each is an option
     )
     show(body, settings)
     if not yes:
-        sys.stderr.write("kvctl: no miss was forced; add --yes to force some\n")
+        say("no miss was forced; add --yes to force some")
     if body.wrong:
         raise CheckFailed(
             f"{body.wrong} of {len(runs)} runs are not as they should be", "-o wide shows each run's cause"
@@ -86,4 +87,4 @@ def verify(  # noqa: PLR0913 - each is an option
 
 def _tell(what: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(f"kvctl: {what}\n")
+        say(what)

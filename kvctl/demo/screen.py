@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kvctl.cli.numbers import span
 from kvctl.cli.settings import ColorMode
 from kvctl.processes.interruption import interrupted
+from kvd.shown import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +57,7 @@ class Board:
 
     def _show(self, line: str) -> None:
         if self.live is None:
-            self.console.print(f"demo: {line}", soft_wrap=True)
+            self.console.print(escaped(f"demo: {line}"), soft_wrap=True)
         else:
             self.live.refresh()
 
@@ -74,11 +75,15 @@ class Board:
             for step in self.steps.values():
                 if step.took is None:
                     elapsed = span(max(0.1, time.monotonic() - step.began))
-                    grid.add_row(Spinner("line", style="cyan"), Text(step.text), Text(elapsed, "cyan"))
+                    grid.add_row(
+                        Spinner("line", style="cyan"), Text(escaped(step.text)), Text(elapsed, "cyan")
+                    )
                     continue
                 mark = Text("+", "green") if step.good else Text("!", "bold red")
                 text = f"{step.text}: {step.note}" if step.note else step.text
-                grid.add_row(mark, Text(text, "" if step.good else "red"), Text(span(step.took), "dim"))
+                grid.add_row(
+                    mark, Text(escaped(text), "" if step.good else "red"), Text(span(step.took), "dim")
+                )
         if interrupted():
             grid.add_row(
                 Spinner("line", style="yellow"), Text("interrupted: ending all that was started", "yellow")

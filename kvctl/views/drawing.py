@@ -1,4 +1,7 @@
-"""Makes text of a view's parts: upper-case headers, two spaces between columns, nothing ever cut off."""
+"""Makes text of a view's parts: upper-case headers, two spaces between columns, nothing ever cut off.
+
+All text of a view passes `_text`, which writes control characters out: ids and messages are chosen by others.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
+from kvd.shown import escaped
 
 if TYPE_CHECKING:
     from kvctl.cli.settings import Settings
@@ -44,16 +48,18 @@ def _renderable(part: Part, width: int) -> RenderableType:
     if isinstance(part, TextTable):
         return _columns(part, width) if part.headers else _pairs(part)
     if isinstance(part, Indented):
-        return Padding(Text(part.text), (0, 0, 0, 2))
+        return Padding(_text(part.text), (0, 0, 0, 2))
     if callable(part):
         return _renderable(part(width), width)
     if isinstance(part, tuple):
-        return Text.assemble(*part)
+        return Text.assemble(*map(_text, part))
     return Group(*(_renderable(one, width) for one in part))
 
 
 def _text(cell: Cell) -> Text:
-    return Text(cell) if isinstance(cell, str) else Text(*cell)
+    if isinstance(cell, str):
+        return Text(escaped(cell))
+    return Text(escaped(cell.text), cell.style)
 
 
 def _columns(table: TextTable, room: int) -> Table:

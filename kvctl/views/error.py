@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from kvctl.errors import KvctlError
 from kvctl.views.registry import View, wrapped
+from kvd.shown import in_json
 
 
 class Error(Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class Error(Struct, frozen=True, kw_only=True):
 def error_text(error: KvctlError) -> str:
     """The error as one line of JSON."""
     body = Error(code=error.code, message=error.message, hint=error.hint, exit_code=error.exit_code)
-    return msgspec.json.encode(wrapped(body)).decode()
+    return in_json(msgspec.json.encode(wrapped(body)).decode())
 
 
 VIEWS = (View(Error),)

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvctl.cli.settings import DRAWINGS, Settings
+from kvctl.cli.talk import plain_lines
 from kvctl.views.registry import lines, view_of, wrapped
+from kvd.shown import has_controls, in_json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -44,12 +46,12 @@ def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float 
 def text_of(body: msgspec.Struct, settings: Settings) -> str:
     """The document as text that ends in a newline (or is empty: a list without items, as JSON lines)."""
     if settings.output == "jsonl":
-        return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines(body))
+        return "".join(in_json(msgspec.json.encode(line).decode()) + "\n" for line in lines(body))
     if settings.output in ("json", "yaml"):
         return plain_text(wrapped(body), settings)
     view = view_of(body)
     if settings.output in DRAWINGS:
-        return view.drawings[settings.output](body)
+        return plain_lines(view.drawings[settings.output](body))
     if view.screen is None:
         raise TypeError(f"{view.struct.__name__} has no screen")
     from kvctl.views.drawing import drawn
@@ -62,8 +64,11 @@ def plain_text(document: dict[str, Any], settings: Settings) -> str:
     if settings.output == "yaml":
         import yaml
 
-        return "---\n" + yaml.safe_dump(
-            document, sort_keys=False, allow_unicode=True, default_flow_style=False
-        )
+        def dumped(*, as_typed: bool) -> str:
+            return yaml.safe_dump(document, sort_keys=False, allow_unicode=as_typed, default_flow_style=False)
+
+        text = dumped(as_typed=True)
+        return "---\n" + (dumped(as_typed=False) if has_controls(text.replace("\n", "")) else text)
     encoded = msgspec.json.encode(document)
-    return (encoded if settings.output == "jsonl" else msgspec.json.format(encoded, indent=2)).decode() + "\n"
+    shown = encoded if settings.output == "jsonl" else msgspec.json.format(encoded, indent=2)
+    return in_json(shown.decode()) + "\n"

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.ledger import options
 
@@ -59,7 +60,7 @@ def export(  # noqa: PLR0913 (options)
         raise CheckFailed("no transfer matches, so there is no trace", "kvctl transfers shows what there is")
     with _destination(file) as out:
         export_trace(gathered, out, hashed=hash_requests)
-    sys.stderr.write(f"kvctl: {gathered.told}\n")
+    say(gathered.told)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from kvctl.views.topology.flows import flows, least_time, partial_groups, rank_o
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 SENDS, TAKES = "sends", "takes"
-SHARE_LEGEND = "  N%  part of the bytes that the row's rank, reading, takes from the column's rank\n"
-GROUP_LEGEND = "  gN  of these groups only\n"
+SHARE_LEGEND = "  N%  part of the bytes that the row's rank, reading, takes from the column's rank"
+GROUP_LEGEND = "  gN  of these groups only"
 NOTHING_LEGEND = "  .   nothing"
 
 
@@ -39,10 +39,9 @@ def _pair(pair: PairDocument, wide: bool) -> Part:
     parts: list[Part] = [_header(pair)]
     if pair.reads:
         matrix = Matrix(pair)
-        legend = (
-            SHARE_LEGEND + GROUP_LEGEND * any("g" in cell for cell in matrix.cells.values()) + NOTHING_LEGEND
-        )
-        parts += ["", matrix.fitted, "", Styled(legend, "dim"), "", _groups(pair)]
+        in_groups = any("g" in cell for cell in matrix.cells.values())
+        legend = [SHARE_LEGEND, *[GROUP_LEGEND] * in_groups, NOTHING_LEGEND]
+        parts += ["", matrix.fitted, "", *(Styled(line, "dim") for line in legend), "", _groups(pair)]
     if pair.request:
         parts += ["", _request(pair.request)]
     # A difference without a note costs nothing and is no news.
@@ -61,12 +60,12 @@ def _pair(pair: PairDocument, wide: bool) -> Part:
 
 def _header(pair: PairDocument) -> Part:
     models = dict.fromkeys((pair.local.model, pair.remote.model))
-    return (
+    said = (
         Styled(pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
         Styled(pair.remote.engine_id, "bold"), f" ({shape(pair.remote)}): ",
         Styled("compatible", "green") if pair.compatible else Styled("NOT compatible", "bold red"),
-        Styled(f"\n{' / '.join(models)}", "dim"),
     )  # fmt: skip
+    return [said, Styled(" / ".join(models), "dim")]
 
 
 def _factors(factors: Sequence[PairFactor]) -> Part:
