@@ -29,8 +29,8 @@ MOST_LEASES_OPENED = 128
 """Leases in one `LeaseOpened`: kvd opens so many within 20 ms. A scheduler sends one by one."""
 MOST_LEASES_HELD = 8192
 """Leases, and claims, that a scheduler lists when it registers. Each keeps at least a block, for a minute or so."""
-MOST_RECORDS = 64
-"""Records in one report: kvd takes so many within 20 ms. Workers send one by one."""
+MOST_RECORDS = 128
+"""Records in one report: kvd takes so many within some 20 ms. Workers send one by one."""
 MOST_BLOCKS = 1 << 20
 """Blocks of a request in one KV cache group: 16 million tokens in blocks of 16."""
 MOST_ROWS = 131_072
