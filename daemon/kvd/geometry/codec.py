@@ -7,7 +7,6 @@ another process or host.
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, get_args
 
 import msgspec
@@ -81,9 +80,9 @@ def decode_worker(data: bytes) -> WorkerGeometry:
 
 def shape_of(data: bytes) -> str:
     """A digest of all but the addresses of a geometry that was found good: a worker's next start has the same."""
-    plain = json.loads(data)
-    plain["regions"] = [row[1:] for row in plain["regions"]]
-    return hashlib.blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()
+    document = _DOCUMENT.decode(data)
+    elsewhere = msgspec.structs.replace(document, regions=tuple((0, *row[1:]) for row in document.regions))
+    return hashlib.blake2b(msgspec.json.encode(elsewhere), digest_size=16).hexdigest()
 
 
 def worker_to_plain(worker: WorkerGeometry) -> dict[str, Any]:

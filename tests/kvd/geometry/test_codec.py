@@ -56,6 +56,13 @@ def test_the_shape_knows_no_address_and_all_else() -> None:
     assert len(others - {same}) == 6
 
 
+def test_what_this_version_does_not_know_is_passed_over() -> None:
+    data = encode_worker(engine("e", ("full", 16, None, llama(("a",)))).workers[0])
+    newer = data[:-1] + b',"later":["\xd2",{}]}'
+    assert decode_worker(newer) == decode_worker(data)
+    assert shape_of(newer) == shape_of(data)
+
+
 def test_alike_layers_are_written_once() -> None:
     worker = engine("e", ("full", 16, None, llama(tuple(f"layers.{i}" for i in range(80))))).workers[0]
     assert len(worker_to_plain(worker)["pages"]) == 1
