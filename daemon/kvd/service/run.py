@@ -116,7 +116,7 @@ async def run_daemon(
 ) -> None:
     """Run a daemon until SIGTERM or SIGINT. ``reload`` gives new settings at SIGHUP, ``monitor`` is that of the loop.
 
-    Raises `StartError`, `ConfigError` or `LedgerError` where it cannot begin.
+    Raises `StartError` or `ConfigError` where it cannot begin.
     """
     stop = asyncio.Event()
     async with _running(config) as (daemon, held, tasks):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from kvd.service.daemon import Daemon
@@ -26,28 +24,21 @@ from kvd.wire.transfer import (
     TransferRecord,
 )
 
-PART = 500
-"""Records that are handled at a time: a few milliseconds of the event loop, and of the ledger."""
-
 
 async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransfers) -> Ok:
     """Take records of the sender's own; answered once they are on disk. Raises `LedgerError`, and `RequestRefused`."""
     client = client_of(daemon, caller, message.incarnation, "report transfers of")
     if client is None:
         raise not_registered()
-    parts = [message.records[at : at + PART] for at in range(0, len(message.records), PART)]
-    for part in parts:
-        for record in part:
-            _check_reporter(client, record)
-        await asyncio.sleep(0)
-    for part in parts:
-        engine = daemon.registry.engines.get(client.engine.engine_id)
-        generation = engine.generation if engine is not None else ""
-        records = tuple(_completed(generation, record) for record in part)
-        for record in await daemon.ledger.append(
-            records, _unknown_engines(daemon, records), _ledger_client(caller)
-        ):
-            _count(daemon, record)
+    for record in message.records:
+        _check_reporter(client, record)
+    engine = daemon.registry.engines.get(client.engine.engine_id)
+    generation = engine.generation if engine is not None else ""
+    records = tuple(_completed(generation, record) for record in message.records)
+    for record in await daemon.ledger.append(
+        records, _unknown_engines(daemon, records), _ledger_client(caller)
+    ):
+        _count(daemon, record)
     return Ok()
 
 

@@ -23,6 +23,10 @@ AGE_SHARE, AGE_LEAST = 0.01, 10
 """How many at a time: this share of all, at least so many. A clock that stays wrong costs little each minute."""
 
 
+ENGINES_SHARE = 0.25
+"""Share of the bytes that descriptions of engines may take: those of a few large ones would push the records out."""
+
+
 class Pruning:
     """What is to be deleted, and when. For the writer's thread.
 
@@ -36,6 +40,7 @@ class Pruning:
         self._clock = clock
         self._at = 0.0
         self._age_at = 0.0
+        self._engines_at = 0.0
 
     def hurry(self) -> None:
         """Look at once."""
@@ -65,5 +70,8 @@ class Pruning:
                 most = min(ROWS, max(AGE_LEAST, int(total * AGE_SHARE)))
                 gone += store.drop_older(database, self._clock.wall() - settings.max_age_seconds, most)
             engines = store.drop_unnamed_engines(database) if gone else 0
+            if now >= self._engines_at:
+                self._engines_at = now + AGE_SECONDS
+                engines += store.drop_engines_beyond(database, int(settings.max_bytes * ENGINES_SHARE))
         self.more = 0 < gone < over
         return gone, engines

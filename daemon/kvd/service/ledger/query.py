@@ -36,7 +36,7 @@ def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Tr
     spoilt: list[int] = []
     size, more = 0, False
     for seq, recorded, record, blocks in found:
-        size += len(record) + len(blocks or b"")
+        size += len(record) + 2 * len(blocks or b"")  # lists of numbers take longest to pack
         if len(rows) == limit or (size > MAX_ANSWER and rows):
             more = True
             break

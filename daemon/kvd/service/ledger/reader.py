@@ -120,7 +120,8 @@ class LedgerReader:
             self._database.close()
             self._database = None
         if state.generation == 0:
-            raise LedgerError(f"the ledger {self._path} is away: {state.reason}")
+            why = state.reason or "other files take the place of its own just now"
+            raise LedgerError(f"the ledger {self._path} is away: {why}")
         if self._database is None:
             self._database = open_for_reading(self._path)
             self._generation = state.generation

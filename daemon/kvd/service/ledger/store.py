@@ -226,6 +226,15 @@ def drop_unnamed_engines(database: sqlite3.Connection) -> int:
     return database.execute("DELETE FROM engines WHERE seen < ?", (first - 2 * REFRESH_SECONDS,)).rowcount
 
 
+def drop_engines_beyond(database: sqlite3.Connection, most: int) -> int:
+    """Delete the descriptions that were named longest ago, until the others take ``most`` bytes; how many."""
+    return database.execute(
+        "DELETE FROM engines WHERE rowid IN (SELECT rowid FROM"
+        " (SELECT rowid, sum(length(engine)) OVER (ORDER BY seen DESC, rowid) AS size FROM engines) WHERE size > ?)",
+        (most,),
+    ).rowcount
+
+
 def excess(database: sqlite3.Connection, settings: LedgerSettings, total: int) -> int:
     """How many of the ``total`` records are beyond the bounds, by number and by bytes."""
     over = max(0, total - settings.max_rows)

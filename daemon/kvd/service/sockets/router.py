@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvd.service.errors import LedgerError, RequestRefused, unreadable
+from kvd.service.errors import RequestRefused, unreadable
 from kvd.service.sockets.channel import Cause, Channel
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
@@ -231,9 +231,6 @@ class Router:
             self._counters[f"refused.{error.counted}"] += 1
             return error.refused
         self._counters["errors.internal"] += 1
-        if isinstance(error, LedgerError):
-            log.error("%s", error.message)
-            return refusal("KVD-LEDGER", error.message, hint="see the disk of kvd's state directory")
         log.error("handling %s failed", kind_of(message), exc_info=error)
         return refusal(
             "KVD-INTERNAL",

@@ -69,8 +69,8 @@ def test_a_number_too_large_for_sqlite_hangs_nobody() -> None:
 def test_a_zeroed_page_costs_its_own_records_alone() -> None:
     """Everything was refused for ever, and nothing was set aside."""
     with daemons() as (kvd,), reporter(kvd) as report:
-        for start in range(0, 2000, 500):
-            report(*(record(n) for n in range(start, start + 500)))
+        for start in range(0, 2000, 100):
+            report(*(record(n) for n in range(start, start + 100)))
         kvd.stop()
         at = leaves(ledger_of(kvd))
         zero(ledger_of(kvd), at[len(at) // 2])
@@ -308,8 +308,8 @@ def ask_much(directory: Path) -> None:
 def test_one_clients_many_questions_delay_nobodys_records() -> None:
     """An innocent worker's records were KVD-BUSY 40 of 40."""
     with daemons() as (kvd,), reporter(kvd) as report:
-        for start in range(0, 20_000, 500):
-            report(*(record(n) for n in range(start, start + 500)))
+        for start in range(0, 10_000, 100):
+            report(*(record(n) for n in range(start, start + 100)))
         took = []
         with attacked(kvd) as watch, attacking(ask_much, kvd.directory):
             for number in range(40):

@@ -6,15 +6,18 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvd.service.config import LedgerSettings
 from kvd.service.ledger import pruning
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.ledger.steady import SteadyClock
+from kvd.wire.identity import EngineCard
 from kvd.wire.transfer import ListTransfers
 from tests.kvd.service.ledger.test_damage import fill, ledger_at, until
 from tests.kvd.service.ledger.test_ledger import record
+from tests.support.daemons import facts, worker
 
 DAY = 86400.0
 
@@ -62,6 +65,29 @@ def test_a_ledger_whose_bounds_were_lowered_shrinks_while_it_rests(
             assert len((await ledger.select(ListTransfers(limit=200))).rows) == 100
 
     asyncio.run(work())
+
+
+def test_descriptions_of_engines_push_no_records_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "SECONDS", 0.0)
+    monkeypatch.setattr(pruning, "AGE_SECONDS", 0.0)
+    size = 2_000_000
+
+    async def work() -> None:
+        async with ledger_at(tmp_path / "l", LedgerSettings(max_bytes=size)) as ledger:
+            await ledger.append((record(1),))
+            for number in range(40):
+                named = msgspec.structs.replace(record(2 + number), remote_engine=f"e{number}")
+                await ledger.append((named,), (card(f"e{number}", 100_000),))
+            await until(lambda: len(ledger.known) <= 5)
+            assert ("e39", "g") in ledger.known, "those that were named last stay"
+            assert ledger.state.rows == 41
+
+    asyncio.run(work())
+
+
+def card(engine_id: str, size: int) -> EngineCard:
+    one = msgspec.structs.replace(worker(facts(engine_id)).card, geometry=bytes(size))
+    return EngineCard(engine=facts(engine_id), generation="g", workers=(one,))
 
 
 def test_old_records_go_by_and_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
