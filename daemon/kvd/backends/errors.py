@@ -33,6 +33,12 @@ class PeerMetadataError(BackendError):
     code = "KVD-BACKEND-METADATA"
 
 
+class ForeignLanding(BackendError):
+    """What was announced to be written to is not the memory of the worker that announced it."""
+
+    code = "KVD-BACKEND-LANDING"
+
+
 class WorkerUnreachable(BackendError):
     """The peer is gone or cannot be reached."""
 

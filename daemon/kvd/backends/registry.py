@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from kvd.backends.errors import BackendError, BackendUnavailable
+from kvd.backends.errors import BackendError, BackendUnavailable, ForeignLanding
 from kvd.installed import installed_version
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ class Adapter(NamedTuple):
     processes by itself, so kvctl measures it. ``transports``: what moves bytes of host memory and of a device's, empty
     where only its log tells or nothing does. ``host_option``: its option that says at which address peers reach it.
     ``is_engine``: it may be the one behind auto or staged. Where peers map host memory of memfds the module has a
-    ``maps_memory(options)``, as options may say no.
+    ``maps_memory(options)``, as options may say no. Where peers may write it has a ``check_landing(card, landing)``.
     """
 
     module: str
@@ -80,6 +80,19 @@ def maps_memory(kind: str, options: Mapping[str, Any]) -> bool:
     """
     asks = getattr(_module(kind), "maps_memory", None)
     return asks is not None and bool(asks(options))
+
+
+def check_landing(kind: str, card: bytes, landing: bytes) -> None:
+    """Refuse a window that is not of the worker whose ``card`` has this metadata; both are of backends of that kind.
+
+    Raises:
+        ForeignLanding: so it is, or nobody writes to that kind of backend.
+        PeerMetadataError: one of the two cannot be read.
+    """
+    check = getattr(_module(kind), "check_landing", None)
+    if check is None:
+        raise ForeignLanding(f"a window was announced, and nobody writes to backend {kind!r}", backend=kind)
+    check(card, landing)
 
 
 def check_engine(kind: str, behind: str) -> None:

@@ -73,6 +73,13 @@ class RemoteEngine:
         plan = self.plan
         return {plan.remote_ranks[position]: self.metadata[position] for position in plan.sources}
 
+    def metadata_of(self, rank: Rank) -> bytes:
+        """What one of its workers exported. Raises `UnknownEngine` where there is none of that rank."""
+        for worker, metadata in zip(self.geometry.workers, self.metadata, strict=True):
+            if worker.rank == rank:
+                return metadata
+        raise UnknownEngine(f"it has no worker {rank}, it has {len(self.geometry.workers)} others")
+
     def worker(self, rank: Rank) -> WorkerGeometry:
         """One of its workers. Raises `UnknownEngine` where there is none of that rank."""
         found = self.geometry.by_rank.get(rank)

@@ -78,6 +78,7 @@ class Both:
             backend,
             self.wire.open,
         )
+        rig.decoder_exports(rank, self.wire.card().card.metadata)
         for worker in rig.workers:
             self._listen(worker.wire)
         cards = tuple(worker.wire.card().card for worker in rig.workers)

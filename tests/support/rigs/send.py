@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from kvd.backends.memory import Faults, MemoryBackend, open_backend
@@ -99,15 +100,23 @@ class SendRig:
             workers=tuple(
                 WorkerCard(
                     engine=self._facts("d", self.d), rank=w.rank, incarnation="i", pid=1, host="h",
-                    backend="memory", geometry=encode_worker(w), metadata=b"",
+                    backend="memory", geometry=encode_worker(w), metadata=backend.metadata(),
                 )
-                for w in self.d.workers
+                for w, backend in zip(self.d.workers, self.backends, strict=True)
             ),
         )  # fmt: skip
         self.settings = ConnectorSettings(backend="memory", mode="push", **settings)
         self.workers = [self._worker(w, memory) for w, memory in zip(self.p.workers, memories, strict=True)]
         self.marks = itertools.count()
         self.digest = ""  # of the decoder's prompt
+
+    def decoder_exports(self, worker: int, metadata: bytes) -> None:
+        """From now on the decoder's card says that its worker of that number exported ``metadata``."""
+        cards = list(self.card.workers)
+        cards[worker] = msgspec.structs.replace(cards[worker], metadata=metadata)
+        self.card = msgspec.structs.replace(self.card, workers=tuple(cards))
+        for one in self.workers:
+            one.wire.card_of_decoder = self.card
 
     @staticmethod
     def _facts(name: str, engine: EngineGeometry) -> EngineFacts:

@@ -17,15 +17,16 @@ from msgspec import structs
 
 from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
-from kvd.backends.envelope import Envelope, pack
-from kvd.backends.errors import BackendUnavailable, RegistrationError
+from kvd.backends.envelope import Envelope, decoded, pack
+from kvd.backends.errors import BackendUnavailable, ForeignLanding, RegistrationError
+from kvd.backends.landing import same_worker
 from kvd.backends.lanes import EngineBackend, EngineWindow
 from kvd.backends.mooncake.engine import MooncakeEngine
 from kvd.backends.mooncake.lane import MooncakeLane
 from kvd.backends.mooncake.library import INSTALL, NAME, MooncakeLibrary, load
 from kvd.backends.mooncake.mark import DeviceMarks, host_mark
 from kvd.backends.mooncake.options import NVLINK, MooncakeOptions, mooncake_options, protocol_for
-from kvd.backends.mooncake.target import EngineTarget
+from kvd.backends.mooncake.target import EngineTarget, parse_target
 from kvd.backends.regions import check_regions
 from kvd.geometry.model import Region
 
@@ -40,6 +41,26 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> MooncakeBackend:
         BackendError: an unknown option, or a value that one cannot have.
     """
     return MooncakeBackend(name, mooncake_options(options), load())
+
+
+def check_landing(card: bytes, landing: bytes) -> None:
+    """Refuse a window of another worker's, over other memory, or on another host than the worker's own engine.
+
+    Raises `ForeignLanding` and `PeerMetadataError`.
+    """
+    worker, window = same_worker(card, landing, backend=NAME, name_of=str)
+    home = decoded(worker.blob, EngineTarget, backend=NAME)
+    told = parse_target(window.blob, home.protocol)
+    if _host(told) != _host(home):
+        raise ForeignLanding(
+            f"the window that was announced is at {told.session}, and the worker's engine at {home.session}",
+            backend=NAME,
+            hint="both are of one process, so they have one address: nothing is written",
+        )
+
+
+def _host(target: EngineTarget) -> str:
+    return target.session.rpartition(":")[0]
 
 
 class MooncakeBackend(EngineBackend[MooncakeLane]):

@@ -21,6 +21,7 @@ from kvd.backends.contract import Traits
 from kvd.backends.cuda import driver as cuda_driver
 from kvd.backends.envelope import Envelope, pack
 from kvd.backends.errors import BackendError, BackendUnavailable, RegistrationError
+from kvd.backends.landing import before_last_dot, same_worker
 from kvd.backends.lanes import EngineBackend
 from kvd.backends.nixl.agent import MEMORY, Agent
 from kvd.backends.nixl.lane import NixlLane, Parked
@@ -60,6 +61,11 @@ def open_backend(name: str, *, options: Mapping[str, Any]) -> NixlBackend:
         BackendError: an unknown option.
     """
     return NixlBackend(name, read_options(NixlOptions, options, backend=NAME), load())
+
+
+def check_landing(card: bytes, landing: bytes) -> None:
+    """Refuse a window of another agent's, or over other memory. Raises `ForeignLanding` and `PeerMetadataError`."""
+    same_worker(card, landing, backend=NAME, name_of=before_last_dot)
 
 
 class NixlBackend(EngineBackend[NixlLane | SplitLane]):

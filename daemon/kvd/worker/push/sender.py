@@ -18,6 +18,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.rank import Rank
 from kvd.shown import logger
@@ -100,7 +101,7 @@ class Sender:
         self._tidied = 0.0
         self._peer = FollowedPeer(decoder, context.topology, lambda remote: remote.geometry, role="decoder")
         self._asked: str | None = None
-        self._lanes = WriteLanes(decoder, context.backend)
+        self._lanes = WriteLanes(decoder, context.backend, context.settings.backend)
         self._behind = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
         self._thread.start()
@@ -342,8 +343,9 @@ class Sender:
             return
         self._outgoing.workers(target.key.transfer_id, self.decoder, self._ranks)
         try:
+            self._lanes.check(target, self._peer.remote)
             target.pushes = self._peer.remote.pushes(target.key.rank)
-        except TopologyError as error:
+        except (TopologyError, BackendError) as error:
             target.close(from_error(error, f"decoder {self.decoder} does not fit"))
 
     def _answered(self, item: _DecoderAnswered) -> None:

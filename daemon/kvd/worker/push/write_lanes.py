@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvd.backends.contract import Backend, Lane
+from kvd.backends.registry import check_landing
+from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import Descriptors
+from kvd.topology.transfer_topology import RemoteEngine
 from kvd.worker.push.target import Post, PushTarget
 from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import Activity
@@ -19,9 +22,13 @@ from kvd.worker.watchdog import Activity
 class WriteLanes:
     """Used by one thread. A lane is made with the first post that needs it."""
 
-    def __init__(self, decoder: str, backend: Backend) -> None:
+    def __init__(self, decoder: str, backend: Backend, kind: str) -> None:
+        """``kind`` of backend it is, in the registry."""
         self._decoder = decoder
         self._backend = backend
+        self._kind = kind
+        self._own: dict[Rank, tuple[RemoteEngine, bytes]] = {}
+        """The window of each decoding worker that was last found to be its own."""
         self._lane: Lane | None = None
         self._former: list[Lane] = []
         self._unclosed: Unclosed[None] = Unclosed(f"the lane to {decoder}", Activity())
@@ -42,6 +49,16 @@ class WriteLanes:
             self._lane = self._backend.lane(self._decoder)
         self._lane.add(target.peer, target.announce.landing)
         return Post(self._lane.submit(target.peer, rows, "write"), layers, epoch, self._lane)
+
+    def check(self, target: PushTarget, decoder: RemoteEngine) -> None:
+        """Refuse a window that is not of the decoding worker, as its card shows that.
+
+        Raises `ForeignLanding` and `PeerMetadataError`, and `TopologyError` where there is no such worker.
+        """
+        rank, landing = target.key.rank, target.announce.landing
+        if landing and self._own.get(rank) != (decoder, landing):
+            check_landing(self._kind, decoder.metadata_of(rank), landing)
+            self._own[rank] = decoder, landing
 
     def leave(self) -> None:
         """New posts take a new lane."""
