@@ -34,7 +34,9 @@ where it came with another's prefill
 and where it asked for neither: ``plain``. ``code`` is `OTHER_PARAMS` where it had params all the same,
 `ASKED_TO_PREFILL` where it asked a decoder to prefill for another.
 """
-NotOffered = Literal["NO_KVD", "WORKERS_MISSING", "NO_BLOCKS", "NOT_COPIED", "NOT_PUSHED", "PROMPT_LOGPROBS"]
+NotOffered = Literal[
+    "NO_KVD", "WORKERS_MISSING", "NO_BLOCKS", "NOT_COPIED", "NOT_PUSHED", "PROMPT_LOGPROBS", "ID_TOO_LONG"
+]
 """The codes of ``not_offered``; those of ``refused`` and ``missed`` are `kvd.wire.miss.MissCode`."""
 OTHER_PARAMS = "OTHER_PARAMS"
 """The code of a request whose kv_transfer_params asked for nothing here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -9,6 +10,7 @@ from msgspec import Meta
 
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import (
+    LONGEST_ID,
     MOST_GROUPS,
     MOST_RANKS,
     MOST_RECORDS,
@@ -131,8 +133,9 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
 def bounded(record: TransferRecord) -> TransferRecord:
     """The record with no more than `MAX_RUNS` runs of blocks on either side and `MAX_CAUSE` characters of cause.
 
-    ``blocks_cut`` says that some were left out.
+    ``blocks_cut`` says that some were left out. Ids that are too long are cut, and stay apart by a digest at their end.
     """
+    record = _with_short_ids(record)
     local, remote = _first_runs(record.local_blocks), _first_runs(record.remote_blocks)
     if local is record.local_blocks and remote is record.remote_blocks and len(record.cause) <= MAX_CAUSE:
         return record
@@ -140,6 +143,17 @@ def bounded(record: TransferRecord) -> TransferRecord:
     return msgspec.structs.replace(
         record, local_blocks=local, remote_blocks=remote, blocks_cut=cut, cause=record.cause[:MAX_CAUSE]
     )
+
+
+def _with_short_ids(record: TransferRecord) -> TransferRecord:
+    ids = {name: getattr(record, name) for name in ("transfer_id", "request_id", "remote_request_id")}
+    long = {name: _short(text) for name, text in ids.items() if len(text) > LONGEST_ID}
+    return msgspec.structs.replace(record, **long) if long else record
+
+
+def _short(name: str) -> str:
+    digest = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    return f"{name[: LONGEST_ID - len(digest) - 3]}...{digest}"
 
 
 def _first_runs(blocks: tuple[BlockRuns, ...]) -> tuple[BlockRuns, ...]:

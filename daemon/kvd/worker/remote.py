@@ -24,7 +24,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     engine_id: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
-    request_id: str
+    request_id: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     generation: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     host: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
     port: int

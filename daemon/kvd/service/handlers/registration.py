@@ -10,6 +10,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
+from kvd.shown import escaped, has_controls
 from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts
 from kvd.wire.registration import (
     Heartbeat,
@@ -123,6 +124,12 @@ def _check_identity(engine: EngineFacts, incarnation: str, rank: Rank | None) ->
         if not text or len(text) > MAX_NAME:
             raise RequestRefused(
                 "KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {MAX_NAME}"
+            )
+        if has_controls(text):
+            raise RequestRefused(
+                "KVD-BAD-CARD",
+                f"{what} '{escaped(text)}' has control characters, which terminals and logs would obey",
+                hint="give the engine an id of letters, digits, dots and dashes",
             )
     for what in ("tp", "pp", "dcp", "world_size"):
         size = getattr(engine, what)

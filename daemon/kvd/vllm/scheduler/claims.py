@@ -30,6 +30,7 @@ from kvd.vllm.scheduler.transfer_ids import TransferIds
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import OpenReader
 from kvd.worker.cause import Cause, refusal_code, was_away
 from kvd.worker.orders import StepOutcomes
@@ -93,6 +94,16 @@ class Claims:
 
         Both at once where the prefiller's key is known already.
         """
+        if len(request_id) > LONGEST_ID:
+            cause = f"the request's id has {len(request_id)} characters, kvd takes {LONGEST_ID}"
+            self._claims[request_id] = Claim(
+                request_id,
+                NOBODY,
+                max(1, prompt.tokens - 1),
+                time.monotonic(),
+                cause=Cause(cause, "BAD_PARAMS"),
+            )
+            return
         if wants_push(params):
             self._begin_push(request_id, params, prompt, state=state)
             return

@@ -25,7 +25,7 @@ from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.known_peers import KnownPeers
-from kvd.vllm.scheduler.leases import Leases
+from kvd.vllm.scheduler.leases import Leases, longest
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
@@ -35,6 +35,7 @@ from kvd.vllm.scheduler.unloaded import UNLOADED_KEPT_SECONDS, record_unloaded
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.wire.transfer import ReportTransfers
@@ -312,6 +313,8 @@ class SchedulerHalf:
         self, request: VllmRequest, block_ids: Sequence[Sequence[int]], *, summed: bool
     ) -> tuple[bool, dict[str, Any] | None]:
         """Keep a prefill for whoever claims it; ``summed``: its blocks are added up."""
+        if len(request.request_id) > LONGEST_ID:
+            return self._not_offered(request, "ID_TOO_LONG", f"kvd takes ids of {LONGEST_ID} characters")
         state = self._session.state
         # Ours does not change while we live; a kvd that was just started names it only when all workers are back.
         self._generation = state.engine_generation or self._generation
@@ -384,8 +387,8 @@ class SchedulerHalf:
             incarnation=self.incarnation,
             pid=os.getpid(),
             policy=self.policy,
-            leases=self._leases.held(time.monotonic()),
-            readers=self._readers(time.monotonic()),
+            leases=longest(self._leases.held(time.monotonic())),
+            readers=longest(self._readers(time.monotonic())),
             digest_key=self._digest_key,
         )
 

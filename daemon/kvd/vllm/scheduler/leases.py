@@ -6,13 +6,18 @@ table has a lock that is only ever held for a dictionary operation.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kvd.wire.frame import Message
 from kvd.wire.lease import LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend, LeaseOpened
-from kvd.wire.registration import OpenLease
+from kvd.wire.limits import MOST_LEASES_HELD
+from kvd.wire.registration import OpenLease, OpenReader
+
+Kept = TypeVar("Kept", OpenLease, OpenReader)
 
 
 @dataclass(slots=True)
@@ -22,6 +27,10 @@ class Lease:
     request_id: str
     expires: float
     blocks: int
+
+    def left(self, now: float) -> OpenLease:
+        """What remains of it."""
+        return OpenLease(self.request_id, max(0.0, self.expires - now), self.blocks)
 
 
 class Leases:
@@ -44,11 +53,7 @@ class Leases:
         Not those that ended and wait for the next step: they would be claimed again, and freed while they are read.
         """
         with self._lock:
-            return tuple(
-                OpenLease(x.request_id, max(0.0, x.expires - now), x.blocks)
-                for x in self._open.values()
-                if x.request_id not in self._ended
-            )
+            return tuple(x.left(now) for x in self._open.values() if x.request_id not in self._ended)
 
     def pushed(self, message: Message, now: float) -> Message | None:
         """Take kvd's word on a lease. Answers an extension with what now remains."""
@@ -92,10 +97,21 @@ class Leases:
 
     def opened_message(self, engine_id: str, request_id: str, now: float) -> LeaseOpened:
         """The announcement of a lease, with what remains of it at the time of sending; empty once it has ended."""
-        held = [lease for lease in self.held(now) if lease.request_id == request_id]
-        return LeaseOpened(engine_id=engine_id, leases=tuple(held))
+        with self._lock:
+            lease = self._open.get(request_id)
+            held = lease is not None and request_id not in self._ended
+        return LeaseOpened(
+            engine_id=engine_id, leases=(lease.left(now),) if lease is not None and held else ()
+        )
 
     @staticmethod
     def closed_message(engine_id: str, request_id: str) -> LeaseClosed:
         """The notice that a lease ended by our own clock."""
         return LeaseClosed(engine_id=engine_id, request_id=request_id, end="expired")
+
+
+def longest(kept: tuple[Kept, ...]) -> tuple[Kept, ...]:
+    """As many as one registration holds, those that last longest: what is left out ends by its own time."""
+    if len(kept) <= MOST_LEASES_HELD:
+        return kept
+    return tuple(heapq.nlargest(MOST_LEASES_HELD, kept, key=lambda one: one.seconds))

@@ -16,11 +16,13 @@ from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES, Claims
 from kvd.vllm.scheduler.known_peers import KnownPeers
-from kvd.wire.frame import Message
+from kvd.vllm.scheduler.unloaded import record_unloaded
+from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.reply import Ok, Refused
+from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of, text_of
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
@@ -415,3 +417,20 @@ def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None
     desk.claims.renew(now + 25.5)
     said = "prefiller p no longer keeps blocks of request p-1: released"
     assert text_of(desk.claim.cause) == (said if ended else "")
+
+
+def test_a_request_whose_id_kvd_does_not_take_is_computed_here() -> None:
+    desk, long = Desk(), "r" * 513
+    asked = len(desk.script.asked(GetPeer))
+    desk.claims.begin(long, {"do_remote_prefill": True}, PROMPT, state=False)
+    claim = desk.claims.get(long)
+    assert claim is not None
+    assert (code_of(claim.cause), text_of(claim.cause)) == (
+        "BAD_PARAMS",
+        "the request's id has 513 characters, kvd takes 512",
+    )
+    assert len(desk.script.asked(GetPeer)) == asked
+    entry = record_unloaded(claim, engine_id="d", backend="nixl")
+    assert len(entry.request_id) == len(entry.transfer_id) == 512
+    assert entry.request_id != entry.transfer_id
+    decode(encode(ReportTransfers(incarnation="i", records=(entry,)), 1))

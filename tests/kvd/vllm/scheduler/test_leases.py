@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kvd.vllm.scheduler.leases import Leases
+from kvd.vllm.scheduler.leases import Leases, longest
 from kvd.wire.lease import LeaseClaimed, LeaseEnded, LeaseExtend
+from kvd.wire.limits import MOST_LEASES_HELD
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
 
@@ -93,3 +94,15 @@ def test_other_messages_are_not_about_leases() -> None:
 def test_kvd_is_told_of_a_lease_that_our_clock_ended() -> None:
     closed = Leases.closed_message("e", "r")
     assert (closed.engine_id, closed.request_id, closed.end) == ("e", "r", "expired")
+
+
+def test_a_registration_lists_the_leases_that_last_longest() -> None:
+    leases = Leases(GRACE)
+    for number in range(MOST_LEASES_HELD + 10):
+        leases.open(f"r{number}", 1.0 + number, 1, 100.0)
+    held = leases.held(100.0)
+    listed = longest(held)
+    assert len(listed) == MOST_LEASES_HELD
+    assert set(held) - set(listed) == set(held[:10])
+    assert leases.opened_message("e", "r3", 101.0).leases == (OpenLease("r3", 3.0, 1),)
+    assert leases.opened_message("e", "no", 101.0).leases == ()

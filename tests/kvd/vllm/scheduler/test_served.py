@@ -200,6 +200,14 @@ def test_a_prompt_whose_log_probabilities_are_asked_for_is_computed_whole_and_ke
     assert served(engine) == {("not_offered", "PROMPT_LOGPROBS", 1, 10)}
 
 
+def test_a_request_whose_id_kvd_does_not_take_is_kept_for_nobody() -> None:
+    engine = Placed("prefill", LLAMA)
+    request = Request("r" * 513, dict(PREFILL_HERE), num_computed_tokens=10)
+    engine.half.new_request(request)
+    assert engine.half.finished(request, [[5]], completed=True) == (False, None)
+    assert served(engine) == {("not_offered", "ID_TOO_LONG", 1, 10)}
+
+
 @pytest.mark.parametrize("groups", [LLAMA, HYBRID])
 def test_a_decoder_that_is_asked_to_prefill_answers_in_full_and_keeps_nothing(
     groups: Sequence[GroupFacts],
