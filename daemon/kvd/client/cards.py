@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.geometry.codec import decode_worker
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.identity import EngineCard, EngineFacts
 
@@ -14,7 +14,8 @@ def engine_geometry(card: EngineCard, workers: tuple[WorkerGeometry, ...] = ()) 
 
     ``workers`` are its workers' geometries in the card's order, where they have been read before.
     """
-    known = workers or tuple(decode_worker(worker.geometry) for worker in card.workers)
+    reader = AlikeReader()
+    known = workers or tuple(reader.read_document(worker.geometry)[0] for worker in card.workers)
     return described_engine(msgspec.structs.replace(card.engine, facts=card.facts), card.generation, known)
 
 

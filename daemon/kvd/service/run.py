@@ -36,7 +36,8 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
-from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
+from kvd.service.peers.comparing import Comparing
+from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
@@ -170,6 +171,7 @@ async def _running(
         stack.callback(daemon.liveness.close)
         stack.callback(daemon.leases.close)
         stack.push_async_callback(daemon.links.close)
+        stack.push_async_callback(daemon.comparing.close)
         stack.push_async_callback(daemon.readers.close)
         if config.metrics.listen:
             server = await _metrics(config, daemon)
@@ -187,8 +189,8 @@ async def _running(
 
 
 async def _prepare(daemon: Daemon) -> None:
-    """Do what the first comparison of two engines needs, before somebody waits for it."""
-    await asyncio.to_thread(rehearse)
+    """Start what compares engines, before somebody waits for it."""
+    await daemon.comparing.start()
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     daemon.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
@@ -225,9 +227,10 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     registry = Registry(events, myself.started + config.liveness.settle_seconds)
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
+    comparing = Comparing(counters)
     links = PeerLinks(bound.context, config.peer, keys, events, ping)
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, CompatibilityCache(compare_cards, counters), config.peer,
+        myself, registry, links, events, router.send, CompatibilityCache(comparing.turn, counters), config.peer,
     )  # fmt: skip
     links.listener = handshakes
     daemon = Daemon(
@@ -243,6 +246,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         ledger=ledger,
         links=links,
         handshakes=handshakes,
+        comparing=comparing,
         outcomes=counts,
         local=router,
         sockets=bound.sockets,

@@ -5,6 +5,7 @@ TopologyError            code; message with both values
 ├── NotCovered           no remote worker holds a part that is needed
 ├── LayerMissing         a layer of this side that no remote worker has
 ├── BlockMismatch        block ids that do not fit the plan (out of range, missing, too many)
+├── TooMuchToCompare     two engines whose comparison would take too long
 ├── NotSummable          a page of which no checksum can be had
 ├── OwnEngine            an engine was to be its own peer
 └── UnknownEngine        a question about an engine or worker that was never registered
@@ -43,6 +44,12 @@ class BlockMismatch(TopologyError):
     """Block ids that do not fit the plan."""
 
     code = "KVD-TOPOLOGY-BLOCKS"
+
+
+class TooMuchToCompare(TopologyError):
+    """Two engines that cannot be compared in a time that anybody would wait."""
+
+    code = "KVD-TOPOLOGY-TOO-MUCH"
 
 
 class NotSummable(TopologyError):

@@ -4,14 +4,51 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
+from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.limits import MOST_ENGINES, Id, Seconds, Text
+from kvd.wire.limits import MOST_ENGINES, Blob, Count, Id, Seconds, Text, Whole
 from kvd.wire.reply import Reply, Request
 
 Generations: TypeAlias = Annotated[tuple[tuple[Id, Id], ...], Meta(max_length=MOST_ENGINES)]
 """Engines: id and generation."""
+PART_WORKERS = 1024
+"""Most workers of a part, however small they are: making their objects takes a loop's time."""
+
+
+class CardRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A worker in a `CardPart`: as its card, without what it shares with others.
+
+    Its geometry is ``head`` and then the part's tail of number ``tail`` (`kvd.geometry.alike`).
+    """
+
+    rank: Rank
+    incarnation: Id
+    pid: Whole
+    host: Id
+    backend: Id
+    head: Blob
+    tail: Count
+    metadata: Blob
+
+
+class CardPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers of an engine's card from number ``first`` on, of ``total``; what is alike of them stands there once.
+
+    Each part can be read without the others. Whoever wants the next asks again, from number ``first + len(rows)`` on.
+    """
+
+    first: Count
+    total: Count
+    tails: Annotated[tuple[Blob, ...], Meta(max_length=PART_WORKERS)]
+    rows: Annotated[tuple[CardRow, ...], Meta(max_length=PART_WORKERS)]
+
+    @property
+    def next(self) -> int:
+        """The number of the first worker that is not told yet."""
+        return self.first + len(self.rows)
 
 
 class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
@@ -19,7 +56,8 @@ class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
 
     ``generation`` is the one the client was told of (in kv_transfer_params), empty when unknown: a cached
     answer of another generation is then not good enough. ``keyed``: nor is one without the peer's ``digest_key``, as
-    long as its kvd may have it. Answered by `PeerReady` or `Refused`.
+    long as its kvd may have it. ``first``: the card is wanted in parts (`CardPart`), from this worker on. Answered by
+    `PeerReady` or `Refused`.
     """
 
     local_engine: Id
@@ -27,13 +65,15 @@ class GetPeer(Request, tag="get_peer", frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
     generation: Id = ""
     keyed: bool = False
+    first: Count | None = None
 
 
 class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     """The peer's card, found compatible.
 
     Also pushed (correlation id 0) to a local engine's clients ahead of need. A scheduler's comes without the workers,
-    of which it needs nothing, and it alone gets the ``digest_key``.
+    of which it needs nothing, and it alone gets the ``digest_key``. With a ``part`` the workers are there, and not in
+    the card.
 
     ``seconds`` is what the handshake took in kvd, 0 when it was answered from the cache.
     """
@@ -43,6 +83,7 @@ class PeerReady(Reply, tag="peer_ready", frozen=True, kw_only=True):
     endpoint: Endpoint = Endpoint()
     seconds: Seconds = 0.0
     cached: bool = False
+    part: CardPart | None = None
 
 
 class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):
@@ -59,7 +100,8 @@ class PeerGone(Reply, tag="peer_gone", frozen=True, kw_only=True):
 class DescribeEngine(Request, tag="describe_engine", frozen=True, kw_only=True):
     """kvd to kvd: the card of an engine of yours, and tell me when it changes.
 
-    ``keyed``: it is worth waiting a moment for the engine's scheduler, which has the key. Answered by
+    ``keyed``: it is worth waiting a moment for the engine's scheduler, which has the key. ``first``: the card is wanted
+    in parts, from this worker on, and later parts are wanted of that ``generation`` alone. Answered by
     `EngineDescribed`.
     """
 
@@ -67,18 +109,21 @@ class DescribeEngine(Request, tag="describe_engine", frozen=True, kw_only=True):
     kvd_id: Id
     kvd_generation: Id
     keyed: bool = False
+    first: Count | None = None
+    generation: Id = ""
 
 
 class EngineDescribed(Reply, tag="engine_described", frozen=True, kw_only=True):
     """kvd to kvd: the card of a complete engine.
 
-    ``shape`` is a digest of all that the engine's compatibility can depend on: equal ones are compared once. Empty from
-    a kvd that does not make it.
+    With a ``part`` its workers are there, and not in the card. ``shape`` is a digest of all that the engine's
+    compatibility can depend on. It is not believed: whoever is told makes its own.
     """
 
     card: EngineCard
     kvd_generation: Id
     shape: Id = ""
+    part: CardPart | None = None
 
 
 class EngineEnded(Reply, tag="engine_gone", frozen=True, kw_only=True):
@@ -90,11 +135,16 @@ class EngineEnded(Reply, tag="engine_gone", frozen=True, kw_only=True):
 
 
 class Ping(Request, tag="ping", frozen=True, kw_only=True):
-    """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use."""
+    """kvd to kvd: are you there? Carries the engines (id, generation) of yours that I still use.
+
+    ``known`` are ids of all engines of yours that I know, gone ones too: of others I need not be told that they are
+    ready. None from a kvd that does not say.
+    """
 
     kvd_id: Id
     kvd_generation: Id
     using: Generations = ()
+    known: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] | None = None
 
 
 class Pong(Reply, tag="pong", frozen=True, kw_only=True):

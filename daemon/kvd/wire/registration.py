@@ -17,9 +17,10 @@ from kvd.wire.reply import Reply, Request
 
 
 class RegisterWorker(Request, tag="register_worker", frozen=True):
-    """A worker presents its card. Answered by `Registered`."""
+    """A worker presents its card. ``parts``: it takes cards of peers in parts. Answered by `Registered`."""
 
     card: WorkerCard
+    parts: bool = False
 
 
 class OpenLease(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Backend
+from kvd.client.errors import BadCard
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.shown import logger
@@ -34,7 +35,7 @@ from kvd.worker.checksums.pages import in_host_memory
 from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
-from kvd.worker.handshake import ask_for_peer
+from kvd.worker.handshake import ask_for_peer, complete
 from kvd.worker.load import Load
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
@@ -53,6 +54,8 @@ log = logger(__name__)
 
 CLOSE_SECONDS = 5.0
 """How long a closing worker waits for its lanes, all together."""
+INTRODUCED_SECONDS = 30.0
+"""How long the rest of a large card is asked for that kvd told unasked."""
 
 
 @dataclass(slots=True)
@@ -127,7 +130,7 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=backend.metadata(),
         )
-        self._session = open_session(lambda: RegisterWorker(card), self._on_message)
+        self._session = open_session(lambda: RegisterWorker(card, parts=True), self._on_message)
 
     # --- within a step: never waits, but in one that computes nothing ---
 
@@ -298,13 +301,25 @@ class WorkerHalf:
         self._peers.lane(register(self.topology, card).engine_id)
         self._register(card)
 
+    def _on_introduced(self, told: PeerReady) -> None:
+        def answered(found: EngineCard | Cause) -> None:
+            try:
+                if isinstance(found, Cause):
+                    log.warning("%s; the first request asks again", found.text)
+                else:
+                    self._on_peer_ready(found)
+            except OwnEngine as error:
+                log.error("%s", error)  # noqa: TRY400 - the message says it all
+
+        try:
+            complete(lambda: self._session, told, INTRODUCED_SECONDS, answered)
+        except BadCard as error:
+            log.error("kvd introduced a peer: %s", error.message)  # noqa: TRY400 - as above
+
     def _on_message(self, message: Message) -> Message | None:
         match message:
             case PeerReady():
-                try:
-                    self._on_peer_ready(message.peer)
-                except OwnEngine as error:
-                    log.error("%s", error)  # noqa: TRY400 - the message says it all
+                self._on_introduced(message)
             case PeerGone():
                 self.topology.forget_remote_engine(message.engine_id, message.generation, message.reason)
                 self._on_peer_changed(message.engine_id)

@@ -13,13 +13,16 @@ from kvd.service.daemon import Daemon
 
 
 def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "rehearse", lambda: None)
+    async def at_once() -> None:
+        pass
 
     async def prepare() -> None:
         frozen = asyncio.Event()
         monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set))
         never = asyncio.get_running_loop().create_future()
-        daemon = SimpleNamespace(prepared=False, ledger=SimpleNamespace(opened=never))
+        daemon = SimpleNamespace(
+            prepared=False, ledger=SimpleNamespace(opened=never), comparing=SimpleNamespace(start=at_once)
+        )
         task = asyncio.create_task(run._prepare(cast("Daemon", daemon)))
         await asyncio.wait_for(frozen.wait(), 10.0)
         task.cancel()

@@ -30,8 +30,8 @@ class Client(msgspec.Struct, gc=False):
 
     ``process`` and ``uid`` are its process and that one's user as the kernel names them: 0 where the process is in
     another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``geometry`` is what a
-    worker's card holds, and ``shape`` its digest without addresses; ``digest_key`` is a scheduler's. ``ended``: it is
-    gone for certain, and not only silent.
+    worker's card holds, and ``shape`` its digest without addresses; ``parts``: it takes cards of peers in parts.
+    ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not only silent.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -43,6 +43,7 @@ class Client(msgspec.Struct, gc=False):
     card: WorkerCard | None = None
     geometry: WorkerGeometry | None = None
     shape: str = ""
+    parts: bool = False
     policy: str = ""
     digest_key: bytes = b""
     uid: int = -1

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from itertools import islice
 
+from kvd.client.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
+
+MOST_READY = 1024
+"""Most engines that a ping's answer names as ready; nobody uses so many of one host."""
 
 
 def get_peer(daemon: Daemon, caller: Caller, message: GetPeer) -> Message | Awaitable[Message]:
@@ -20,14 +25,42 @@ def get_peer(daemon: Daemon, caller: Caller, message: GetPeer) -> Message | Awai
 
 async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngine) -> EngineDescribed:
     """The card of an engine of ours, for another kvd, which is told when it ends. Raises `RequestRefused`."""
-    wait = daemon.registry.wait_up if message.keyed else daemon.registry.wait_ready
+    wait = daemon.registry.wait_up if message.keyed and not message.first else daemon.registry.wait_ready
     engine = await wait(message.engine_id, daemon.config.peer.handshake_seconds / 2)
+    if message.generation not in ("", engine.generation):
+        raise RequestRefused(
+            "KVD-PEER-GENERATION",
+            f"engine {message.engine_id!r} is at generation {engine.generation}, asked for is {message.generation}",
+            hint="it restarted: ask again",
+        )
     daemon.subscribers.described(caller.route, message.kvd_id, engine, caller.key)
-    return EngineDescribed(card=engine.card(), kvd_generation=daemon.myself.generation, shape=engine.shape)
+    card = engine.card()
+    limit = daemon.config.peer.max_message_bytes
+    if message.first is None:
+        part, size = None, card_bytes(card)
+    else:
+        part = part_from(card, max(0, message.first), min(PART_BYTES, limit // 2))
+        size = part_bytes(part)
+        card = with_workers(card, ())
+    if size > limit:
+        whole = "the part of the card" if part else "the card"
+        raise RequestRefused(
+            "KVD-TOO-LARGE",
+            f"{whole} of engine {message.engine_id!r} has {size} bytes; a message has at most {limit}",
+            hint="give both kvds one version, which sends large cards in parts; see peer.max_message_bytes",
+        )
+    return EngineDescribed(card=card, kvd_generation=daemon.myself.generation, shape=engine.shape, part=part)
 
 
 def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
     """Here; which of the engines in use are gone, and which there are."""
     gone = daemon.subscribers.pinged(caller.route, message, daemon.registry, caller.key)
-    ready = tuple((e.facts.engine_id, e.generation) for e in daemon.registry.engines.values() if e.up)
+    ready = tuple(_ready(daemon, message.known))
     return Pong(kvd_id=daemon.myself.kvd_id, kvd_generation=daemon.myself.generation, gone=gone, ready=ready)
+
+
+def _ready(daemon: Daemon, known: tuple[str, ...] | None) -> Iterator[tuple[str, str]]:
+    """The engines (id, generation) that are up, as far as the other kvd knows their ids."""
+    engines = daemon.registry.engines
+    wanted = engines.values() if known is None else [engines[name] for name in known if name in engines]
+    return islice(((e.facts.engine_id, e.generation) for e in wanted if e.up), MOST_READY)

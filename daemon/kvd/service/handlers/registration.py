@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvd.geometry.codec import decode_worker, shape_of
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
@@ -24,6 +24,8 @@ from kvd.wire.reply import Ok
 
 MAX_NAME = 512
 """Longest engine id or incarnation, in characters."""
+ALIKE = AlikeReader()
+"""Workers of one engine, and of its next start, are read at the cost of one."""
 
 
 def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> Registered:
@@ -31,7 +33,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
     card = message.card
     _check_identity(card.engine, card.incarnation, card.rank)
     try:
-        geometry = decode_worker(card.geometry)
+        geometry, shape = ALIKE.read_document(card.geometry)
     except GeometryError as error:
         raise RequestRefused(
             getattr(error, "code", "KVD-GEOMETRY"),
@@ -53,7 +55,8 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         rank=card.rank,
         card=card,
         geometry=geometry,
-        shape=shape_of(card.geometry),
+        shape=shape,
+        parts=message.parts,
         regions=len(geometry.regions),
         registered_bytes=sum(region.length for region in geometry.regions),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
@@ -11,23 +12,27 @@ from kvd.service.peers.handshakes import Handshakes, complementary
 from kvd.service.peers.links import PeerLinks
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
-from kvd.wire.query import EngineList, ListEngines
+from kvd.wire.query import EngineList, EngineRow, ListEngines
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+MOST_ROWS = 1024
+"""Most engines of one other kvd that are looked at."""
+SETTLED = {"KVD-INCOMPATIBLE", "KVD-COMPARE-LIMIT", "KVD-PEER-CARD"}
+"""Refusals that the next look will not change."""
+AGAIN_SECONDS = 60.0
+"""Two generations that were refused are tried again after this long: what is refused in error must not stay so."""
 
 
 async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes, registry: Registry) -> None:
     """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
-    refused: set[tuple[str, str]] = set()
+    refused: dict[tuple[str, str], float] = {}
     handshakes.trusted.add(endpoint)
     try:
         while True:
             try:
-                answer = await links.get(endpoint).ask(ListEngines(), LOOK_SECONDS)
-                if isinstance(answer, EngineList):
-                    await _introduce(answer, endpoint, handshakes, registry, refused)
+                await _introduce(await _rows(endpoint, links), endpoint, handshakes, registry, refused)
             except PeerAway as away:
                 log.debug("%s", away.message)
             await asyncio.sleep(LOOK_SECONDS)
@@ -35,14 +40,31 @@ async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes,
         handshakes.trusted.discard(endpoint)
 
 
+async def _rows(endpoint: Endpoint, links: PeerLinks) -> list[EngineRow]:
+    """The engines of another kvd, page by page. Raises `PeerAway`."""
+    rows: list[EngineRow] = []
+    after = ""
+    while len(rows) < MOST_ROWS:
+        answer = await links.get(endpoint).ask(ListEngines(after=after), LOOK_SECONDS)
+        if not isinstance(answer, EngineList) or not answer.rows:
+            break
+        rows += answer.rows
+        if not (after := answer.more):
+            break
+    return rows[:MOST_ROWS]
+
+
 async def _introduce(
-    engines: EngineList,
+    engines: list[EngineRow],
     endpoint: Endpoint,
     handshakes: Handshakes,
     registry: Registry,
-    refused: set[tuple[str, str]],
+    refused: dict[tuple[str, str], float],
 ) -> None:
-    for row in engines.rows:
+    now = time.monotonic()
+    for pair in [pair for pair, at in refused.items() if now - at > AGAIN_SECONDS]:
+        del refused[pair]
+    for row in engines:
         for local in list(registry.engines.values()):
             pair = (local.generation, row.generation)
             wanted = row.local and row.state == "ready" and row.scheduler and local.up
@@ -53,10 +75,11 @@ async def _introduce(
                 engine_id=row.engine.engine_id,
                 endpoint=endpoint,
                 generation=row.generation,
+                first=0,
             )
             try:
                 await handshakes.get(ask)
             except RequestRefused as refusal:
-                if refusal.code == "KVD-INCOMPATIBLE":
-                    refused.add(pair)  # said once, in an event; it stays so for these two generations
+                if refusal.code in SETTLED:
+                    refused[pair] = now  # said once, in an event
                 log.info("%s: %s", endpoint.host, refusal.message)

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from kvd.service.config import PeerSettings
-from kvd.service.engines.local_engine import LocalEngine
+from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
-from kvd.service.errors import PeerAway, RequestRefused
+from kvd.service.errors import RequestRefused
 from kvd.service.peers.compatibility import CompatibilityCache, next_step
+from kvd.service.peers.fetching import Flights
+from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import HERE, Key, PeerEngine
+from kvd.service.peers.room import make_room
 from kvd.service.sockets.events import Events
-from kvd.wire.frame import Message, kind_of
-from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, Role
-from kvd.wire.reply import Refused
+from kvd.wire.frame import Message
+from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
+from kvd.wire.identity import Endpoint, EngineCard, Role
 
-log = logging.getLogger(__name__)
-
+T = TypeVar("T")
 Push = Callable[[bytes, Message], None]
+MOST_WAITING = 1024
+"""Most questions about peers of one client that wait: a scheduler asks once for each engine that requests name."""
+MOST_REFUSED = 4096
+"""Most pairs of generations of which it is remembered that an event told their refusal."""
+WHOLE_BYTES = 60 << 20
+"""A client takes messages of 64 MiB: a larger card is told in parts only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +65,17 @@ class Handshakes:
         self._peer = peer
         self._myself = myself
         self._registry = registry
-        self._links = links
         self._events = events
         self._push = push
         self._compatibility = compatibility
-        self._flights: dict[tuple[Key, str, bool], asyncio.Task[PeerEngine]] = {}
+        question = DescribeEngine(engine_id="", kvd_id=myself.kvd_id, kvd_generation=myself.generation)
+        self._flights = Flights(question, links, events, peer, self._keep)
         self._asking: Counter[tuple[str, str, bytes]] = Counter()
-        self._refused: set[tuple[str, str]] = set()
+        self._waiting: Counter[bytes] = Counter()
+        self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._handing_out = asyncio.Lock()
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greetings = Greetings(self.get, events.counters)
+        self._telling: set[asyncio.Task[None]] = set()
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
         """What `get` would give where the engine was given that peer before; None where that takes any work."""
@@ -79,21 +87,25 @@ class Handshakes:
             return None
         if peer.users.get(ask.local_engine) != engine.generation:
             return None
-        return self._answer(peer, ask.endpoint, engine, asker)
+        return self._answer(peer, ask.endpoint, engine, asker, first=ask.first)
 
     async def get(self, ask: GetPeer, asker: bytes = b"") -> PeerReady:
         """The peer engine that a local engine asks for; the engine's other clients are told of it too.
 
         Raises `RequestRefused`: unknown or incomplete engines, a peer that is away, another generation, a bad fit.
         """
+        if asker and self._waiting[asker] >= MOST_WAITING:
+            raise RequestRefused(
+                "KVD-BUSY", f"{MOST_WAITING} questions of yours about peers wait already", hint="try again"
+            )
         asked = ask.local_engine, ask.engine_id, asker
         self._asking[asked] += 1
+        self._waiting[asker] += 1
         try:
             return await self._get(ask, asker)
         finally:
-            self._asking[asked] -= 1
-            if not self._asking[asked]:
-                del self._asking[asked]
+            _less(self._asking, asked)
+            _less(self._waiting, asker)
 
     async def _get(self, ask: GetPeer, asker: bytes) -> PeerReady:
         began = time.monotonic()
@@ -106,7 +118,7 @@ class Handshakes:
                 f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
             )
-        cached &= await self._refuse_incompatible(engine, peer)
+        cached &= await self._refuse_incompatible(engine, key[0], peer)
         if not cached:
             async with self._handing_out:
                 # All who waited wake at once; an answer each turn leaves room for others.
@@ -120,7 +132,7 @@ class Handshakes:
         seconds = 0.0 if cached else time.monotonic() - began
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             self._introduce(engine, key, peer, seconds)
-        return self._answer(peer, key[0], engine, asker, seconds)
+        return self._answer(peer, key[0], engine, asker, seconds, first=ask.first)
 
     def _introduce(self, engine: LocalEngine, key: Key, peer: PeerEngine, seconds: float) -> None:
         """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
@@ -130,17 +142,50 @@ class Handshakes:
         self._events.emit(
             "handshake.done", key[1], local=engine_id, generation=peer.card.generation, seconds=seconds
         )
-        for client in engine.clients:
-            if not self._asking[engine_id, key[1], client.route]:
-                self._push(client.route, self._answer(peer, key[0], engine, client.route, seconds))
+        # Those that wait for it get it as their answer.
+        others = [c for c in engine.clients if not self._asking[engine_id, key[1], c.route]]
+        task = asyncio.get_running_loop().create_task(self._tell(engine, others, key, peer, seconds))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(
+        self, engine: LocalEngine, clients: list[Client], key: Key, peer: PeerEngine, seconds: float
+    ) -> None:
+        for client in clients:
+            # The rest of a large card is asked for; who knows no parts has to ask for the whole.
+            first = 0 if client.parts else None
+            told = client.kind == "scheduler" or client.parts or peer.size <= WHOLE_BYTES
+            if told and client.state != "gone" and peer.state != "gone":
+                self._push(
+                    client.route, self._answer(peer, key[0], engine, client.route, seconds, first=first)
+                )
+                await asyncio.sleep(0)
 
     def _answer(
-        self, peer: PeerEngine, endpoint: Endpoint, engine: LocalEngine, route: bytes, seconds: float = 0.0
+        self,
+        peer: PeerEngine,
+        endpoint: Endpoint,
+        engine: LocalEngine,
+        route: bytes,
+        seconds: float = 0.0,
+        *,
+        first: int | None = None,
     ) -> PeerReady:
-        """What the client of a local engine behind ``route`` is told of a peer."""
+        """What the client of a local engine behind ``route`` is told of a peer. Raises `RequestRefused`."""
         client = self._registry.by_route(route)
         brief = client is not None and client.kind == "scheduler"
-        return peer.answer(engine.facts.engine_id, endpoint, seconds, brief=brief)
+        if first is None and not brief and peer.size > WHOLE_BYTES:
+            raise RequestRefused(
+                "KVD-TOO-LARGE",
+                f"the card of engine {peer.card.engine.engine_id!r} has {peer.size} bytes; a message has at most"
+                f" {WHOLE_BYTES}",
+                hint="ask for it in parts: give the engine a connector of this kvd's version",
+            )
+        return peer.answer(engine.facts.engine_id, endpoint, seconds, brief=brief, first=first)
+
+    def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
+        """Ids of all engines behind an endpoint that are known, gone ones too: their next generation is of interest."""
+        return tuple(engine_id for where, engine_id in self.peers if where == endpoint)
 
     async def located(self, engine_id: str, endpoint: Endpoint, generation: str) -> PeerEngine:
         """The peer engine as the kvd at ``endpoint`` described it, fetched from there where it is not known.
@@ -179,7 +224,7 @@ class Handshakes:
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
         peer.change("gone", reason)
-        self._refused = {pair for pair in self._refused if pair[1] != generation}
+        self._forget_refusals(1, generation)
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
         for local_engine in peer.users:
@@ -215,7 +260,7 @@ class Handshakes:
         engine_id = engine.facts.engine_id
         for peer in self.peers.values():
             peer.users.pop(engine_id, None)
-        self._refused = {pair for pair in self._refused if pair[0] != generation}
+        self._forget_refusals(0, generation)
         self.peer_engine_gone(HERE, engine_id, generation, reason)
 
     def forget(self, before: float) -> None:
@@ -247,23 +292,17 @@ class Handshakes:
         for local in local_engines:
             if (engine := self._registry.ready(local)) is None or not engine.up:
                 continue  # given it when it is there
-            ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
-            task = asyncio.get_running_loop().create_task(self._give(ask))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeting.discard)
-
-    async def _give(self, ask: GetPeer) -> None:
-        try:
-            await self.get(ask)
-        except RequestRefused as refusal:
-            log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)
+            ask = GetPeer(
+                local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation, first=0
+            )
+            self._greetings.greet(ask)
 
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         wait = self._registry.wait_up if ask.keyed else self._registry.wait_ready
         engine = await wait(ask.engine_id, self._peer.handshake_seconds)
         known = self.peers.get(key)
         if known is None or known.state == "gone" or known.card.generation != engine.generation:
-            return self._keep(key, PeerEngine(engine.card(), engine.shape)), True
+            return self._keep(key, engine.card()), True
         if engine.scheduler is not None:
             known.learn_key(engine.scheduler.digest_key)
         return known, True
@@ -278,55 +317,17 @@ class Handshakes:
     async def _there(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
         if known := self._current(key, ask):
             return known, True
-        which = key, ask.generation, ask.keyed
-        flight = self._flights.get(which)
-        if flight is None:
-            self._events.counters["handshakes.flights"] += 1
-            flight = asyncio.get_running_loop().create_task(self._fetch(key, keyed=ask.keyed))
-            self._flights[which] = flight
-            flight.add_done_callback(lambda done: self._landed(which, done))
-        # Shielded: one caller that is given up must not end the flight of the others.
-        return await asyncio.shield(flight), False
+        return await self._flights.fetch(key, ask.generation, keyed=ask.keyed), False
 
-    def _landed(self, flight: tuple[Key, str, bool], done: asyncio.Task[PeerEngine]) -> None:
-        del self._flights[flight]
-        if not done.cancelled():
-            done.exception()  # looked at here, since everyone who waited may have left
-
-    async def _fetch(self, key: Key, *, keyed: bool) -> PeerEngine:
-        endpoint, engine_id = key
-        question = DescribeEngine(
-            engine_id=engine_id,
-            kvd_id=self._myself.kvd_id,
-            kvd_generation=self._myself.generation,
-            keyed=keyed,
-        )
-        try:
-            answer = await self._links.get(endpoint).ask(question, self._peer.handshake_seconds)
-        except PeerAway as away:
-            self._events.emit("handshake.failed", engine_id, reason=away.message)
-            raise RequestRefused(
-                "KVD-PEER-UNREACHABLE",
-                f"engine {engine_id!r}: {away.message}",
-                hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
-            ) from None
-        if isinstance(answer, EngineDescribed):
-            # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
-            return self._keep(key, PeerEngine(answer.card, answer.shape))
-        self._events.emit("handshake.failed", engine_id, reason=getattr(answer, "message", kind_of(answer)))
-        where = f"the kvd at {endpoint}"
-        if isinstance(answer, Refused):
-            raise RequestRefused.passed_on(answer, where)
-        raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")
-
-    def _keep(self, key: Key, fetched: PeerEngine) -> PeerEngine:
+    def _keep(self, key: Key, card: EngineCard) -> PeerEngine:
+        fetched = PeerEngine(card)
         live = [
             (where, peer.card, peer.state == "ready")
             for (where, engine_id), peer in self.peers.items()
             if engine_id == key[1] and peer.state != "gone"
         ]
-        for where, card in list(displaced(key[0], fetched.card, live, self.trusted)):
-            self.peer_engine_gone(where, key[1], card.generation, "another kvd, which is configured, has it")
+        for where, old in list(displaced(key[0], card, live, self.trusted)):
+            self.peer_engine_gone(where, key[1], old.generation, "another kvd, which is configured, has it")
         known = self.peers.get(key)
         if known is not None:
             if known.state != "gone" and known.card.generation == fetched.card.generation:
@@ -337,17 +338,21 @@ class Handshakes:
                     *key, known.card.generation, f"it restarted as generation {fetched.card.generation}"
                 )
             fetched.friends |= known.friends
+        if key[0] != HERE:
+            make_room(self.peers, key, fetched.size)
         self.peers[key] = fetched
         return fetched
 
-    async def _refuse_incompatible(self, engine: LocalEngine, peer: PeerEngine) -> bool:
+    async def _refuse_incompatible(self, engine: LocalEngine, where: Endpoint, peer: PeerEngine) -> bool:
         """Raise `RequestRefused` where the two do not fit; else whether that was known."""
-        known, bad = await self._compatibility.find(engine, peer.card, peer.shape)
+        known, bad = await self._compatibility.find(engine, where, peer)
         if not bad:
             return known
         pair = engine.generation, peer.card.generation
         if pair not in self._refused:
-            self._refused.add(pair)
+            self._refused[pair] = None
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
             self._events.emit(
                 "handshake.refused", peer.card.engine.engine_id, local=engine.facts.engine_id,
                 factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
@@ -360,10 +365,20 @@ class Handshakes:
             factors=bad,
         )
 
+    def _forget_refusals(self, side: Literal[0, 1], generation: str) -> None:
+        for pair in [pair for pair in self._refused if pair[side] == generation]:
+            del self._refused[pair]
+
     def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.change(state, reason)
+
+
+def _less(counts: Counter[T], what: T) -> None:
+    counts[what] -= 1
+    if not counts[what]:
+        del counts[what]
 
 
 def complementary(local: Role, peer: Role) -> bool:

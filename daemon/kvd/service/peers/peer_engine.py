@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
 
+from kvd.client.card_parts import card_bytes, part_from
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 
 Key = tuple[Endpoint, str]
 """Where a peer engine is and its id; `HERE` for one at this kvd."""
 HERE = Endpoint()
+ANSWERS_KEPT = 32
+"""Most answers of one peer that are kept ready: all ranks of an engine ask for the same ones."""
 
 
 @dataclass(slots=True)
 class PeerEngine:
-    """A peer engine as fetched; ``shape`` as its kvd says.
+    """A peer engine as fetched; ``shape`` as it was made of its card here, empty until then.
 
     ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
     time, also in an earlier generation of either: they are given the next one unasked.
@@ -31,8 +35,13 @@ class PeerEngine:
     since: float = field(default_factory=time.time)
     users: dict[str, str] = field(default_factory=dict)
     friends: set[str] = field(default_factory=set)
-    _answers: dict[tuple[str, bool, bool], PeerReady] = field(default_factory=dict)
-    """By what they differ in: the local engine, whether the peer was fetched just now, whether it is brief."""
+    size: int = 0
+    _answers: OrderedDict[tuple[str, bool, bool, int | None], PeerReady] = field(default_factory=OrderedDict)
+    """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, which part."""
+
+    def __post_init__(self) -> None:
+        """``size`` is about the bytes of its card."""
+        self.size = self.size or card_bytes(self.card)
 
     def change(self, state: Literal["ready", "unreachable", "gone"], reason: str) -> None:
         """It is in another state from now on."""
@@ -44,20 +53,31 @@ class PeerEngine:
             self.card = msgspec.structs.replace(self.card, digest_key=key)
             self._answers.clear()
 
-    def answer(self, local_engine: str, endpoint: Endpoint, seconds: float, *, brief: bool) -> PeerReady:
+    def answer(
+        self, local_engine: str, endpoint: Endpoint, seconds: float, *, brief: bool, first: int | None = None
+    ) -> PeerReady:
         """What a client of a local engine is told of it: one object for all that are told the same.
 
-        ``brief``: a scheduler needs none of the workers, and it alone gets the key.
+        ``brief``: a scheduler needs none of the workers, and it alone gets the key. ``first``: the part from this
+        worker on, and not the whole.
         """
-        which = local_engine, seconds > 0, brief
+        which = local_engine, seconds > 0, brief, None if brief else first
         ready = self._answers.get(which)
         if ready is None:
-            left_out = {"workers": ()} if brief else {"digest_key": b""}
+            whole = not brief and first is None
+            card = msgspec.structs.replace(
+                self.card,
+                workers=self.card.workers if whole else (),
+                digest_key=self.card.digest_key if brief else b"",
+            )
             ready = self._answers[which] = PeerReady(
                 local_engine=local_engine,
-                peer=msgspec.structs.replace(self.card, **left_out),
+                peer=card,
                 endpoint=endpoint,
                 seconds=seconds,
                 cached=seconds == 0,
+                part=part_from(self.card, max(0, first or 0)) if not (brief or whole) else None,
             )
+            if len(self._answers) > ANSWERS_KEPT:
+                self._answers.popitem(last=False)
         return ready

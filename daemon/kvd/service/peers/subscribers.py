@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,11 @@ GIVEN_SECONDS = 5.0
 """For this long a card that was given out counts as in use, though a ping that crossed it does not say so."""
 FORGET_SECONDS = 30.0
 """A subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
+PRUNE_SECONDS = 1.0
+MOST = 8192
+"""Most subscribers that are remembered; the one that was silent for longest goes first. One is a connection."""
+MOST_USED = 1024
+"""Most engines of ours that one of them may say it uses; what comes after these is not looked at."""
 
 
 @dataclass(slots=True)
@@ -35,26 +41,45 @@ class Subscribers:
     """The other kvds, by their route on the peer socket."""
 
     def __init__(self) -> None:
-        self._by_route: dict[bytes, Subscriber] = {}
+        self._by_route: OrderedDict[bytes, Subscriber] = OrderedDict()
+        self._pruned = time.monotonic()
 
     def described(self, route: bytes, kvd_id: str, engine: LocalEngine, key: bytes = b"") -> None:
         """A card was given out."""
-        subscriber = self._by_route.setdefault(route, Subscriber(kvd_id, key))
-        subscriber.using.add((engine.facts.engine_id, engine.generation))
-        subscriber.given[engine.facts.engine_id, engine.generation] = time.monotonic()
+        now = time.monotonic()
+        subscriber = self._by_route.get(route) or Subscriber(kvd_id, key)
+        self._put(route, subscriber)
+        pair = engine.facts.engine_id, engine.generation
+        if pair in subscriber.using or len(subscriber.using) < MOST_USED:
+            subscriber.using.add(pair)
+            subscriber.given[pair] = now
 
     def pinged(
         self, route: bytes, ping: Ping, registry: Registry, key: bytes = b""
     ) -> tuple[tuple[str, str], ...]:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
-        for old, subscriber in list(self._by_route.items()):
-            if now - subscriber.heard > FORGET_SECONDS:
-                del self._by_route[old]
+        self._prune(now)
         before = self._by_route.get(route)
         given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
-        self._by_route[route] = Subscriber(ping.kvd_id, key, {*ping.using, *given}, now, given)
-        return tuple(pair for pair in ping.using if registry.ended(*pair))
+        using = ping.using[:MOST_USED]
+        self._put(route, Subscriber(ping.kvd_id, key, {*using, *given}, now, given))
+        return tuple(pair for pair in using if registry.ended(*pair))
+
+    def _put(self, route: bytes, subscriber: Subscriber) -> None:
+        """The newest stands last."""
+        self._by_route[route] = subscriber
+        self._by_route.move_to_end(route)
+        if len(self._by_route) > MOST:
+            self._by_route.popitem(last=False)
+
+    def _prune(self, now: float) -> None:
+        if now - self._pruned < PRUNE_SECONDS:
+            return
+        self._pruned = now
+        for route, subscriber in list(self._by_route.items()):
+            if now - subscriber.heard > FORGET_SECONDS:
+                del self._by_route[route]
 
     def uses(self, key: bytes, engine_id: str) -> bool:
         """Whether the host of that key uses an engine of ours, in whatever generation."""
@@ -67,7 +92,8 @@ class Subscribers:
 
     def forget_key(self, key: bytes) -> None:
         """The host of that key is trusted no longer, and told nothing any more."""
-        self._by_route = {route: one for route, one in self._by_route.items() if one.key != key}
+        for route in [route for route, one in self._by_route.items() if one.key == key]:
+            del self._by_route[route]
 
     def users(self, engine: LocalEngine) -> list[str]:
         """Ids of the kvds that use an engine's present generation."""

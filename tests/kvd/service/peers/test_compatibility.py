@@ -1,87 +1,136 @@
-"""Two shapes of engine are compared once, however many ask and however often they start."""
+"""Two shapes of engine are compared once, however many ask and however often they start; nothing is wrong for ever."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 
 from kvd.service.engines.local_engine import LocalEngine
-from kvd.service.peers.compatibility import CompatibilityCache, compare_cards, rehearse
-from kvd.wire.identity import EngineCard
+from kvd.service.errors import RequestRefused
+from kvd.service.peers import compatibility
+from kvd.service.peers.comparer_messages import Found
+from kvd.service.peers.compatibility import CompatibilityCache
+from kvd.service.peers.peer_engine import PeerEngine
+from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.reply import RefusalFactor
-from tests.support.daemons import facts, worker
+from tests.support.daemons import facts
 
 BAD = RefusalFactor("tp", "1", "3", ok=False)
+THERE = Endpoint("there", 1)
 
 
 class Comparisons:
-    """Stands for a comparison: counts, fails as often as it is told to, gives one factor that fits and one not."""
+    """Stands for whoever compares: counts, and fails as often as it is told to. A shape is a card's model."""
 
-    def __init__(self, failures: int = 0) -> None:
-        self.made = 0
+    def __init__(self, failures: int = 0, error: Exception | None = None, shape: str = "there") -> None:
+        self.made = self.shapes = 0
         self.failures = failures
+        self.error = error or OSError("no process")
+        self.found = Found(shape=shape) if shape else Found(bad=(BAD,))
 
-    def __call__(self, *_: object) -> tuple[RefusalFactor, ...]:
+    @asynccontextmanager
+    async def turn(self, _peer: Endpoint) -> AsyncIterator[Comparisons]:
+        yield self
+
+    async def shape(self, _peer: EngineCard) -> Found:
+        self.shapes += 1
+        return self.found
+
+    async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
+        await asyncio.sleep(0)
         self.made += 1
         if self.made <= self.failures:
-            raise OSError("no thread")
-        return (RefusalFactor("model", "m", "m", ok=True), BAD)
+            raise self.error
+        return (BAD,)
+
+
+def verdicts_by(comparisons: Comparisons) -> CompatibilityCache:
+    return CompatibilityCache(comparisons.turn, Counter())
 
 
 def local(shape: str = "here", generation: str = "g") -> LocalEngine:
     return LocalEngine(facts("d"), generation=generation, shape=shape)
 
 
-def card(generation: str = "h") -> EngineCard:
-    return EngineCard(engine=facts("p"), generation=generation, workers=())
+def peer(generation: str = "h") -> PeerEngine:
+    return PeerEngine(EngineCard(engine=facts("p"), generation=generation, workers=()))
 
 
-def test_all_who_ask_at_once_share_one_comparison_and_later_ones_find_it_known() -> None:
+def test_all_who_ask_at_once_share_one_comparison_and_a_replica_is_found_known() -> None:
     comparisons = Comparisons()
-    verdicts = CompatibilityCache(comparisons, Counter())
+    verdicts = verdicts_by(comparisons)
 
     async def ask() -> None:
-        together = await asyncio.gather(*(verdicts.find(local(), card(), "there") for _ in range(20)))
+        first = peer()
+        together = await asyncio.gather(*(verdicts.find(local(), THERE, first) for _ in range(20)))
         assert together == [(False, (BAD,))] * 20
-        assert await verdicts.find(local(generation="g2"), card("h2"), "there") == (True, (BAD,))
+        assert first.shape == "there"
+        assert await verdicts.find(local(generation="g2"), THERE, first) == (True, (BAD,))
+        replica = peer("h2")
+        assert await verdicts.find(local(), Endpoint("elsewhere", 1), replica) == (False, (BAD,))
+        assert replica.shape == "there"
 
     asyncio.run(ask())
-    assert comparisons.made == 1
+    assert (comparisons.made, comparisons.shapes) == (1, 2)
 
 
-def test_a_peer_that_tells_no_shape_is_compared_once_a_generation() -> None:
+def test_a_pair_that_was_refused_is_compared_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     comparisons = Comparisons()
-    verdicts = CompatibilityCache(comparisons, Counter())
+    verdicts = verdicts_by(comparisons)
 
     async def ask() -> None:
-        known = [(await verdicts.find(local(), card(generation), ""))[0] for generation in ("h", "h", "h2")]
-        assert known == [False, True, False]
+        one = peer()
+        await verdicts.find(local(), THERE, one)
+        await verdicts.find(local(), THERE, one)
+        assert comparisons.made == 1
+        monkeypatch.setattr(compatibility, "AGAIN_SECONDS", 0.0)
+        await verdicts.find(local(), THERE, one)
+        assert comparisons.made == 2
 
     asyncio.run(ask())
-    assert comparisons.made == 2
+
+
+def test_a_card_that_cannot_be_read_is_not_read_for_each_who_asks() -> None:
+    comparisons = Comparisons(shape="")
+    verdicts = verdicts_by(comparisons)
+
+    async def ask() -> None:
+        unreadable = peer()
+        found = [await verdicts.find(local(), THERE, unreadable) for _ in range(3)]
+        assert found == [(False, (BAD,)), (True, (BAD,)), (True, (BAD,))]
+
+    asyncio.run(ask())
+    assert (comparisons.made, comparisons.shapes) == (0, 1)
+
+
+def test_a_comparison_that_took_too_long_is_refused_for_a_while_and_then_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    comparisons = Comparisons(failures=1, error=RequestRefused("KVD-COMPARE-LIMIT", "5 s"))
+    verdicts = verdicts_by(comparisons)
+
+    async def ask() -> None:
+        for _ in range(3):
+            with pytest.raises(RequestRefused, match="5 s"):
+                await verdicts.find(local(), THERE, peer())
+        assert comparisons.made == 1
+        monkeypatch.setattr(compatibility, "AGAIN_SECONDS", 0.0)
+        assert await verdicts.find(local(), THERE, peer()) == (False, (BAD,))
+
+    asyncio.run(ask())
 
 
 def test_a_comparison_that_failed_is_made_again() -> None:
     comparisons = Comparisons(failures=1)
-    verdicts = CompatibilityCache(comparisons, Counter())
+    verdicts = verdicts_by(comparisons)
 
     async def ask() -> None:
-        with pytest.raises(OSError, match="no thread"):
-            await verdicts.find(local(), card(), "there")
-        assert await verdicts.find(local(), card(), "there") == (False, (BAD,))
+        with pytest.raises(OSError, match="no process"):
+            await verdicts.find(local(), THERE, peer())
+        assert await verdicts.find(local(), THERE, peer()) == (False, (BAD,))
 
     asyncio.run(ask())
-
-
-def test_a_card_that_cannot_be_read_is_a_factor_that_fails() -> None:
-    good = EngineCard(engine=facts("d"), generation="g", workers=(worker(facts("d")).card,))
-    bad = EngineCard(engine=facts("p"), generation="h", workers=(worker(facts("p")).card,))
-    rehearse()
-    assert all(factor.ok for factor in compare_cards(good, (), bad))
-    spoilt = msgspec.structs.replace(bad.workers[0], geometry=b"{}")
-    (factor,) = compare_cards(good, (), msgspec.structs.replace(bad, workers=(spoilt,)))
-    assert not factor.ok
-    assert "format" in factor.remote

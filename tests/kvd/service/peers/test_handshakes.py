@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -14,6 +16,7 @@ from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
+from kvd.service.peers.comparer_messages import Found
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
@@ -21,6 +24,7 @@ from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.names import generation_of
 from kvd.wire.reply import RefusalFactor, Refused
 from tests.support.daemons import facts, worker
 
@@ -45,6 +49,21 @@ class OtherKvd:
         return self.answer
 
 
+class Fits:
+    """Finds that all engines fit."""
+
+    async def shape(self, _peer: EngineCard) -> Found:
+        return Found(shape="shape")
+
+    async def bad(self, _local: EngineCard) -> tuple[RefusalFactor, ...]:
+        return ()
+
+
+@asynccontextmanager
+async def whoever_asks(_peer: Endpoint) -> AsyncIterator[Fits]:
+    yield Fits()
+
+
 def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     """Those of a kvd with one engine, ``d``, which fits any other."""
     events = Events(None, counters)
@@ -59,12 +78,13 @@ def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     myself = Myself("here", "g", "host", Endpoint("here", 1), time.monotonic(), time.time())
     return Handshakes(
         myself, registry, cast("PeerLinks", other), events, lambda *_: None,
-        CompatibilityCache(lambda *_: (), counters), PeerSettings(),
+        CompatibilityCache(whoever_asks, counters), PeerSettings(),
     )  # fmt: skip
 
 
-def described(generation: str = "h") -> EngineDescribed:
-    card = EngineCard(engine=facts("p"), generation=generation, workers=(worker(facts("p")).card,))
+def described(incarnation: str = "one") -> EngineDescribed:
+    made = worker(facts("p"), incarnation=incarnation).card
+    card = EngineCard(engine=facts("p"), generation=generation_of([incarnation]), workers=(made,))
     return EngineDescribed(card=card, kvd_generation="there", shape="shape")
 
 
@@ -107,7 +127,7 @@ def test_an_engine_whose_kvd_answers_is_not_forgotten() -> None:
         handshakes = handshakes_with(OtherKvd(described()), Counter())
         await handshakes.get(ask())
         handshakes.forget(time.time() + 60)
-        assert handshakes.using(THERE) == (("p", "h"),)
+        assert handshakes.using(THERE) == (("p", generation_of(["one"])),)
 
     asyncio.run(run())
 

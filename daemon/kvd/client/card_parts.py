@@ -1,0 +1,104 @@
+"""A card in parts: the card of a large engine is larger than one message may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kvd.client.errors import BadCard
+from kvd.geometry.alike import cut
+from kvd.wire.handshake import PART_WORKERS, CardPart, CardRow
+from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+
+ROW_BYTES = 128
+"""About as much a worker takes besides its geometry, its metadata and the name of its host."""
+PART_BYTES = 1 << 20
+"""A part ends with the worker that reaches this. Encoding and decoding it takes some milliseconds."""
+MAX_WORKERS = 1 << 16
+"""Most workers of an engine that are taken; the largest known deployments have some thousands."""
+MAX_CARD_BYTES = 96 << 20
+"""Most bytes of a card when its parts are put together. 4,096 workers of 80 layers have 23 MB, and 51 MB where each
+layer is a region of its own."""
+
+
+def part_from(card: EngineCard, first: int, limit: int = PART_BYTES) -> CardPart:
+    """The part of a card from worker ``first`` on, of about ``limit`` bytes; at least one worker."""
+    tails: dict[bytes, int] = {}
+    rows: list[CardRow] = []
+    size = 0
+    for worker in card.workers[first : first + PART_WORKERS]:
+        head, tail = cut(worker.geometry)
+        if tail not in tails:
+            tails[tail] = len(tails)
+            size += len(tail)
+        size += len(head) + len(worker.metadata) + len(worker.host) + ROW_BYTES
+        rows.append(
+            CardRow(
+                worker.rank, worker.incarnation, worker.pid, worker.host, worker.backend, head, tails[tail],
+                worker.metadata,
+            )
+        )  # fmt: skip
+        if size >= limit:
+            break
+    return CardPart(first=first, total=len(card.workers), tails=tuple(tails), rows=tuple(rows))
+
+
+def card_bytes(card: EngineCard) -> int:
+    """About as many bytes as a card takes in one message."""
+    facts = len(msgspec.msgpack.encode(card.engine))
+    return facts + sum(len(w.geometry) + len(w.metadata) + len(w.host) + facts + 256 for w in card.workers)
+
+
+def part_bytes(part: CardPart) -> int:
+    """About as many bytes as a part takes in a message."""
+    rows = sum(len(row.head) + len(row.metadata) + len(row.host) + ROW_BYTES for row in part.rows)
+    return rows + sum(map(len, part.tails)) + 4096
+
+
+class Gathering:
+    """The parts of a card as they come in, in their order."""
+
+    def __init__(self) -> None:
+        self.workers: list[WorkerCard] = []
+        self.bytes = 0
+
+    def add(self, engine: EngineFacts, part: CardPart) -> bool:
+        """Take a part; whether it was the last. Raises `BadCard`."""
+        if part.first != len(self.workers):
+            raise BadCard(f"a part begins with worker {part.first}, wanted was {len(self.workers)}")
+        if part.total > MAX_WORKERS:
+            raise BadCard(f"an engine of {part.total} workers, at most {MAX_WORKERS} are taken")
+        if not part.rows and part.next < part.total:
+            raise BadCard(f"a part without workers, and {part.total - part.next} of {part.total} are missing")
+        if part.next > part.total:
+            raise BadCard(f"{part.next} workers of an engine of {part.total}")
+        for row in part.rows:
+            if not 0 <= row.tail < len(part.tails):
+                raise BadCard(f"worker {row.rank} names tail {row.tail} of {len(part.tails)}")
+        self.bytes += sum(len(r.head) + len(part.tails[r.tail]) + len(r.metadata) for r in part.rows)
+        if self.bytes > MAX_CARD_BYTES:
+            raise BadCard(f"a card of more than {self.bytes} bytes, at most {MAX_CARD_BYTES} are taken")
+        self.workers += _workers(engine, part)
+        return part.next == part.total
+
+
+def with_workers(card: EngineCard, workers: Sequence[WorkerCard]) -> EngineCard:
+    """The card with these workers."""
+    return msgspec.structs.replace(card, workers=tuple(workers))
+
+
+def _workers(engine: EngineFacts, part: CardPart) -> list[WorkerCard]:
+    return [
+        WorkerCard(
+            engine=engine,
+            rank=row.rank,
+            incarnation=row.incarnation,
+            pid=row.pid,
+            host=row.host,
+            backend=row.backend,
+            geometry=row.head + part.tails[row.tail],
+            metadata=row.metadata,
+        )
+        for row in part.rows
+    ]

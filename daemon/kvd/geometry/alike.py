@@ -1,0 +1,115 @@
+"""Geometries of workers that are alike: what they share is cut out, sent once and read once.
+
+A worker's document is cut in two. Its *head* holds the rank, the number of blocks and the regions, its *tail* the pages
+and the groups. Workers of one engine have few tails between them: one for each place among the heads of the model. The
+head and the tail in a row are the document, byte for byte, however it was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from kvd.geometry.codec import decode_worker, shape_of
+from kvd.geometry.errors import BadGeometry
+from kvd.geometry.model import Group, Region, WorkerGeometry
+from kvd.geometry.rank import Rank
+
+T = TypeVar("T")
+
+CUT = b',"pages":'
+KEPT = 256
+"""Most tails whose groups are remembered by one `AlikeReader`. Real engines have at most as many as heads."""
+
+
+class _HeadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a document says before its pages."""
+
+    format: int
+    rank: tuple[int, int, int]
+    num_blocks: int
+    regions: tuple[Region, ...]
+
+
+class _TailDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is left: nothing that would speak over the head."""
+
+    pages: msgspec.Raw
+    groups: msgspec.Raw
+
+
+_HEAD = msgspec.json.Decoder(_HeadDocument)
+_TAIL = msgspec.json.Decoder(_TailDocument)
+
+
+class _SameButPlace(NamedTuple):
+    """What decides whether two heads may share the groups of one tail: nothing but rank and addresses differs."""
+
+    format: int
+    num_blocks: int
+    regions: tuple[tuple[int, str], ...]
+    tail: bytes
+
+
+class _TailRead(NamedTuple):
+    """The groups of a tail, found good, and the digest that all its workers' shapes begin with."""
+
+    groups: tuple[Group, ...]
+    digest: bytes
+
+
+def cut(document: bytes) -> tuple[bytes, bytes]:
+    """The head and the tail of a worker's document; of another form it is all head, and the tail is empty."""
+    at = document.find(CUT)
+    return (document[:at], document[at:]) if at > 0 else (document, b"")
+
+
+class AlikeReader:
+    """Reads documents of workers, those that are alike at the cost of one. For one engine, or a few."""
+
+    def __init__(self) -> None:
+        self._read: OrderedDict[_SameButPlace, _TailRead] = OrderedDict()
+
+    def read_document(self, document: bytes) -> tuple[WorkerGeometry, str]:
+        """`read` of a whole document."""
+        return self.read(*cut(document))
+
+    def read(self, head: bytes, tail: bytes) -> tuple[WorkerGeometry, str]:
+        """A worker's geometry and its shape, a digest of all but the addresses.
+
+        Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does.
+        """
+        parsed = _parse(_HEAD, head + b"}") if tail else None
+        if parsed is None:
+            return decode_worker(head + tail), shape_of(head + tail)
+        regions = tuple((r.length, r.device) for r in parsed.regions)
+        alike = _SameButPlace(parsed.format, parsed.num_blocks, regions, tail)
+        known = self._read.get(alike)
+        if known is None:
+            worker = decode_worker(head + tail)
+            if _parse(_TAIL, b"{" + tail[1:]) is None:
+                return worker, shape_of(head + tail)
+            digest = hashlib.blake2b(repr(alike[:3]).encode() + tail, digest_size=16).digest()
+            known = self._read[alike] = _TailRead(worker.groups, digest)
+            if len(self._read) > KEPT:
+                self._read.popitem(last=False)
+        else:
+            if min(parsed.rank) < 0 or min((r.address for r in parsed.regions), default=0) < 0:
+                raise BadGeometry(f"a worker of rank {parsed.rank} has a negative rank or address")
+            tp, pp, dcp = parsed.rank
+            worker = WorkerGeometry(
+                Rank(tp=tp, pp=pp, dcp=dcp), parsed.num_blocks, parsed.regions, known.groups
+            )
+        shape = hashlib.blake2b(known.digest + repr(parsed.rank).encode(), digest_size=16).hexdigest()
+        return worker, shape
+
+
+def _parse(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:
+    """None where the text is of another form: whoever reads head and tail as one will say what is wrong."""
+    try:
+        return decoder.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None

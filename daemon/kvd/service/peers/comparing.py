@@ -1,0 +1,277 @@
+"""Comparing engines: in processes that can be ended, in fair turns, within a time that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import msgspec
+
+from kvd.client.card_parts import part_from
+from kvd.service.errors import RequestRefused
+from kvd.service.peers.comparer_messages import (
+    CPU_SECONDS,
+    FRAME,
+    MEMORY_BYTES,
+    CompareSides,
+    FindShape,
+    Found,
+    Job,
+    Side,
+)
+from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.reply import RefusalFactor
+
+log = logging.getLogger(__name__)
+
+MOST_PROCESSES = 4
+"""Most comparisons at a time. Each peer has one at most."""
+SUSPECTS = 2
+"""Most of them for peers of which a comparison was given up lately: the others are for everybody else."""
+SUSPECT_SECONDS = 60.0
+WALL_SECONDS = 15.0
+"""One turn may take this long by the clock, on a machine that gives the process little of its `CPU_SECONDS`."""
+START_SECONDS = 30.0
+"""A process that has not imported what it needs by then is given up."""
+MOST_WAITING = 256
+"""Most comparisons that wait for one peer's turn: a host has some tens of engines."""
+LARGE_BYTES = 8 << 20
+"""A process that read this much is ended afterwards: it would keep the memory."""
+ANSWER_BYTES = 16 << 20
+_FOUND = msgspec.msgpack.Decoder(Found)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class Comparer(Protocol):
+    """Who compares for the length of a turn."""
+
+    async def shape(self, peer: EngineCard) -> Found:
+        """The peer's shape: a digest of all that decides what it fits, without its id and addresses."""
+
+    async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
+        """The factors that fail between a local engine and the peer whose `shape` was asked for before."""
+
+
+class Comparing:
+    """The processes that compare, and who waits for one."""
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+        self._waiting: OrderedDict[Endpoint, deque[asyncio.Future[None]]] = OrderedDict()
+        self._running: set[Endpoint] = set()
+        self._suspects: dict[Endpoint, float] = {}
+        self._idle: list[_ComparerProcess] = []
+        self._all: set[_ComparerProcess] = set()
+
+    async def start(self) -> None:
+        """Have a process that is ready for the first comparison."""
+        with contextlib.suppress(RequestRefused):
+            self._idle.append(await self._begin())
+
+    async def close(self) -> None:
+        """End all processes, whatever they do."""
+        for process in list(self._all):
+            await self._end(process)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, peer: Endpoint) -> AsyncIterator[Comparer]:
+        """A process, when it is the peer's turn. Raises `RequestRefused` where it took too long, or none can be had."""
+        await self._wait_for_turn(peer)
+        process: _ComparerProcess | None = None
+        good = False
+        try:
+            async with asyncio.timeout(WALL_SECONDS + START_SECONDS):
+                process = self._idle.pop() if self._idle else await self._begin()
+                async with asyncio.timeout(WALL_SECONDS):
+                    yield process
+            good = not process.spoilt
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+            raise self._given_up(peer, error) from None
+        finally:
+            kept = good and (bool(self._waiting) or not self._idle)
+            if process is not None and kept:
+                self._idle.append(process)
+            self._free(peer)
+            if process is not None and not kept:
+                await self._end(process)
+
+    def _given_up(self, peer: Endpoint, error: Exception) -> RequestRefused:
+        self._counters["handshakes.comparisons_given_up"] += 1
+        self._suspects[peer] = time.monotonic() + SUSPECT_SECONDS
+        who = f"the kvd at {peer}" if peer.host else "this host"
+        log.warning("comparing with an engine of %s was given up: %r", who, error)
+        return RequestRefused(
+            "KVD-COMPARE-LIMIT",
+            f"comparing with an engine of {who} took more than {CPU_SECONDS:g} s of processor time,"
+            f" {WALL_SECONDS:g} s by the clock or {MEMORY_BYTES >> 20} MiB of memory",
+            hint="no real engine takes that: look at its card with `kvctl describe-topology`",
+        )
+
+    async def _wait_for_turn(self, peer: Endpoint) -> None:
+        queue = self._waiting.setdefault(peer, deque())
+        if len(queue) >= MOST_WAITING:
+            raise RequestRefused(
+                "KVD-BUSY",
+                f"{MOST_WAITING} comparisons with engines of {peer} are waiting already",
+                hint="try again",
+            )
+        mine = asyncio.get_running_loop().create_future()
+        queue.append(mine)
+        self._next()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            self._leave(peer, mine)
+            if mine.done() and not mine.cancelled():
+                self._free(peer)
+            else:
+                self._next()
+            raise
+
+    def _leave(self, peer: Endpoint, waiter: asyncio.Future[None]) -> None:
+        queue = self._waiting.get(peer)
+        if queue is not None and waiter in queue:
+            queue.remove(waiter)
+            if not queue:
+                del self._waiting[peer]
+
+    def _free(self, peer: Endpoint) -> None:
+        """A peer's turn is over; its next one comes after those of others that wait."""
+        self._running.discard(peer)
+        if peer in self._waiting:
+            self._waiting.move_to_end(peer)
+        self._next()
+
+    def _next(self) -> None:
+        """Give turns that are free: to each peer one, and then to the others before it gets another."""
+        now = time.monotonic()
+        self._suspects = {peer: until for peer, until in self._suspects.items() if until > now}
+        for peer in list(self._waiting):
+            if len(self._running) >= MOST_PROCESSES:
+                return
+            suspects = len(self._running & self._suspects.keys())
+            if peer in self._running or (peer in self._suspects and suspects >= SUSPECTS):
+                continue
+            queue = self._waiting[peer]
+            waiter = queue.popleft()
+            if not queue:
+                del self._waiting[peer]
+            if not waiter.cancelled():
+                waiter.set_result(None)
+                self._running.add(peer)
+
+    async def _begin(self) -> _ComparerProcess:
+        process = None
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                process = await _ComparerProcess.start()
+                self._all.add(process)
+                await process.hello()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            if process is not None:
+                await self._end(process)
+            log.exception("no process to compare engines can be started")
+            raise RequestRefused(
+                "KVD-COMPARE-LIMIT",
+                f"kvd cannot start the process that compares engines: {error!r}",
+                hint="see the log of kvd; it needs some 100 MiB of memory",
+            ) from None
+        self._counters["handshakes.comparers_started"] += 1
+        return process
+
+    async def _end(self, process: _ComparerProcess) -> None:
+        self._all.discard(process)
+        await process.end()
+
+
+class _ComparerProcess:
+    """One process, for one turn at a time."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.spoilt = False
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._bytes = 0
+
+    @classmethod
+    async def start(cls) -> _ComparerProcess:
+        """Start one. Raises `OSError`."""
+        ours, theirs = socket.socketpair()
+        # It tells systemd nothing, and starts no threads for numbers that are added on one.
+        environment = {
+            k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "WATCHDOG_", "LISTEN_"))
+        }
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220 - it returns when the program is found
+                [sys.executable, "-m", "kvd.service.peers.comparer"],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**environment, "OPENBLAS_NUM_THREADS": "1"},
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, reader, writer)
+
+    async def hello(self) -> None:
+        """Wait until it has imported what it needs."""
+        await self._answer()
+
+    async def shape(self, peer: EngineCard) -> Found:
+        """See `Comparer`."""
+        await self._tell(peer, local=False)
+        return await self._ask(FindShape())
+
+    async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
+        """See `Comparer`."""
+        await self._tell(local, local=True)
+        found = await self._ask(CompareSides())
+        if found.refusal:
+            raise RequestRefused(
+                "KVD-COMPARE-LIMIT",
+                f"engine {local.engine.engine_id!r} and its peer cannot be compared: {found.refusal}",
+                hint="no real engine takes that: look at its card with `kvctl describe-topology`",
+            )
+        return found.bad
+
+    async def end(self) -> None:
+        """Kill it and see it end."""
+        self._process.kill()
+        self._writer.close()
+        while self._process.poll() is None:  # noqa: ASYNC110 - a killed process is gone within milliseconds
+            await asyncio.sleep(0.005)
+
+    async def _tell(self, card: EngineCard, *, local: bool) -> None:
+        empty = msgspec.structs.replace(card, workers=(), digest_key=b"")
+        first, total = 0, 1
+        while first < total:
+            part = part_from(card, first)
+            first, total = part.next, part.total
+            self._put(Side(local=local, card=empty, part=part))
+            await self._writer.drain()
+            await asyncio.sleep(0)  # so much for one turn of the loop
+
+    async def _ask(self, question: FindShape | CompareSides) -> Found:
+        self._put(question)
+        found = await self._answer()
+        self.spoilt |= bool(found.refusal) or self._bytes > LARGE_BYTES
+        return found
+
+    async def _answer(self) -> Found:
+        size = int.from_bytes(await self._reader.readexactly(FRAME))
+        return _FOUND.decode(await self._reader.readexactly(min(size, ANSWER_BYTES)))
+
+    def _put(self, message: Job) -> None:
+        data = _ENCODER.encode(message)
+        self._bytes += len(data)
+        self._writer.write(len(data).to_bytes(FRAME) + data)

@@ -1,0 +1,139 @@
+"""Fetching cards from other kvds: one flight for all who ask, part by part, and bounds on what is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from kvd.client.card_parts import Gathering, with_workers
+from kvd.client.errors import BadCard
+from kvd.service.config import PeerSettings
+from kvd.service.errors import PeerAway, RequestRefused
+from kvd.service.peers.card_check import check_card
+from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.peer_engine import Key, PeerEngine
+from kvd.service.sockets.events import Events
+from kvd.wire.frame import kind_of
+from kvd.wire.handshake import DescribeEngine, EngineDescribed
+from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.reply import Refused
+
+MOST_FLIGHTS = 4096
+"""Most cards that are fetched at a time; a thousand handshakes a second of which each takes four seconds."""
+MOST_FLIGHTS_OF_ONE = 256
+"""Most of them from one kvd: a host has some tens of engines, each may be asked for with and without its key."""
+
+Flight = tuple[Key, str, bool]
+
+
+class Flights:
+    """Cards on their way here."""
+
+    def __init__(
+        self,
+        question: DescribeEngine,
+        links: PeerLinks,
+        events: Events,
+        settings: PeerSettings,
+        keep: Callable[[Key, EngineCard], PeerEngine],
+    ) -> None:
+        """``question`` says who asks; ``keep`` takes each card, before its flight ends."""
+        self._question = question
+        self._links = links
+        self._events = events
+        self._settings = settings
+        self._keep = keep
+        self._flights: dict[Flight, asyncio.Task[PeerEngine]] = {}
+        self._of: Counter[Endpoint] = Counter()
+
+    async def fetch(self, key: Key, generation: str, *, keyed: bool) -> PeerEngine:
+        """The engine's card, fetched once for all who ask for it now. Raises `RequestRefused`."""
+        which = key, generation, keyed
+        flight = self._flights.get(which)
+        if flight is None:
+            self._refuse_more(key)
+            self._events.counters["handshakes.flights"] += 1
+            flight = asyncio.get_running_loop().create_task(self._fetch(key, keyed=keyed))
+            self._flights[which] = flight
+            self._of[key[0]] += 1
+            flight.add_done_callback(lambda done: self._landed(which, done))
+        # Shielded: one caller that is given up must not end the flight of the others.
+        return await asyncio.shield(flight)
+
+    def _refuse_more(self, key: Key) -> None:
+        if self._of[key[0]] >= MOST_FLIGHTS_OF_ONE or len(self._flights) >= MOST_FLIGHTS:
+            raise RequestRefused(
+                "KVD-BUSY",
+                f"{self._of[key[0]]} engines of the kvd at {key[0]} are being fetched, and {len(self._flights)} in all;"
+                f" at most {MOST_FLIGHTS_OF_ONE} and {MOST_FLIGHTS} are at a time",
+                hint="try again",
+            )
+
+    def _landed(self, flight: Flight, done: asyncio.Task[PeerEngine]) -> None:
+        del self._flights[flight]
+        endpoint = flight[0][0]
+        self._of[endpoint] -= 1
+        if not self._of[endpoint]:
+            del self._of[endpoint]
+        if not done.cancelled():
+            done.exception()  # looked at here, since everyone who waited may have left
+
+    async def _fetch(self, key: Key, *, keyed: bool) -> PeerEngine:
+        endpoint, engine_id = key
+        try:
+            card = await self._card(key, keyed=keyed)
+            check_card(card, engine_id, f"the kvd at {endpoint}")
+            # Kept before the flight ends: between the two nobody may find neither, and fetch it again.
+            return self._keep(key, card)
+        except PeerAway as away:
+            self._events.emit("handshake.failed", engine_id, reason=away.message)
+            raise RequestRefused(
+                "KVD-PEER-UNREACHABLE",
+                f"engine {engine_id!r}: {away.message}",
+                hint="check that kvd runs there, its peer.listen and peer.advertise, and the firewall between",
+            ) from None
+        except RequestRefused as refusal:
+            self._events.emit("handshake.failed", engine_id, reason=refusal.message)
+            raise
+
+    async def _card(self, key: Key, *, keyed: bool) -> EngineCard:
+        """The whole card. A kvd that makes no parts answers with all of it at once."""
+        endpoint, engine_id = key
+        where = f"the kvd at {endpoint}"
+        deadline = time.monotonic() + self._settings.handshake_seconds
+        parts, generation = Gathering(), ""
+        while True:
+            question = msgspec.structs.replace(
+                self._question,
+                engine_id=engine_id,
+                keyed=keyed,
+                first=len(parts.workers),
+                generation=generation,
+            )
+            answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
+            if isinstance(answer, Refused):
+                raise RequestRefused.passed_on(answer, where)
+            if not isinstance(answer, EngineDescribed):
+                raise RequestRefused("KVD-PEER-PROTOCOL", f"{where} answered {kind_of(answer)}")
+            if answer.part is None:
+                return answer.card
+            generation = generation or answer.card.generation
+            if answer.card.generation != generation:
+                raise RequestRefused(
+                    "KVD-PEER-GENERATION",
+                    f"engine {engine_id!r} restarted while it was fetched: it was generation {generation}, and"
+                    f" is {answer.card.generation}",
+                    hint="ask again",
+                )
+            try:
+                if parts.add(answer.card.engine, answer.part):
+                    return with_workers(answer.card, parts.workers)
+            except BadCard as error:
+                raise RequestRefused(
+                    "KVD-PEER-CARD", f"{where}: engine {engine_id!r}: {error.message}"
+                ) from None
+            await asyncio.sleep(0)  # a part a turn

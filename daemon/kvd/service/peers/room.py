@@ -1,0 +1,54 @@
+"""Room for peer engines: how many are known, and how many bytes their cards have, in all and from one kvd."""
+
+from __future__ import annotations
+
+from kvd.service.errors import RequestRefused
+from kvd.service.peers.peer_engine import Key, PeerEngine
+
+MOST = 4096
+"""Most peer engines that are known: 64 a host, of 64 hosts."""
+MOST_OF_ONE = 256
+"""Most of them from one kvd."""
+MOST_BYTES = 144 << 20
+"""Most bytes of all their cards. One of 4,096 workers of 80 layers has 25 MB, one of eight workers 50 KB."""
+MOST_BYTES_OF_ONE = 112 << 20
+"""Most of them from one kvd: one of the largest cards that are taken, and many others."""
+
+
+def make_room(peers: dict[Key, PeerEngine], key: Key, size: int) -> None:
+    """Forget peers that nobody uses until one of ``size`` bytes fits in; its own earlier card does not count.
+
+    Raises `RequestRefused`, naming figure and limit.
+    """
+    endpoint = key[0]
+    others = {at: peer for at, peer in peers.items() if at != key}
+    ours = {at: peer for at, peer in others.items() if at[0] == endpoint}
+    who = f"the kvd at {endpoint}"
+    _trim(peers, ours, size, MOST_OF_ONE, MOST_BYTES_OF_ONE, f"{who} has")
+    _trim(
+        peers,
+        {at: peer for at, peer in others.items() if at in peers},
+        size,
+        MOST,
+        MOST_BYTES,
+        "other kvds have",
+    )
+
+
+def _trim(
+    peers: dict[Key, PeerEngine], among: dict[Key, PeerEngine], size: int, count: int, most: int, who: str
+) -> None:
+    there, total = len(among), sum(peer.size for peer in among.values())
+    if there < count and total + size <= most:
+        return
+    for at in sorted((at for at in among if not among[at].users), key=lambda at: among[at].since):
+        del peers[at]
+        there, total = there - 1, total - among[at].size
+        if there < count and total + size <= most:
+            return
+    raise RequestRefused(
+        "KVD-TOO-LARGE",
+        f"{who} {there} engines in use here, with cards of {total} bytes; one more of {size} bytes is over"
+        f" {count} engines or {most} bytes",
+        hint="kvd forgets engines that nobody uses; ask again when some have ended",
+    )
