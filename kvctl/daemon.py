@@ -88,6 +88,12 @@ def outcomes(settings: Settings, asked: GetOutcomes) -> tuple[OutcomeRow, ...]:
         return rows
 
 
+def hidden(count: int, what: str) -> str:
+    """What is said of what kvd does not show to this user: ``count`` of something, ``what`` of it."""
+    who = "root, the user of kvd and members of its orders.group see all"
+    return f"{count} {what}: kvd's setting access.read is own; {who}"
+
+
 def put(operator: Operator, message: Message, answer: type[Answer]) -> Answer:
     """One question on an open connection. Raises `kvd.client.errors.ClientError`, also when the answer is another."""
     got = operator.ask(message)

@@ -10,6 +10,7 @@ from kvctl import daemon
 from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.views.engines import Engines, engine_document
 from kvctl.views.output import show_repeatedly
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount
@@ -33,6 +34,9 @@ def engines(
 
     def fetch() -> Engines:
         rows = daemon.engines(settings)
+        if unseen := sum(row.hidden for row in rows):
+            names = "engines of other users with their names and states alone"
+            say(daemon.hidden(unseen, names))
         served = {} if settings.output == "table" else _served(settings)
         return Engines(
             engines=tuple(

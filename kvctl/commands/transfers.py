@@ -71,7 +71,7 @@ def transfers(  # noqa: PLR0913 (options)
         answer = rows(
             settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
         )
-        if not answer.rows and not seen:
+        if not answer.rows and not seen and not answer.hidden:
             say(_nothing(asked, checksum, source, answer.total))
         if by:
             return grouped(answer, by)

@@ -9,6 +9,7 @@ import typer
 from kvctl import daemon
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.views.output import show_repeatedly
 from kvctl.views.workers import Workers, worker_document
 
@@ -30,6 +31,9 @@ def workers(
 
     def fetch() -> Workers:
         rows = daemon.workers(settings)
+        if unseen := sum(row.hidden for row in rows):
+            names = "workers and schedulers of other users with their names and states alone"
+            say(daemon.hidden(unseen, names))
         return Workers(workers=tuple(worker_document(row) for row in rows if engine in (None, row.engine_id)))
 
     show_repeatedly(fetch, settings, watch)

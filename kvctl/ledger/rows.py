@@ -8,6 +8,7 @@ import msgspec
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.ledger.statistics import ORDERS
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
@@ -28,13 +29,20 @@ def rows(
         from kvctl.ledger.trace_rows import matching
 
         return matching(source, msgspec.structs.replace(query, limit=last))
+    found = _found(settings, query, last, checksum)
+    if found.hidden:
+        say(daemon.hidden(found.hidden, "transfers of other users' engines are not shown"))
+    return found
+
+
+def _found(settings: Settings, query: ListTransfers, last: int, checksum: str) -> TransferList:
     if checksum:
         return _compared(settings, query, last, checksum)
     if last <= PAGE or query.order != "newest":
         return daemon.ask(settings, msgspec.structs.replace(query, limit=last), TransferList)
     pages = list(_pages(settings, query, last))
-    return TransferList(
-        rows=tuple(row for page in pages for row in page.rows), total=pages[-1].total, more=pages[-1].more
+    return msgspec.structs.replace(
+        pages[-1], rows=tuple(row for page in pages for row in page.rows), hidden=pages[0].hidden
     )
 
 
@@ -43,7 +51,7 @@ def _compared(settings: Settings, query: ListTransfers, last: int, checksum: str
     found = [row for page in pages for row in page.rows if row.record.checksum.state == checksum]
     found.sort(key=ORDERS[query.order])
     more = pages[-1].more or len(found) > last
-    return TransferList(rows=tuple(found[:last]), total=pages[-1].total, more=more)
+    return msgspec.structs.replace(pages[-1], rows=tuple(found[:last]), more=more, hidden=pages[0].hidden)
 
 
 def every_row(settings: Settings, query: ListTransfers, last: int) -> Iterator[LedgerRow]:

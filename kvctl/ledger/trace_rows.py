@@ -87,7 +87,8 @@ def _rows(trace: RecordedTrace, transfers: Iterator[TransferLine]) -> Iterator[L
             local_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.local_blocks),
             remote_blocks=tuple(BlockRuns(b.group, b.first, b.runs) for b in one.remote_blocks),
             blocks_cut=one.cut,
-            # A trace has neither.
+            # A trace has none of these.
+            uid=-1,
             cause="",
             checksum=ChecksumResult(),
         )

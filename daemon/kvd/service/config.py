@@ -92,6 +92,15 @@ class OrderSettings(_Section, frozen=True):
     group: str = ""
 
 
+class AccessSettings(_Section, frozen=True):
+    """What those who may use the sockets see of other users' engines: ``all``, or of their ``own`` alone.
+
+    Root, kvd's own user and members of ``orders.group`` see all.
+    """
+
+    read: Literal["all", "own"] = "all"
+
+
 class MetricsSettings(_Section, frozen=True):
     """HTTP for /metrics, /healthz and /readyz. ``listen`` empty: none."""
 
@@ -111,6 +120,7 @@ class Config(_Section, frozen=True):
     leases: LeaseSettings = LeaseSettings()
     ledger: LedgerSettings = LedgerSettings()
     orders: OrderSettings = OrderSettings()
+    access: AccessSettings = AccessSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     @property

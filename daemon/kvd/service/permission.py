@@ -8,11 +8,16 @@ import os
 import pwd
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 REMEMBER_SECONDS = 30.0
 """How long the answer of the system's user database holds: it may be on the network, and a flood asks it once."""
 MOST_REMEMBERED = 4096
 """Most users whose membership is remembered; with more it is asked again."""
+
+
+Read = Literal["all", "own"]
+"""The setting ``access.read``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,10 @@ class Sight:
     def of(self, owner: int) -> bool:
         """Whether he may see what is of an engine of user ``owner``."""
         return self.everything or 0 <= self.uid == owner
+
+
+EVERYTHING = Sight(-1, everything=True)
+"""What other kvds see, which have a key: it is theirs to say who sees it there."""
 
 
 class Operators:
@@ -50,6 +59,10 @@ class Operators:
             # On a thread: the system's user database may take its time. Once, whoever waits for it.
             self._asked[key] = asyncio.create_task(self._ask(key))
         return await asyncio.shield(self._asked[key])
+
+    async def sight(self, uid: int, read: Read, group: str) -> Sight:
+        """What that user may see."""
+        return Sight(uid, read == "all" or await self.has(uid, group))
 
     async def _ask(self, key: tuple[int, str]) -> bool:
         try:

@@ -208,6 +208,8 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
     sockets = Sockets(counters, keys)
     stack.callback(sockets.close)
     listening = {name: bind.bind_unix(directory / name) for name in (SOCKET_NAME, EVENTS_NAME)}
+    if config.access.read == "own":
+        (directory / EVENTS_NAME).chmod(0o600)  # events are of all engines
     for name in listening:
         stack.callback((directory / name).unlink, missing_ok=True)
     local = Router("local", counters, config.local.queue)

@@ -102,7 +102,11 @@ class OutcomeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcomes(Reply, tag="served", frozen=True, kw_only=True):
-    """The engines, those of other kvds last. ``more``: the asked kvd has further ones; ask again after it."""
+    """The engines, those of other kvds last. ``more``: the asked kvd has further ones; ask again after it.
+
+    Of ``hidden`` further engines, which are other users', the asker may see nothing.
+    """
 
     rows: Annotated[tuple[OutcomeRow, ...], msgspec.Meta(max_length=MOST_ROWS)]
     more: Text = ""
+    hidden: Count = 0

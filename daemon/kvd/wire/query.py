@@ -28,7 +28,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``state``: ready, partial (ranks missing), gone (seen before, dead), unreachable (a peer's kvd is away).
 
-    ``since`` is Unix time of the last change of state. ``card`` comes only when asked for.
+    ``since`` is Unix time of the last change of state. ``card`` comes only when asked for. ``hidden``: it is another
+    user's, and the asker may see only its name and state.
     """
 
     engine: EngineFacts
@@ -44,6 +45,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: Text = ""
     peers: Annotated[tuple[Id, ...], Meta(max_length=MOST_ROWS)] = ()
     card: EngineCard | None = None
+    hidden: bool = False
 
 
 class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
@@ -62,7 +64,8 @@ class ListWorkers(Request, tag="list_workers", frozen=True, kw_only=True):
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One local client.
 
-    ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone.
+    ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone. ``hidden``: it is another
+    user's, and the asker may see only its name and state.
     """
 
     kind: Id
@@ -77,6 +80,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     regions: Count = 0
     registered_bytes: Count = 0
     reason: Text = ""
+    hidden: bool = False
 
 
 class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):

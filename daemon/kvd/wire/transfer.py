@@ -21,6 +21,7 @@ from kvd.wire.limits import (
     Seconds,
     Spans,
     Text,
+    Whole,
 )
 from kvd.wire.reply import Reply, Request
 
@@ -98,7 +99,8 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     is not there. ``attempts`` counts lanes that were tried, or announcements.
     ``cause`` says in words why a miss is one, ``code`` in one of `kvd.wire.miss`.
     The blocks are those of this worker and of the engine that it has the KV from; ``remote_blocks`` is empty where it
-    never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty.
+    never learned them (pushes that missed). ``local_generation`` is filled in by kvd where a worker left it empty,
+    and ``uid``, the user of the process that reported it (-1: not known), always.
     """
 
     transfer_id: Id
@@ -128,6 +130,7 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     blocks_cut: bool = False
     moments: Spans = {}
     checksum: ChecksumResult = ChecksumResult()
+    uid: Whole = -1
 
 
 def bounded(record: TransferRecord) -> TransferRecord:
@@ -214,12 +217,14 @@ class LedgerRow(msgspec.Struct, frozen=True):
 class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
     """Rows of the ledger in the order asked for; ``total`` counts all it holds.
 
-    ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``.
+    ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``. Of
+    ``hidden`` further ones that match the asker may see nothing, since they are of other users' engines.
     """
 
     rows: Annotated[tuple[LedgerRow, ...], Meta(max_length=MOST_ROWS)]
     total: Count
     more: bool = False
+    hidden: Count = 0
 
 
 class GetKeptEngine(Request, tag="get_kept_engine", frozen=True, kw_only=True):

@@ -47,7 +47,7 @@ def test_the_example_shows_every_setting_with_its_default() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("peers:\n  listen: x", ["kvd.yaml, line 1", "'peers'", "known here: drain_seconds"]),
+        ("peers:\n  listen: x", ["kvd.yaml, line 1", "'peers'", "known here: access, drain_seconds"]),
         ("\npeer:\n  lisen: ''", ["line 3", "'peer.lisen'", "listen"]),
         ("peer: 5", ["line 1", "peer is 5", "section"]),
         ("leases:\n  max_seconds: soon", ["line 2", "leases.max_seconds", "'soon'", "float"]),

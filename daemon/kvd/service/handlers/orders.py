@@ -17,6 +17,7 @@ from kvd.service.engines.registry import some
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of
+from kvd.service.handlers.sight import sight_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.order import (
     MISS_ENDS,
@@ -135,9 +136,13 @@ def _check_report(daemon: Daemon, scheduler: Client, order: OrderState) -> None:
         )
 
 
-async def get_forced(daemon: Daemon, _caller: Caller, message: GetForced) -> ForcedMisses:
+async def get_forced(daemon: Daemon, caller: Caller, message: GetForced) -> ForcedMisses:
     """What became of an order, as soon as that is news to the one who asks. Raises `RequestRefused`."""
+    sight = await sight_of(daemon, caller)
     history = daemon.miss_history.get(message.order_id)
+    if history is not None and not sight.of(history.uid):
+        mine = (one for one in daemon.miss_history.newest() if sight.of(one.uid))
+        history = None if message.order_id else next(mine, None)
     if history is None:
         raise RequestRefused(
             "KVD-ORDER-UNKNOWN",

@@ -13,7 +13,9 @@ from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
 from kvd.service.handlers.pages import Rows, page, place
 from kvd.service.handlers.senders import scheduler_of
+from kvd.service.handlers.sight import sight_of
 from kvd.service.peers.links import PeerLink
+from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes, ReportOutcomes
 from kvd.wire.reply import Ok
@@ -35,16 +37,19 @@ def report_outcomes(daemon: Daemon, caller: Caller, message: ReportOutcomes) -> 
     return Ok()
 
 
-async def get_outcomes(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
+async def get_outcomes(daemon: Daemon, caller: Caller, message: GetOutcomes) -> Outcomes:
     """How requests were served at our own engines, and if wanted at those of linked kvds. Raises `RequestRefused`."""
-    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after))
-    peers = await _rows_of_peers(daemon, message.seconds) if message.peers and not message.after else ()
-    return Outcomes(rows=rows + peers, more=more)
+    sight = await sight_of(daemon, caller)
+    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after, sight))
+    hidden = sum(not sight.of(engine.uid) for engine in daemon.registry.engines.values())
+    wanted = message.peers and not message.after and sight.everything
+    peers = await _rows_of_peers(daemon, message.seconds) if wanted else ()
+    return Outcomes(rows=rows + peers, more=more, hidden=hidden)
 
 
 async def from_peer(daemon: Daemon, _caller: Caller, message: GetOutcomes) -> Outcomes:
     """The same at our own engines, for another kvd. Raises `RequestRefused`."""
-    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after))
+    rows, more = await page(daemon.slices, _rows(daemon, message.seconds, message.after, EVERYTHING))
     return Outcomes(rows=rows, more=more)
 
 
@@ -63,12 +68,15 @@ async def totals(daemon: Daemon) -> tuple[OutcomeRow, ...]:
     return tuple(await daemon.slices.collect(rows()))
 
 
-def _rows(daemon: Daemon, seconds: float, after: str) -> Rows[str]:
+def _rows(daemon: Daemon, seconds: float, after: str, sight: Sight) -> Rows[str]:
     """How requests were served at our own engines in the last ``seconds``."""
     now, last = time.monotonic(), place(after, _PLACES)
     for engine_id in sorted(name for name in daemon.registry.engines if last is None or name > last):
         engine = daemon.registry.engines.get(engine_id)
-        yield (engine_id, daemon.outcomes.row(engine.facts, seconds, now)) if engine is not None else None
+        if engine is None or not sight.of(engine.uid):
+            yield None
+            continue
+        yield engine_id, daemon.outcomes.row(engine.facts, seconds, now)
 
 
 async def _rows_of_peers(daemon: Daemon, seconds: float) -> tuple[OutcomeRow, ...]:

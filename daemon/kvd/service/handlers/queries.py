@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from dataclasses import dataclass
 from operator import itemgetter
 
 import msgspec
@@ -14,8 +15,11 @@ from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
+from kvd.service.handlers.sight import hidden_engine, hidden_worker, sight_of
+from kvd.service.handlers.sight import own_engines as ids_of
 from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
+from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.curve import identity_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import Endpoint, EngineCard
@@ -39,10 +43,19 @@ _ENGINE_PLACES = msgspec.json.Decoder(EnginePlace)
 _WORKER_PLACES = msgspec.json.Decoder(WorkerPlace)
 
 
-async def list_engines(
-    daemon: Daemon, _caller: Caller, query: ListEngines, *, local_only: bool = False
+async def list_engines(daemon: Daemon, caller: Caller, query: ListEngines) -> EngineList:
+    """Engines, local ones first. Raises `RequestRefused`."""
+    return await _engines(daemon, query, await sight_of(daemon, caller))
+
+
+async def own_engines(daemon: Daemon, _caller: Caller, query: ListEngines) -> EngineList:
+    """Our own engines, for another kvd. Raises `RequestRefused`."""
+    return await _engines(daemon, query, EVERYTHING, local_only=True)
+
+
+async def _engines(
+    daemon: Daemon, query: ListEngines, sight: Sight, *, local_only: bool = False
 ) -> EngineList:
-    """Engines, local ones first; for other kvds the local ones alone. Raises `RequestRefused`."""
     after = place(query.after, _ENGINE_PLACES)
     local = sorted(name for name in daemon.registry.engines if after is None or (False, name, "", 0) > after)
     peers = (
@@ -51,15 +64,23 @@ async def list_engines(
         if where != HERE
     )
     remote = [] if local_only else sorted(at for at in peers if after is None or at > after)
+    seen = _Seen(sight, query.cards)
     rows = itertools.chain(
-        _local_rows(daemon, local[: PAGE_ROWS + 1], cards=query.cards),
-        _remote_rows(daemon, remote[: PAGE_ROWS + 1], cards=query.cards),
+        _local_rows(daemon, local[: PAGE_ROWS + 1], seen), _remote_rows(daemon, remote[: PAGE_ROWS + 1], seen)
     )
     found, more = await page(daemon.slices, rows)
     return EngineList(rows=found, more=more)
 
 
-def _local_rows(daemon: Daemon, names: list[str], *, cards: bool) -> Rows[EnginePlace]:
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Whose engines are shown, and whether with their cards."""
+
+    sight: Sight
+    cards: bool
+
+
+def _local_rows(daemon: Daemon, names: list[str], seen: _Seen) -> Rows[EnginePlace]:
     users: dict[str, set[str]] = {name: set() for name in names}
     for (_, peer_id), peer in list(daemon.handshakes.peers.items()):
         for name in peer.users:
@@ -69,7 +90,9 @@ def _local_rows(daemon: Daemon, names: list[str], *, cards: bool) -> Rows[Engine
     for name in names:
         engine = daemon.registry.engines.get(name)
         if engine is not None:
-            yield (False, name, "", 0), _local_row(daemon, engine, users[name], cards=cards)
+            shown = seen.sight.of(engine.uid)
+            row = _local_row(daemon, engine, users[name], cards=seen.cards and shown)
+            yield (False, name, "", 0), row if shown else hidden_engine(row)
 
 
 def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: bool) -> EngineRow:
@@ -92,27 +115,26 @@ def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: b
     )
 
 
-def _remote_rows(daemon: Daemon, places: list[EnginePlace], *, cards: bool) -> Rows[EnginePlace]:
+def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Rows[EnginePlace]:
+    own = frozenset[str]() if seen.sight.everything else ids_of(daemon, seen.sight)
     for at in places:
         endpoint = Endpoint(*at[2:])
         peer = daemon.handshakes.peers.get((endpoint, at[1]))
         if peer is None:
             continue
-        yield (
-            at,
-            EngineRow(
-                engine=peer.card.engine,
-                generation=peer.card.generation,
-                local=False,
-                state=peer.state,
-                ranks=tuple(worker.rank for worker in peer.card.workers),
-                since=peer.since,
-                endpoint=endpoint,
-                reason=peer.reason,
-                peers=tuple(sorted(peer.users)),
-                card=_without_key(peer.card) if cards else None,
-            ),
+        row = EngineRow(
+            engine=peer.card.engine,
+            generation=peer.card.generation,
+            local=False,
+            state=peer.state,
+            ranks=tuple(worker.rank for worker in peer.card.workers),
+            since=peer.since,
+            endpoint=endpoint,
+            reason=peer.reason,
+            peers=tuple(sorted(peer.users)),
+            card=_without_key(peer.card) if seen.cards else None,
         )
+        yield at, row if seen.sight.everything or own & peer.friends else hidden_engine(row)
 
 
 def _without_key(card: EngineCard) -> EngineCard:
@@ -120,13 +142,14 @@ def _without_key(card: EngineCard) -> EngineCard:
     return msgspec.structs.replace(card, digest_key=b"")
 
 
-async def list_workers(daemon: Daemon, _caller: Caller, query: ListWorkers) -> WorkerList:
+async def list_workers(daemon: Daemon, caller: Caller, query: ListWorkers) -> WorkerList:
     """Local clients, engine by engine, the dead ones that are remembered included. Raises `RequestRefused`."""
-    rows, more = await page(daemon.slices, _worker_rows(daemon, place(query.after, _WORKER_PLACES)))
+    sight = await sight_of(daemon, caller)
+    rows, more = await page(daemon.slices, _worker_rows(daemon, place(query.after, _WORKER_PLACES), sight))
     return WorkerList(rows=rows, more=more)
 
 
-def _worker_rows(daemon: Daemon, after: WorkerPlace | None) -> Rows[WorkerPlace]:
+def _worker_rows(daemon: Daemon, after: WorkerPlace | None, sight: Sight) -> Rows[WorkerPlace]:
     engines: dict[str, list[Client]] = {}
     for client in list(daemon.registry.clients.values()):
         if after is None or client.engine.engine_id >= after[0]:
@@ -136,7 +159,8 @@ def _worker_rows(daemon: Daemon, after: WorkerPlace | None) -> Rows[WorkerPlace]
     for engine_id in sorted(engines):
         for at, client in sorted(((_place_of(c), c) for c in engines[engine_id]), key=itemgetter(0)):
             if after is None or at > after:
-                yield at, _worker_row(client, now)
+                row = _worker_row(client, now)
+                yield at, row if sight.of(client.uid) else hidden_worker(row)
             else:
                 yield None
 

@@ -8,7 +8,9 @@ from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of, not_registered
+from kvd.service.handlers.sight import own_engines, sight_of
 from kvd.service.ledger.jobs import LedgerClient
+from kvd.service.ledger.query import Own
 from kvd.service.ledger.store import named_engines
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import EngineCard
@@ -34,7 +36,7 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
         _check_reporter(client, record)
     engine = daemon.registry.engines.get(client.engine.engine_id)
     generation = engine.generation if engine is not None else ""
-    records = tuple(_completed(generation, record) for record in message.records)
+    records = tuple(_completed(generation, client.uid, record) for record in message.records)
     for record in await daemon.ledger.append(
         records, _unknown_engines(daemon, records), _ledger_client(caller)
     ):
@@ -44,7 +46,9 @@ async def report_transfers(daemon: Daemon, caller: Caller, message: ReportTransf
 
 async def list_transfers(daemon: Daemon, caller: Caller, message: ListTransfers) -> TransferList:
     """Rows of the ledger. Raises `LedgerError`, and `RequestRefused` for a question that takes too long."""
-    return await daemon.ledger.select(message, _ledger_client(caller))
+    sight = await sight_of(daemon, caller)
+    own = None if sight.everything else Own(sight.uid, own_engines(daemon, sight))
+    return await daemon.ledger.select(message, _ledger_client(caller), own)
 
 
 def _ledger_client(caller: Caller) -> LedgerClient:
@@ -88,12 +92,12 @@ def _check_reporter(client: Client, record: TransferRecord) -> None:
         )
 
 
-def _completed(generation: str, record: TransferRecord) -> TransferRecord:
-    """The record with a code of ours, and the generation of the engine that reports it, which it may not know."""
+def _completed(generation: str, uid: int, record: TransferRecord) -> TransferRecord:
+    """The record with a code of ours, whose it is, and its engine's generation, which the reporter may not know."""
     code = known_code(record.code) if record.state == "miss" else ""
-    if code == record.code and record.local_generation:
-        return record
-    return msgspec.structs.replace(record, code=code, local_generation=record.local_generation or generation)
+    return msgspec.structs.replace(
+        record, code=code, uid=uid, local_generation=record.local_generation or generation
+    )
 
 
 def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> list[EngineCard]:
@@ -113,6 +117,13 @@ def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> lis
 
 async def get_kept_engine(daemon: Daemon, caller: Caller, message: GetKeptEngine) -> KeptEngine:
     """An engine that rows of the ledger name. Raises `LedgerError`, and `RequestRefused` for one it does not have."""
+    sight = await sight_of(daemon, caller)
+    if not sight.everything and not _known_to(daemon, own_engines(daemon, sight), message.engine_id):
+        raise RequestRefused(
+            "KVD-NO-ENGINE",
+            f"engine {message.engine_id!r} is not of uid {caller.uid}, and no peer of an engine that is",
+            hint="root, the user of kvd and members of orders.group see all engines",
+        )
     kept = await daemon.ledger.engine(message.engine_id, message.generation, _ledger_client(caller))
     if kept is None:
         raise RequestRefused(
@@ -121,3 +132,11 @@ async def get_kept_engine(daemon: Daemon, caller: Caller, message: GetKeptEngine
             hint="it is kept for engines that were complete when their transfers were reported",
         )
     return kept
+
+
+def _known_to(daemon: Daemon, own: frozenset[str], engine_id: str) -> bool:
+    """Whether an engine is one of these, or a peer that one of them was given."""
+    return engine_id in own or any(
+        peer_id == engine_id and not own.isdisjoint(peer.friends)
+        for (_, peer_id), peer in daemon.handshakes.peers.items()
+    )

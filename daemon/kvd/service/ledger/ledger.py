@@ -18,7 +18,7 @@ from kvd.service.errors import LedgerError
 from kvd.service.ledger import lock, store
 from kvd.service.ledger.faults import told
 from kvd.service.ledger.jobs import NOBODY, FairQueue, LedgerClient, LedgerJob, QueueShare
-from kvd.service.ledger.query import kept_engine, select
+from kvd.service.ledger.query import Own, kept_engine, select
 from kvd.service.ledger.reader import LedgerReader
 from kvd.service.ledger.state import LedgerState
 from kvd.service.ledger.steady import SteadyClock
@@ -133,11 +133,13 @@ class Ledger:
         self._writer.known.update((card.engine.engine_id, card.generation) for card in engines)
         return fresh
 
-    async def select(self, query: ListTransfers, client: LedgerClient = NOBODY) -> TransferList:
+    async def select(
+        self, query: ListTransfers, client: LedgerClient = NOBODY, own: Own | None = None
+    ) -> TransferList:
         """The matching rows, as many as one answer may hold. Raises `LedgerError` and `RequestRefused`."""
         total = self.state.rows
         return await self._ask(
-            self._reader.jobs, lambda database: select(database, query, total), client, 4096
+            self._reader.jobs, lambda database: select(database, query, total, own), client, 4096
         )
 
     async def engine(

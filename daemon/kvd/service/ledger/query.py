@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
+from dataclasses import dataclass
 
 import msgspec
 
@@ -20,22 +21,44 @@ MAX_ANSWER = 4 << 20
 _ORDERS = {"newest": "seq DESC", "slowest": "seconds DESC, seq DESC", "largest": "bytes DESC, seq DESC"}
 
 
-def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> TransferList:
+@dataclass(frozen=True, slots=True)
+class Own:
+    """What somebody may see who may not see all: records that his processes reported, of these engines."""
+
+    uid: int
+    engines: frozenset[str]
+
+
+def select(
+    database: sqlite3.Connection, query: ListTransfers, total: int, own: Own | None = None
+) -> TransferList:
     """The matching rows, `MAX_LIMIT` and `MAX_ANSWER` at most; what cannot be decoded is left out.
 
-    Raises `sqlite3.Error`.
+    With ``own`` those alone, and how many others matched, `MAX_LIMIT` at most. Raises `sqlite3.Error`.
     """
     conditions, values = _conditions(query)
     limit = min(max(query.limit, 0), MAX_LIMIT)
+    hidden = 0
+    if own is not None:
+        database.create_function("is_own", 1, own.engines.__contains__)
+        hidden = database.execute(
+            f"SELECT count(*) FROM (SELECT 1 FROM transfers WHERE {' AND '.join(conditions)}"  # noqa: S608 (fixed texts)
+            " AND NOT is_own(local_engine) LIMIT ?)",
+            (*values, MAX_LIMIT),
+        ).fetchone()[0]
+        conditions.append("is_own(local_engine)")
     found = database.execute(
         f"SELECT seq, recorded, record, {'blocks' if query.blocks else 'NULL'} FROM transfers"  # noqa: S608 (fixed texts)
         f" WHERE {' AND '.join(conditions)} ORDER BY {_ORDERS[query.order]} LIMIT ?",
-        (*values, limit + 1),
+        (*values, limit + 1 if own is None else -1),
     )
     rows: list[LedgerRow] = []
     spoilt: list[int] = []
     size, more = 0, False
     for seq, recorded, record, blocks in found:
+        if own is not None and not _reported_by(record, own.uid):
+            hidden += 1
+            continue
         size += len(record) + 2 * len(blocks or b"")  # lists of numbers take longest to pack
         if len(rows) == limit or (size > MAX_ANSWER and rows):
             more = True
@@ -47,7 +70,15 @@ def select(database: sqlite3.Connection, query: ListTransfers, total: int) -> Tr
     found.close()
     if spoilt:
         log.warning("%d records of the ledger cannot be decoded: number %d ...", len(spoilt), spoilt[0])
-    return TransferList(rows=tuple(rows), total=total, more=more)
+    return TransferList(rows=tuple(rows), total=total, more=more, hidden=hidden)
+
+
+def _reported_by(record: bytes, uid: int) -> bool:
+    """Whether a user's process reported it; of one that cannot be decoded nobody can say so."""
+    try:
+        return bool(decode_record(record).uid == uid)
+    except msgspec.MsgspecError:
+        return False
 
 
 def kept_engine(database: sqlite3.Connection, engine_id: str, generation: str) -> KeptEngine | None:
