@@ -17,7 +17,7 @@ from uuid import uuid4
 import pytest
 import zmq
 
-from kvd.service.config import LeaseSettings, LivenessSettings
+from kvd.service.config import Config, LeaseSettings, LivenessSettings
 from kvd.service.daemon import Daemon as Parts
 from kvd.service.engines import registry as registry_module
 from kvd.service.engines.leases import LeaseTable
@@ -28,6 +28,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.handlers import outcomes, queries
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.peers.subscribers import Subscribers
+from kvd.service.permission import Operators
 from kvd.service.slices import Slices
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Caller
@@ -126,6 +127,8 @@ class Host:
                 leases=self.leases,
                 outcomes=self.outcomes,
                 slices=Slices(),
+                operators=Operators(),
+                config=Config(),
                 myself=SimpleNamespace(endpoint=Endpoint()),
             ),
         )
