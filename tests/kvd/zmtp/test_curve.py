@@ -66,7 +66,9 @@ def test_a_secret_key_is_never_printed() -> None:
     assert CLIENT[1].decode() not in text
 
 
-@pytest.mark.parametrize("key", [b"", b"short", b" " * 40, CLIENT[0] + b"00000"])
+@pytest.mark.parametrize(
+    "key", [b"", b"short", b" " * 40, CLIENT[0] + b"00000"], ids=["empty", "short", "blank", "long"]
+)
 def test_a_key_that_is_none_is_a_value_error(key: bytes) -> None:
     with pytest.raises(ValueError, match=r"Z85|characters"):
         Connection("ROUTER", CurveServer(key, bool), LIMITS)
