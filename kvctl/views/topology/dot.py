@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import Flow, flows, label, rank_names, shape
+from kvd.shown import escaped
 from kvd.topology.describe import EngineSummary
 
 
@@ -59,5 +60,5 @@ def _id(number: int, side: str, rank: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+    quoted = escaped(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{quoted}"'

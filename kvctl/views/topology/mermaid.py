@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import flows, label, rank_names, shape
+from kvd.shown import escaped
 from kvd.topology.describe import EngineSummary
 
 
@@ -41,5 +42,5 @@ def _node(subgraph: str, rank: str) -> str:
 
 def _quoted(text: str) -> str:
     # Inside quotes Mermaid takes entities in place of quotes and of the sign that begins them.
-    escaped = text.replace("#", "#35;").replace('"', "#quot;")
-    return f'"{escaped}"'
+    quoted = escaped(text).replace("#", "#35;").replace('"', "#quot;")
+    return f'"{quoted}"'

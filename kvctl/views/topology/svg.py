@@ -14,6 +14,7 @@ from html import escape
 from kvctl.cli.numbers import size
 from kvctl.views.topology.document import PairDocument, Topology
 from kvctl.views.topology.flows import Flow, flows, label, least_time, rank_names, shape
+from kvd.shown import escaped
 
 WIDTH = 960
 MARGIN = 32
@@ -172,7 +173,7 @@ def _curves(
         curves.append(
             f'<path class="flow" d="M{x1} {y1} C{x1 + 240} {y1} {x2 - 240} {y2} {x2} {y2}"'
             f' stroke="{_colour(order[flow.remote], len(order))}" stroke-width="{1 + 3 * flow.bytes / most:.1f}">'
-            f"<title>{escape(f'{flow.local} takes {said} from {flow.remote}')}</title></path>"
+            f"<title>{_plain(f'{flow.local} takes {said} from {flow.remote}')}</title></path>"
         )
         labels.append(_text(x2 - 6, y2 - 4, f"{said} from {flow.remote}", "label", anchor="end"))
     return curves + (labels if len(labels) <= LABELS else [])
@@ -195,9 +196,14 @@ def _notes(pair: PairDocument) -> list[tuple[int, str, str]]:
 
 def _text(x: int, y: int, text: str, style: str = "", *, anchor: str = "start") -> str:
     kind = f' class="{style}"' if style else ""
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}"{kind}>{_plain(text)}</text>'
 
 
 def _colour(number: int, of: int) -> str:
     red, green, blue = colorsys.hls_to_rgb(0.58 + number / max(1, of), 0.42, 0.55)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def _plain(text: str) -> str:
+    """Text as it may stand in XML, which has no control characters."""
+    return escape(escaped(text))
