@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly completions
+.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly chaos chaos-long completions
 
 BIN := .venv/bin
 
@@ -61,6 +61,14 @@ e2e-routers:  ## vllm-router and vLLM's own proxies, unmodified, in front of rea
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
 	@.ci/setup base
 	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 7200 tests/kvd/topology/test_oracle.py
+
+chaos:  ## faults on two hosts, hostile messages, a short soak (five minutes, takes root); docs/chaos.md
+	@.ci/setup base
+	@$(BIN)/python -m tests.chaos
+
+chaos-long:  ## the same many times over, a million mutated and a million hostile messages, an hour's soak (two hours)
+	@.ci/setup base
+	@$(BIN)/python -m tests.chaos --long
 
 completions:  ## write completions/ anew from the command line itself
 	@.ci/setup base

@@ -115,7 +115,7 @@ class Attacker:
 
     def __init__(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
         self.name = function.__name__
-        self.process = _python("tests.support.attacked", function.__module__, function.__qualname__)
+        self.process = _python("tests.support.attacked", _module(function), function.__qualname__)
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             pickle.dump(arguments, self.process.stdin)
@@ -162,6 +162,15 @@ def attack(function: Callable[..., object], *arguments: Any, seconds: float) -> 
     """Run a function as an attacker for so many seconds at most; whether it returned by itself."""
     with attacking(function, *arguments) as attacker:
         return attacker.wait(seconds)
+
+
+def _module(function: Callable[..., object]) -> str:
+    """Where to import it from, also where its module is the program."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    spec = sys.modules["__main__"].__spec__
+    assert spec is not None
+    return spec.name
 
 
 def _python(*arguments: str) -> subprocess.Popen[bytes]:

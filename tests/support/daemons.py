@@ -62,7 +62,7 @@ class Daemon:
     """One kvd process in a directory of its own; started and killed as often as a test likes.
 
     It writes to ``stderr`` where that is given, a file descriptor, and else to a file (`log`). ``by`` is a command that
-    starts it, such as ``prlimit``, and becomes it.
+    starts it, such as ``prlimit``, and becomes it. Peers reach it at ``host``.
     """
 
     directory: Path
@@ -72,10 +72,11 @@ class Daemon:
     port: int = 0
     stderr: int | None = None
     by: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
 
     def start(self, *, wait: bool = True) -> Daemon:
         """Start it; it serves when this returns. A peer port that was given out once is asked for again."""
-        listen = ("--listen", f"127.0.0.1:{self.port}")
+        listen = ("--listen", f"{self.host}:{self.port}")
         paths = os.pathsep.join([str(ROOT / "daemon"), str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("KVD_", "NOTIFY_", "WATCHDOG_"))
@@ -110,7 +111,7 @@ class Daemon:
     @property
     def endpoint(self) -> Endpoint:
         """Where other kvds reach it."""
-        return Endpoint("127.0.0.1", self.port)
+        return Endpoint(self.host, self.port)
 
     @property
     def pid(self) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvd.service.errors import RequestRefused
 from kvd.wire.identity import EngineFacts
+from kvd.wire.limits import MOST
 from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
 
 STEP_SECONDS = 5.0
@@ -198,7 +199,8 @@ def _sums(counts: Iterable[OutcomeCount]) -> dict[Key, tuple[int, int]]:
 
 def _counts(step: _Step) -> tuple[OutcomeCount, ...]:
     return tuple(
-        OutcomeCount(key[0], key[1], requests, step.tokens[key])
+        # Nearly 2**63 requests, reported twice, must not make the answer one that cannot be encoded.
+        OutcomeCount(key[0], key[1], min(requests, MOST), min(step.tokens[key], MOST))
         for key, requests in sorted(step.counts.items())
         if requests
     )

@@ -15,6 +15,7 @@ from kvd.vllm.scheduler.served import Served as Tally
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseOpened
+from kvd.wire.limits import MOST
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, OutcomeRow, Outcomes, ReportOutcomes
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
@@ -65,6 +66,13 @@ def test_an_engine_that_started_again_counts_from_nothing() -> None:
     counts.report("i", report(counted("loaded", 9, 90)), 1000.0)
     counts.report("j", report(counted("loaded", 2, 20)), 1001.0)
     assert counts.row(FACTS, 60.0, 1002.0).totals == (counted("loaded", 11, 110),)
+
+
+def test_what_is_past_counting_can_still_be_told() -> None:
+    counts = OutcomeCounts()
+    for incarnation in "abc":
+        counts.report(incarnation, report(counted("loaded", MOST, MOST)), 1000.0)
+    assert counts.row(FACTS, 60.0, 1000.0).totals == (counted("loaded", MOST, MOST),)
 
 
 def test_a_kvd_that_started_again_counts_what_no_kvd_has_acknowledged() -> None:
