@@ -46,6 +46,10 @@ MAX_READERS = 4096
 """Most readers that a lease may ever have."""
 MAX_READERS_OF_ONE = 1024
 """Most of them that one claimant may have: a request with `n` answers has one for each of them."""
+MAX_OPEN_OF_UID = 65_536
+"""Most open leases of one user's engines: 64 of them that each keep 1,000 prompts for decoders."""
+MAX_OPEN = 98_304
+"""Most of all users' engines, some 100 MB; one user's leave half as many for the others."""
 MAX_HELD = 131_072
 """Most readers of one claimant on all leases: 64 decoders of a host with 2,048 requests each."""
 
@@ -115,6 +119,8 @@ class LeaseTable:
         """Readers of all open leases that are known by name."""
         self._of_engine: dict[str, set[str]] = {}
         self._held: Counter[str] = Counter()
+        self._open_of: Counter[int] = Counter()
+        """Open leases by the user of the engine."""
         self._events = events
         self._outcomes = outcomes
         self._send = send
@@ -122,9 +128,16 @@ class LeaseTable:
         self._ended: OrderedDict[Name, float] = OrderedDict()
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
-        """The owner opened leases, or says again how long they last."""
+        """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be."""
         engine_id = owner.engine.engine_id
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
+        if new and self._full(owner, len(new)):
+            raise RequestRefused(
+                "KVD-TOO-MANY",
+                f"{owner.name} opens {len(new)} leases: uid {owner.uid} has {self._open_of[owner.uid]}, all users have"
+                f" {len(self.table)}; at most {MAX_OPEN_OF_UID} and {MAX_OPEN} are kept",
+                hint="the router may send more prompts to prefill than decoders take: see `kvctl doctor`",
+            )
         self._outcomes.opened(engine_id, new, time.monotonic())
         for lease in leases:
             self._ended.pop((engine_id, lease.request_id), None)
@@ -239,11 +252,19 @@ class LeaseTable:
             older.timer.cancel()
             older.owner, older.blocks, older.expires, older.timer = owner, lease.blocks, expires, timer
             return
+        if self._full(owner, 1):
+            timer.cancel()
+            self._events.counters["leases.not_kept"] += 1
+            return
+        self._open_of[owner.uid] += 1
         opened = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, now, expires, timer)
         self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
             opened.readers[INHERITED] = expires
         self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
+
+    def _full(self, owner: Client, more: int) -> bool:
+        return self._open_of[owner.uid] + more > MAX_OPEN_OF_UID or len(self.table) + more > MAX_OPEN
 
     def _let_in(self, lease: LeaseEntry, reader: ReaderName) -> None:
         if self._held[reader[0]] >= MAX_HELD:
@@ -308,6 +329,7 @@ class LeaseTable:
     def _remove(self, name: Name) -> LeaseEntry:
         lease = self.table.pop(name)
         lease.timer.cancel()
+        self._open_of[lease.owner.uid] -= 1
         self._of_engine[name[0]].discard(name[1])
         if not self._of_engine[name[0]]:
             del self._of_engine[name[0]]

@@ -14,13 +14,14 @@ from typing import Literal
 
 import msgspec
 
-from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.service.errors import RequestRefused
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 
 ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
+FACTS_BYTES, FACT_BYTES = 512, 128
+"""What the facts of an engine, and each of them, take besides their texts."""
 ENDED_KEPT = 64
 """Generations of an engine that are remembered as ended."""
 
@@ -29,8 +30,9 @@ class Client(msgspec.Struct, gc=False):
     """A local worker or scheduler. ``heard`` is time.monotonic(), ``registered`` and ``since`` are Unix time.
 
     ``process`` and ``uid`` are its process and that one's user as the kernel names them: 0 where the process is in
-    another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``geometry`` is what a
-    worker's card holds, and ``shape`` its digest without addresses; ``parts``: it takes cards of peers in parts.
+    another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``size`` is what its
+    card and facts take, in bytes. ``shape`` is the digest of a worker's geometry without addresses; ``parts``: it takes
+    cards of peers in parts.
     ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not only silent.
     """
 
@@ -41,13 +43,13 @@ class Client(msgspec.Struct, gc=False):
     route: bytes
     rank: Rank | None = None
     card: WorkerCard | None = None
-    geometry: WorkerGeometry | None = None
     shape: str = ""
     parts: bool = False
     policy: str = ""
     digest_key: bytes = b""
     uid: int = -1
     process: int = 0
+    size: int = 0
     regions: int = 0
     registered_bytes: int = 0
     state: ClientState = "alive"
@@ -77,6 +79,13 @@ class Client(msgspec.Struct, gc=False):
         """
         shown = bool(self.process and process)
         return self.uid == uid and (self.process == process or not shown)
+
+
+def size_of(engine: EngineFacts) -> int:
+    """About what an engine's facts take, in bytes."""
+    text = sum(len(value) for value in engine.facts.values() if isinstance(value, str))
+    named = len(engine.engine_id) + len(engine.model) + sum(map(len, engine.facts))
+    return FACTS_BYTES + FACT_BYTES * len(engine.facts) + named + text
 
 
 def who(uid: int, process: int) -> str:
@@ -163,11 +172,6 @@ class LocalEngine(msgspec.Struct, gc=False):
     def ranks(self) -> tuple[Rank, ...]:
         """The places that its workers have, in their order."""
         return tuple(sorted(self.workers, key=lambda rank: (rank.pp, rank.dcp, rank.tp)))
-
-    @property
-    def geometries(self) -> tuple[WorkerGeometry, ...]:
-        """What its workers' cards hold, in the order of ranks."""
-        return tuple(worker.geometry for worker in self.ordered if worker.geometry)
 
     async def woken(self, seconds: float) -> None:
         """Wait until it is more complete, ``seconds`` at most."""

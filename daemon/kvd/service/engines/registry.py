@@ -12,7 +12,7 @@ import msgspec
 
 from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
 from kvd.service.engines.departed import Departed
-from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine
+from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, size_of
 from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
@@ -26,6 +26,8 @@ MOST_ENGINES = 20_480
 """Most of all users: one user's leave as many for the others."""
 MOST_GONE_OF_UID = 1024
 """Most engines of a user that are remembered once they are gone; those before are forgotten."""
+LARGE_BYTES = 8192
+"""Facts that take more than this are not remembered of an engine that is gone; vLLM's take 2 KB."""
 NAMED = 16
 """Most engines or ranks that a refusal names."""
 
@@ -105,6 +107,7 @@ class Registry:
         if known is not None:
             refuse_another(known, client)
         back = known is not None and known.state != "gone"
+        self.roster.check_size(client, known)
         engine, holder = self._place(client, back=back)
         if holder is not None and holder.incarnation != client.incarnation:
             self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
@@ -152,10 +155,12 @@ class Registry:
             return
         self.roster.change(client, "gone", reason)
         client.ended = ended
-        # It is remembered for operators, who look at no geometry.
-        client.geometry = None
+        # It is remembered for operators, who look at no card.
+        client.engine = msgspec.structs.replace(client.engine, facts={})
         if client.card is not None:
-            client.card = msgspec.structs.replace(client.card, geometry=b"", metadata=b"")
+            client.card = msgspec.structs.replace(
+                client.card, engine=client.engine, geometry=b"", metadata=b""
+            )
         engine = self.engines[client.engine.engine_id]
         engine.lose(client)
         self._events.emit(f"{client.kind}.gone", client.name, reason=reason, pid=client.pid)
@@ -324,6 +329,8 @@ class Registry:
             self._count(engine, 1)
             if state == "gone":
                 self._gone.add(engine_id, engine.uid)
+                if size_of(engine.facts) > LARGE_BYTES:
+                    engine.facts = msgspec.structs.replace(engine.facts, facts={})
             else:
                 self._gone.discard(engine_id)
         engine.reason = reason

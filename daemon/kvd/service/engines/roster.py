@@ -14,12 +14,16 @@ MOST_CLIENTS_OF_UID = 16_384
 """Most workers and schedulers of one user: 64 engines of 128 workers, each with its scheduler, are half as many."""
 MOST_CLIENTS = 32_768
 """Most of all users: one user's leave as many for the others."""
+MOST_BYTES_OF_UID = 128 << 20
+"""Most bytes of cards and facts of one user's clients: 10,000 workers of 80 layers have 12 KB each."""
+MOST_BYTES = 192 << 20
+"""Most of all users' clients: with them kvd stays below 300 MB."""
 MOST_GONE_OF_UID = 2048
 """Most clients of a user that are remembered for operators once they are gone; those before are forgotten."""
 
 
 class Roster:
-    """All clients. ``counts`` is how many there are by kind and state (``workers.alive``), ``living_of`` by uid.
+    """All clients: how many there are by kind and state (``workers.alive``), by uid, and the bytes of their cards.
 
     Those alive are kept in the order in which they were heard of, so who looks for the oldest looks at those alone.
     """
@@ -28,6 +32,7 @@ class Roster:
         self.by_incarnation: dict[str, Client] = {}
         self.counts: Counter[str] = Counter()
         self.living_of: Counter[int] = Counter()
+        self.bytes_of: Counter[int] = Counter()
         self._by_route: dict[bytes, Client] = {}
         self._alive: OrderedDict[str, Client] = OrderedDict()
         self._gone = Departed(MOST_GONE_OF_UID)
@@ -42,6 +47,21 @@ class Roster:
                 raise RequestRefused(
                     "KVD-TOO-MANY",
                     f"{client.name} is not taken: {whose} {living} workers and schedulers, at most {most} are taken",
+                    hint="stop some; `kvctl workers` lists them",
+                )
+
+    def check_size(self, client: Client, instead: Client | None) -> None:
+        """Raise `RequestRefused` where there is no room for its card, when it comes ``instead`` of another."""
+        more = client.size - (instead.size if instead is not None and instead.state != "gone" else 0)
+        for held, most, whose in (
+            (self.bytes_of[client.uid], MOST_BYTES_OF_UID, f"uid {client.uid}"),
+            (self.bytes_of.total(), MOST_BYTES, "this host"),
+        ):
+            if more > 0 and held + more > most:
+                raise RequestRefused(
+                    "KVD-TOO-MANY",
+                    f"{client.name} is not taken: its card has {client.size} bytes, those of {whose} have {held}, at"
+                    f" most {most} are kept",
                     hint="stop some; `kvctl workers` lists them",
                 )
 
@@ -93,6 +113,7 @@ class Roster:
             self._gone.add(client.incarnation, client.uid)
             return
         self.living_of[client.uid] += 1
+        self.bytes_of[client.uid] += client.size
         if client.state == "alive":
             self._alive[client.incarnation] = client
 
@@ -103,8 +124,9 @@ class Roster:
             return
         self._alive.pop(client.incarnation, None)
         self.living_of[client.uid] -= 1
+        self.bytes_of[client.uid] -= client.size
         if not self.living_of[client.uid]:
-            del self.living_of[client.uid]
+            del self.living_of[client.uid], self.bytes_of[client.uid]
 
     def _drop_route(self, client: Client) -> None:
         if self._by_route.get(client.route) is client:

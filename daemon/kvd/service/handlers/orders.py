@@ -7,9 +7,11 @@ import contextlib
 import math
 import time
 import uuid
+from collections.abc import Iterable
 
 import msgspec
 
+from kvd.geometry.alike import AlikeReader
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.miss_history import LONGEST_CAUSE, OrderHistory
@@ -54,7 +56,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
     try:
         _check(message)
         engine, scheduler = await _permitted(daemon, caller, message.engine_id)
-        _check_part(engine, message.part)
+        await _check_part(engine, message.part)
         plan = await ask_client(daemon, scheduler, message, ForcePlan, SCHEDULER_ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
         daemon.counters["orders.refused"] += 1
@@ -189,7 +191,7 @@ def _check(message: ForceMiss) -> None:
         raise RequestRefused("KVD-BAD-ORDER", wrong)
 
 
-def _check_part(engine: LocalEngine, part: LoadPart) -> None:
+async def _check_part(engine: LocalEngine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
@@ -200,9 +202,7 @@ def _check_part(engine: LocalEngine, part: LoadPart) -> None:
         )
     if part.group is None and not part.layer:
         return
-    found: dict[str, int] = {}
-    for geometry in (worker.geometry for worker in workers if worker.geometry):
-        found |= {layer.name: group.index for group in geometry.groups for layer in group.layers}
+    found = await asyncio.to_thread(_layers, [worker.card.geometry for worker in workers if worker.card])
     if any(part.group in (None, group) and part.layer in ("", layer) for layer, group in found.items()):
         return
     what = f"layer {part.layer!r}" if part.layer else ""
@@ -212,6 +212,15 @@ def _check_part(engine: LocalEngine, part: LoadPart) -> None:
         f"{engine.facts.engine_id} has no {what}: it has {len(found)} layers in {len(set(found.values()))} groups",
         hint="`kvctl export-geometry` lists them",
     )
+
+
+def _layers(documents: Iterable[bytes]) -> dict[str, int]:
+    """The group of each layer, by the geometries of workers, which were found good."""
+    reader, found = AlikeReader(), dict[str, int]()
+    for document in documents:
+        geometry, _ = reader.read_document(document)
+        found |= {layer.name: group.index for group in geometry.groups for layer in group.layers}
+    return found
 
 
 async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> tuple[LocalEngine, Client]:

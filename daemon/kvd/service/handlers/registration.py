@@ -6,7 +6,7 @@ from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
-from kvd.service.engines.local_engine import Client, LocalEngine
+from kvd.service.engines.local_engine import Client, LocalEngine, size_of
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
@@ -54,9 +54,9 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         process=caller.pid,
         rank=card.rank,
         card=card,
-        geometry=geometry,
         shape=shape,
         parts=message.parts,
+        size=len(card.geometry) + len(card.metadata) + size_of(card.engine),
         regions=len(geometry.regions),
         registered_bytes=sum(region.length for region in geometry.regions),
     )
@@ -81,6 +81,7 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         uid=caller.uid,
         process=caller.pid,
         policy=message.policy,
+        size=size_of(message.engine),
         digest_key=message.digest_key,
     )
     registered = _take(daemon, client)

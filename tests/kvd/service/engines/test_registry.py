@@ -8,7 +8,6 @@ from collections import Counter
 
 import pytest
 
-from kvd.geometry.codec import decode_worker
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.sockets.events import Events
@@ -28,10 +27,7 @@ def test_who_asks_while_kvd_settles_is_given_an_engine_that_comes_later(
         if next(looks) == "settled":
             registry.settled = 0.0
             return
-        geometry = decode_worker(card.geometry)
-        registry.register(
-            Client("worker", card.engine, "w", 1, b"w", rank=card.rank, card=card, geometry=geometry)
-        )
+        registry.register(Client("worker", card.engine, "w", 1, b"w", rank=card.rank, card=card))
         registry.register(Client("scheduler", card.engine, "s", 1, b"s"))
 
     monkeypatch.setattr(asyncio, "sleep", pause)

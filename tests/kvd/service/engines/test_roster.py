@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvd.service.config import LeaseSettings
+from kvd.service.engines import leases as lease_module
 from kvd.service.engines import registry as registry_module
 from kvd.service.engines import roster as roster_module
 from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client
+from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.registry import NAMED, Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
-from tests.support.daemons import facts
+from kvd.wire.frame import Message
+from kvd.wire.lease import LeaseClosed
+from kvd.wire.registration import OpenLease
+from tests.support.daemons import facts, worker
 
 
 def made() -> Registry:
@@ -125,6 +133,77 @@ def test_more_engines_of_a_user_than_may_be_are_refused(monkeypatch: pytest.Monk
     registry.register(client("e2-again"))
     with pytest.raises(RequestRefused, match="at most 2"):
         registry.register(client("e0", "another"))
+
+
+def test_cards_of_a_user_take_so_many_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_module, "MOST_BYTES_OF_UID", 100)
+    monkeypatch.setattr(roster_module, "MOST_BYTES", 150)
+    registry = made()
+    registry.register(client("e0", size=60))
+    registry.register(client("e1", size=40))
+    with pytest.raises(
+        RequestRefused, match="its card has 1 bytes, those of uid 1 have 100, at most 100"
+    ) as error:
+        registry.register(client("e2", size=1))
+    assert error.value.code == "KVD-TOO-MANY"
+    registry.register(client("e0", size=60))
+    with pytest.raises(RequestRefused, match="its card has 61 bytes"):
+        registry.register(client("e0", size=61))  # it is here already, and may not grow
+    with pytest.raises(RequestRefused, match="this host have 100"):
+        registry.register(client("f", uid=2, size=51))
+    registry.register(client("f", uid=2, size=50))
+    registry.end(registry.clients["i-e0"], "it ended")
+    assert registry.roster.bytes_of == {1: 40, 2: 50}
+    registry.register(client("e2", size=60))
+
+
+def test_who_is_gone_keeps_no_card_and_an_engine_no_large_facts() -> None:
+    registry = made()
+    large = msgspec.structs.replace(facts("e"), facts={"weights": "w" * registry_module.LARGE_BYTES})
+    card = worker(large, 0, "w").card
+    registry.register(Client("worker", large, "w", 7, b"w", rank=card.rank, card=card, uid=1, process=7))
+    registry.end(registry.clients["w"], "it ended")
+    gone = registry.clients["w"]
+    assert gone.card is not None
+    assert (gone.card.geometry, gone.card.metadata, gone.card.engine.facts) == (b"", b"", {})
+    assert registry.engines["e"].facts.facts == {}
+
+
+def test_a_user_keeps_so_many_leases_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "MAX_OPEN_OF_UID", 3)
+    monkeypatch.setattr(lease_module, "MAX_OPEN", 5)
+
+    async def work() -> None:
+        events = Events(None, Counter())
+        leases = lease_module.LeaseTable(LeaseSettings(), events, OutcomeCounts(), _nothing, _never)
+        one, two = client("e"), client("f", uid=2)
+
+        def several(*names: str) -> tuple[OpenLease, ...]:
+            return tuple(OpenLease(name, 60.0) for name in names)
+
+        leases.open(one, several("a", "b", "c"))
+        leases.open(one, several("a", "b", "c"))  # said again
+        with pytest.raises(RequestRefused, match="opens 1 leases: uid 1 has 3") as error:
+            leases.open(one, several("d"))
+        assert error.value.code == "KVD-TOO-MANY"
+        leases.open(two, several("a", "b"))
+        with pytest.raises(RequestRefused, match="all users have 5"):
+            leases.open(two, several("c"))
+        leases.closed(LeaseClosed(engine_id="e", request_id="a", end="released"))
+        leases.present(one, several("b", "c", "d", "e", "f"))
+        assert leases.count("e") == 3
+        assert events.counters["leases.not_kept"] == 2
+        leases.close()
+
+    asyncio.run(work())
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+async def _never(*_: object) -> Message:
+    raise TimeoutError
 
 
 def test_a_refusal_is_small_however_many_engines_there_are() -> None:

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from kvd.geometry.codec import decode_worker
 from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
@@ -70,11 +69,8 @@ def handshakes_with(other: OtherKvd, counters: Counter[str]) -> Handshakes:
     registry = Registry(events, settled=0.0)
     card = worker(facts("d")).card
     registry.register(
-        Client(
-            "worker", card.engine, card.incarnation, card.pid, b"route", rank=card.rank, card=card,
-            geometry=decode_worker(card.geometry),
-        )
-    )  # fmt: skip
+        Client("worker", card.engine, card.incarnation, card.pid, b"route", rank=card.rank, card=card)
+    )
     myself = Myself("here", "g", "host", Endpoint("here", 1), time.monotonic(), time.time())
     return Handshakes(
         myself, registry, cast("PeerLinks", other), events, lambda *_: None,
