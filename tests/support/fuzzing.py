@@ -32,14 +32,14 @@ def corpus(name: str) -> list[bytes]:
     return [bytes.fromhex(line) for line in _file(name).read_text().split()]
 
 
-def mutated(inputs: list[bytes], count: int, seed: int) -> Iterator[bytes]:
-    """So many inputs that resemble these; the same ones for a seed."""
+def mutated(inputs: list[bytes], count: int, seed: int, longest: int = LONGEST) -> Iterator[bytes]:
+    """So many inputs of ``longest`` bytes at most that resemble these; the same ones for a seed."""
     chance = random.Random(seed)
     for _ in range(count):
         data = bytearray(chance.choice(inputs))
         for _ in range(chance.choice((1, 1, 2, 4, 8))):
             _change(data, chance, inputs)
-        yield bytes(data[:LONGEST])
+        yield bytes(data[:longest])
 
 
 def _change(data: bytearray, chance: random.Random, inputs: list[bytes]) -> None:

@@ -7,6 +7,7 @@ public key, and where that host's kvd listens, ``KEY host:port`` or ``KEY host``
 from __future__ import annotations
 
 import os
+import struct
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -213,6 +214,6 @@ def checked_key(text: str, path: Path, what: str) -> bytes:
     try:
         if len(key) == KEY_BYTES and len(zmq.utils.z85.decode(key)) == 32:
             return key
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, struct.error):  # the last: five characters that stand for more than 32 bits
         pass
     raise KeyFileError(f"{path}: {what}: found {len(key)} characters, a CURVE key has {KEY_BYTES} of Z85")
