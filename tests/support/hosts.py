@@ -114,9 +114,12 @@ class Speaker:
         return answer
 
     def answered(self, message: Message, seconds: float) -> bool:
-        """Whether anything comes back within some seconds."""
+        """Whether anything comes back within some seconds; not where there is no connection."""
         self.last += 1
-        self.dealer.send(encode(message, self.last))
+        try:
+            self.dealer.send(encode(message, self.last), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
         return bool(self.dealer.poll(int(seconds * 1000)))
 
 

@@ -130,7 +130,7 @@ async def run_daemon(
             "serving %s%s as %s generation %s", where, peers, daemon.myself.kvd_id, daemon.myself.generation
         )
         if daemon.peer is not None and (given_up := curve.gives_up(daemon.keys)):
-            log.warning("%s", given_up)
+            log.log(logging.WARNING if daemon.keys else logging.INFO, "%s", given_up)
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_measure_lag(daemon))
         check = SelfCheck(

@@ -7,17 +7,14 @@ public key, and where that host's kvd listens, ``KEY host:port`` or ``KEY host``
 from __future__ import annotations
 
 import os
-import struct
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import zmq
-import zmq.utils.z85
-
 from kvd.addresses import join_address, split_address
 from kvd.errors import KvdError
+from kvd.zmtp import curve, z85
 
 KEY_BYTES = 40
 """Length of a key in Z85, the text form of CURVE keys."""
@@ -67,7 +64,7 @@ def read_pair(path: Path) -> KeyPair:
     """The pair in a file. Raises `KeyFileError`: not readable, no such keys in it, or readable by others."""
     words = dict(line.split(None, 1) for line in read_lines(path) if " " in line)
     public, secret = (checked_key(words.get(name, ""), path, name) for name in ("public", "secret"))
-    if zmq.curve_public(secret) != public:
+    if curve.public_of(secret) != public:
         raise KeyFileError(
             f"{path}: the public key {public.decode()} does not belong to the secret one in that file"
         )
@@ -84,7 +81,7 @@ def write_pair(path: Path) -> bytes:
 
     Raises `KeyFileError`, also where the file exists.
     """
-    public, secret = zmq.curve_keypair()
+    public, secret = curve.generate()
     text = (
         "# CURVE keys of a kvd; the secret one must not leave its host, or its fleet where all hosts share it\n"
         f"public {public.decode()}\nsecret {secret.decode()}\n"
@@ -212,8 +209,8 @@ def checked_key(text: str, path: Path, what: str) -> bytes:
     """A key in Z85; ``what`` says where in the file it stands. Raises `KeyFileError`."""
     key = text.strip().encode()
     try:
-        if len(key) == KEY_BYTES and len(zmq.utils.z85.decode(key)) == 32:
+        if len(key) == KEY_BYTES and len(z85.decode(key)) == curve.KEY:
             return key
-    except (KeyError, ValueError, struct.error):  # the last: five characters that stand for more than 32 bits
+    except ValueError:
         pass
     raise KeyFileError(f"{path}: {what}: found {len(key)} characters, a CURVE key has {KEY_BYTES} of Z85")

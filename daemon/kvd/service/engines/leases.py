@@ -23,10 +23,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvd.service.config import LeaseSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
+from kvd.service.slices import spread
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
 from kvd.wire.lease import (
@@ -107,6 +110,15 @@ class LeaseEntry:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Presented:
+    """A lease that its owner listed when it registered, ``at`` time.monotonic()."""
+
+    owner: Client
+    lease: OpenLease
+    at: float
+
+
 class LeaseTable:
     """All leases of the local engines. Methods are for the event loop."""
 
@@ -118,6 +130,8 @@ class LeaseTable:
         self.readers = 0
         """Readers of all open leases that are known by name."""
         self._of_engine: dict[str, set[str]] = {}
+        self._presented: dict[str, dict[str, _Presented]] = {}
+        """By engine and request: leases that an owner has presented, and that are not in the table yet."""
         self._held: Counter[str] = Counter()
         self._open_of: Counter[int] = Counter()
         """Open leases by the user of the engine."""
@@ -140,24 +154,48 @@ class LeaseTable:
             )
         self._outcomes.opened(engine_id, new, time.monotonic())
         for lease in leases:
+            self._take_over((engine_id, lease.request_id))
             self._ended.pop((engine_id, lease.request_id), None)
             self._hold(owner, lease)
 
     def present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
-        """The owner registered (again) and lists all it holds: what ended here while it was away ends there now."""
+        """The owner registered (again) and lists all it holds: what ended here while it was away ends there now.
+
+        Of many the rest is taken in the next turns of the loop, and what is asked for before that at once.
+        """
         engine_id = owner.engine.engine_id
-        listed = {lease.request_id for lease in leases}
-        for request_id in self._of_engine.get(engine_id, set()) - listed:
+        listed = {lease.request_id: lease for lease in leases}
+        for request_id in self._of_engine.get(engine_id, set()) - listed.keys():
             self._remove((engine_id, request_id))
-        for lease in leases:
-            if (engine_id, lease.request_id) in self._ended:
-                self._send(owner.route, LeaseEnded(request_id=lease.request_id, end="released"))
-            else:
-                self._hold(owner, lease, inherited=True)
+        at = time.monotonic()
+        self._presented.pop(engine_id, None)
+        if listed:
+            self._presented[engine_id] = {n: _Presented(owner, lease, at) for n, lease in listed.items()}
+        spread(listed, lambda request_id: self._take_over((engine_id, request_id)))
+
+    def _take_over(self, name: Name) -> None:
+        """Hold a lease that its owner has presented, if that was not done yet."""
+        of_engine = self._presented.get(name[0], {})
+        if (presented := of_engine.pop(name[1], None)) is None:
+            return
+        if not of_engine:
+            del self._presented[name[0]]
+        if name in self._ended:
+            self._send(presented.owner.route, LeaseEnded(request_id=name[1], end="released"))
+        elif presented.owner.state != "gone":
+            gone_by = time.monotonic() - presented.at
+            lease = msgspec.structs.replace(presented.lease, seconds=presented.lease.seconds - gone_by)
+            self._hold(presented.owner, lease, inherited=True)
+
+    def _open(self, name: Name) -> LeaseEntry | None:
+        """An open lease; its owner lives."""
+        self._take_over(name)
+        lease = self.table.get(name)
+        return None if lease is None or lease.owner.state == "gone" else lease
 
     def count(self, engine_id: str) -> int:
         """Open leases of an engine."""
-        return len(self._of_engine.get(engine_id, ()))
+        return len(self._of_engine.get(engine_id, ())) + len(self._presented.get(engine_id, ()))
 
     async def claim(self, claim: LeaseClaim, claimant: Claimant) -> LeaseClaimed:
         """How long the blocks are certain to be kept, after asking the owner for more where that is wanted.
@@ -167,7 +205,7 @@ class LeaseTable:
         received = time.monotonic()
         name, reader = (claim.key.engine_id, claim.key.request_id), (claimant.name, claim.reader)
         self._outcomes.claimed(*name)
-        lease = self.table.get(name)
+        lease = self._open(name)
         if lease is None:
             why = "released" if name in self._ended else "expired, or never opened"
             reason = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
@@ -187,7 +225,7 @@ class LeaseTable:
         wanted = self._wanted(lease, claim, claimant, received)
         if wanted > lease.expires - received - self.settings.margin_seconds:
             reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
-        lease = self.table.get(name)
+        lease = self._open(name)
         if lease is None or reader not in lease.readers:
             return _none(name, reason or "the lease ended meanwhile", ended=True)
         lease.readers[reader] = lease.expires
@@ -199,7 +237,7 @@ class LeaseTable:
         """A reader needs the blocks no longer; with the last one the lease ends. An unknown lease is no error."""
         name, reader = (release.key.engine_id, release.key.request_id), (claimant.name, release.reader)
         self._outcomes.claimed(*name)
-        lease = self.table.get(name)
+        lease = self._open(name)
         if lease is None or reader in lease.gone:
             self._events.counters["leases.releases_repeated"] += 1
             return
@@ -224,18 +262,27 @@ class LeaseTable:
     def closed(self, closed: LeaseClosed) -> None:
         """The owner freed the blocks by itself."""
         name = (closed.engine_id, closed.request_id)
-        if name in self.table:
+        if self._open(name) is not None:
             self._remove(name)
             self._emit(closed.end, name, by="owner")
 
     def owner_gone(self, owner: Client) -> None:
-        """The owner died: nobody keeps its blocks."""
+        """The owner died: nobody keeps its blocks, and nobody is let in from now on.
+
+        Of many the rest is ended in the next turns of the loop.
+        """
         engine_id = owner.engine.engine_id
-        for request_id in tuple(self._of_engine.get(engine_id, ())):
-            name = engine_id, request_id
-            if self.table[name].owner.incarnation == owner.incarnation:
+
+        def end(request_id: str) -> None:
+            lease = self.table.get(name := (engine_id, request_id))
+            if lease is not None and lease.owner.incarnation == owner.incarnation:
                 self._remove(name)
                 self._emit("owner_gone", name, by="kvd", reason="its scheduler is gone")
+
+        presented = self._presented.pop(engine_id, {})
+        if others := {n: one for n, one in presented.items() if one.owner is not owner}:
+            self._presented[engine_id] = others
+        spread(tuple(self._of_engine.get(engine_id, ())), end)
 
     def close(self) -> None:
         """Drop all without a word: a kvd that ends does not end leases."""
@@ -246,6 +293,9 @@ class LeaseTable:
         name = (owner.engine.engine_id, lease.request_id)
         seconds = min(max(lease.seconds, 0.0), self.settings.max_seconds)
         older, now = self.table.get(name), time.monotonic()
+        if older is not None and older.owner.incarnation != owner.incarnation:
+            self._remove(name)  # of one that is gone: its readers are none of this one's
+            older = None
         expires = now + seconds
         timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
         if older is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.identity import LeaseKey
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseEnded, LeaseExtend, LeaseRelease
+from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend, LeaseRelease
 from kvd.wire.registration import OpenLease
 from tests.support.daemons import facts
 
@@ -178,6 +180,70 @@ def test_leases_are_counted_by_engine_at_no_cost() -> None:
         assert table.leases.count("q") == 1
         table.leases.owner_gone(owner("q"))
         assert (table.leases.count("q"), len(table.leases.table)) == (0, 1)
+
+    run(work)
+
+
+async def turned_until(look: Callable[[], bool]) -> None:
+    """Let the loop turn until it is so: there is nothing that would tell."""
+    for _ in range(100_000):
+        if look():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("not so after 100,000 turns")
+
+
+def test_an_owner_of_very_many_leases_comes_and_goes_without_holding_the_loop() -> None:
+    """What is asked for meanwhile is answered as if all had been taken at once."""
+
+    async def work(table: Table) -> None:
+        loop, longest, ended = asyncio.get_running_loop(), 0.0, asyncio.Event()
+
+        async def ticks() -> None:
+            nonlocal longest
+            while not ended.is_set():
+                began = time.thread_time()  # what others of this machine take is not the table's
+                await asyncio.sleep(0)
+                longest = max(longest, time.thread_time() - began)
+
+        gc.collect()
+        gc.freeze()  # as kvd does: else all that the tests imported is looked at
+        ticking = asyncio.create_task(ticks())
+        await asyncio.sleep(0)
+        many, big = tuple(OpenLease(str(n), 60.0) for n in range(8_000)), owner("q")
+        table.leases.present(big, many)
+        assert table.leases.count("q") == 8_000
+        last = LeaseKey(engine_id="q", request_id="7999")
+        table.leases.closed(LeaseClosed(engine_id="q", request_id="7998", end="aborted"))
+        claimed = await table.leases.claim(LeaseClaim(key=last, reader="one"), host(0))
+        assert claimed.seconds > 50
+        table.leases.open(big, (OpenLease("7997", 30.0),))
+        await turned_until(lambda: len(table.leases.table) == 8_000)  # with the one of `run`
+        assert table.leases.count("q") == 7_999
+        assert ("q", "7998") not in table.leases.table, "freed blocks are not held again"
+        assert table.leases.table["q", "7997"].expires < loop.time() + 31
+        big.state = "gone"
+        table.leases.owner_gone(big)
+        assert (await table.leases.claim(LeaseClaim(key=last, reader="one"), host(0))).seconds == 0
+        await turned_until(lambda: not table.leases.count("q"))
+        ended.set()
+        await ticking
+        gc.unfreeze()
+        assert longest < 0.05
+
+    run(work)
+
+
+def test_a_new_owner_has_nothing_to_do_with_the_readers_of_the_one_before() -> None:
+    async def work(table: Table) -> None:
+        assert (await table.claim(host(0), "one")).seconds > 0
+        before, after = table.leases.table["p", "r"].owner, owner()
+        before.state, after.incarnation = "gone", "another"
+        table.leases.present(after, (OpenLease("r", 20.0),))
+        assert table.leases.table["p", "r"].owner is after
+        assert table.leases.readers == 0
+        table.release(host(1), "two")
+        assert not table.ended, "who reads under it is not known"
 
     run(work)
 
