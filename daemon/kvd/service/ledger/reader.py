@@ -26,6 +26,10 @@ Answer = Callable[[Sequence[tuple[LedgerJob, object]]], None]
 """Hands results, or errors, to those who wait."""
 
 
+class _InBetween(Exception):
+    """Other files take the place of the ledger's just now."""
+
+
 class LedgerReader:
     """Answers one question after the other, each for ``seconds`` at most.
 
@@ -75,13 +79,21 @@ class LedgerReader:
 
     def _result(self, job: LedgerJob) -> object:
         """The answer or an error; `_HANDED_ON` where another reader has it now."""
-        try:
-            with self._using:
-                return job.work(self._open())
-        except RequestRefused as error:
-            return error
-        except Exception as error:  # noqa: BLE001 (whatever it is, it is about this question, and the thread goes on)
-            return self._failure(job, error)
+        gives_up = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                with self._using:
+                    return job.work(self._open())
+            except _InBetween:  # the writer is at it: it must not find us in its way
+                if time.monotonic() > gives_up:
+                    return LedgerError(f"the ledger {self._path} is being set in order")
+                time.sleep(READY_SECONDS / 10)
+            except RequestRefused as error:
+                return error
+            except Exception as error:  # noqa: BLE001 (whatever it is, it is about this question: the thread goes on)
+                if fault_of(error) == "interrupted" and time.monotonic() < self._until:
+                    continue  # the writer wanted its connection closed
+                return self._failure(job, error)
 
     def _failure(self, job: LedgerJob, error: Exception) -> object:
         fault = fault_of(error)
@@ -107,21 +119,15 @@ class LedgerReader:
             hint="narrow it: ask for fewer rows, for a time (--since), or by the id of a request",
         )
 
-    def _settled(self) -> LedgerState:
-        """The state, once the writer is not about to open other files."""
-        ends = time.monotonic() + WAIT_SECONDS
-        while (state := self.state()).open and state.generation == 0 and time.monotonic() < ends:
-            time.sleep(READY_SECONDS / 10)
-        return state
-
     def _open(self) -> sqlite3.Connection:
-        state = self._settled()
+        state = self.state()
         if self._database is not None and self._generation != state.generation:
             self._database.close()
             self._database = None
+        if state.generation == 0 and state.open:
+            raise _InBetween
         if state.generation == 0:
-            why = state.reason or "other files take the place of its own just now"
-            raise LedgerError(f"the ledger {self._path} is away: {why}")
+            raise LedgerError(f"the ledger {self._path} is away: {state.reason}")
         if self._database is None:
             self._database = open_for_reading(self._path)
             self._generation = state.generation

@@ -177,9 +177,10 @@ class LedgerWriter:
         """A job's work: records, engines that they name, and that these are in use. Gives the records that are new."""
         store.keep_engines(database, engines, self._clock.wall())
         now = time.monotonic()
-        stale = [
-            k for k in store.named_engines(records) if now - self._seen.get(k, 0.0) > store.REFRESH_SECONDS
-        ]
+        named = (
+            store.named_engines(records) & self.known
+        )  # records may name anything: the rest is not remembered
+        stale = [key for key in named if now - self._seen.get(key, 0.0) > store.REFRESH_SECONDS]
         if stale:
             self._seen = {key: at for key, at in self._seen.items() if now - at <= store.REFRESH_SECONDS}
             self._seen |= dict.fromkeys(stale, now)
