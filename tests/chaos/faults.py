@@ -46,9 +46,7 @@ def killed(_world: World, host: Host, dice: random.Random) -> Iterator[None]:
         before = host.kvd.pid
         with contextlib.suppress(ProcessLookupError):
             host.kvd.signal(signal.SIGKILL)
-        ends = time.monotonic() + 10
-        while host.kvd.pid == before and time.monotonic() < ends:
-            time.sleep(0.02)
+        _started_anew(host, before)
         time.sleep(dice.random())
     with contextlib.suppress(ProcessLookupError):
         host.kvd.signal(signal.SIGKILL)
@@ -145,12 +143,14 @@ def deleted_ledger(_world: World, host: Host, dice: random.Random) -> Iterator[N
 
 @contextlib.contextmanager
 def no_runtime_directory(_world: World, host: Host, dice: random.Random) -> Iterator[None]:
-    """The runtime directory is removed, or a socket in it."""
+    """The runtime directory is removed, or a socket in it; kvd ends when it has noticed."""
+    before = host.kvd.pid
     what = dice.choice(["", "kvd.sock", "events.sock"])
     if what:
         (host.kvd.directory / what).unlink(missing_ok=True)
     else:
         shutil.rmtree(host.kvd.directory, ignore_errors=True)
+    _started_anew(host, before)
     yield
 
 
@@ -205,6 +205,12 @@ def dead_dns(world: World, _host: Host, dice: random.Random) -> Iterator[None]:
         named = Endpoint(f"h{dice.getrandbits(32):x}.example", 7766)
         world.asker.call(GetPeer(local_engine="d", engine_id="q", endpoint=named), 5.0)
     yield
+
+
+def _started_anew(host: Host, before: int) -> None:
+    ends = time.monotonic() + 10
+    while host.kvd.pid == before and time.monotonic() < ends:
+        time.sleep(0.02)
 
 
 def _ledger(host: Host) -> Path:

@@ -27,7 +27,7 @@ from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ReportTransfers, TransferRecord
-from tests.chaos.wire import Wire, Wired
+from tests.chaos.wire import NoNamespaces, Wire, Wired
 from tests.support.daemons import ROOT, START_SECONDS, Daemon, facts, scheduler, worker
 from tests.support.lender import Lender
 
@@ -264,7 +264,9 @@ def _host(network: Wired, place: Path, keys: Path, stack: contextlib.ExitStack) 
     place.mkdir()
     disk, clock = place / "state", place / "clock"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0750", "kvd-chaos", disk], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK},mode=0750", "kvd-chaos", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        raise NoNamespaces("no file system can be mounted here")
     stack.callback(lambda: subprocess.run(["umount", "-l", disk], check=False))
     (place / "sitecustomize.py").write_text(OFFSET.format(file=str(clock)))
     kvd = Daemon(
