@@ -190,6 +190,19 @@ def test_without_memory_it_answers_or_ends() -> None:
         assert process.poll() in {None, 1}, kvd.log
 
 
+def test_with_400_mib_of_address_space_from_its_start_it_serves_or_ends(tmp_path: Path) -> None:
+    limited = ("prlimit", f"--as={400 << 20}", "--")
+    kvd = Daemon(tmp_path / "d", ("--state-dir", str(tmp_path)), by=limited).start(wait=False)
+    try:
+        assert kvd.process is not None
+        process = kvd.process
+        wait_for(lambda: process.poll() is not None or served(kvd), 45.0)
+        assert process.poll() in {None, 1}, kvd.log
+        assert process.poll() is None or "Error" in kvd.log
+    finally:
+        kvd.kill()
+
+
 def test_with_little_memory_it_says_so_at_its_start(tmp_path: Path) -> None:
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (800 << 20, 800 << 20))\n"
     with patched(tmp_path, limit) as kvd:
