@@ -11,7 +11,7 @@ from typing import Literal
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
+from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
 from kvd.client.mailbox import DELIVER_AGAIN, QUEUE, Fresh, Mailbox, Pending, SessionState, fail
 from kvd.shown import logger
 from kvd.wire.errors import WireError
@@ -143,9 +143,17 @@ class SessionThread:
             except WireError as error:
                 self.mailbox.counters["unreadable"] += 1
                 log.warning("%s: kvd sent what cannot be read: %s", self.mailbox.name, error.message)
+                self._unreadable(error)
                 continue
             self.last_received = time.monotonic()
             self._handle(message, correlation)
+
+    def _unreadable(self, error: WireError) -> None:
+        """Who asked need not wait for an answer that came; a delivery is sent again when it is due."""
+        pending = self.waiting.get(error.correlation)
+        if pending is not None and pending.key is None:
+            self._forget(error.correlation, pending)
+            fail(pending, ProtocolError(f"kvd's answer cannot be read: {error.message}"))
 
     def _handle(self, message: Message, correlation: int) -> None:
         if isinstance(message, Registered):

@@ -27,7 +27,7 @@ MOST_GROUPS = 256
 """KV cache groups of a model; hybrid ones have ten."""
 MOST_LEASES_OPENED = 128
 """Leases in one `LeaseOpened`: kvd opens so many within 20 ms. A scheduler sends one by one."""
-MOST_LEASES_HELD = 8192
+MOST_LEASES_HELD = 4096
 """Leases, and claims, that a scheduler lists when it registers. Each keeps at least a block, for a minute or so."""
 MOST_RECORDS = 128
 """Records in one report: kvd takes so many within some 20 ms. Workers send one by one."""
@@ -71,7 +71,8 @@ SMALL = 64 * KIB
 BYTES = {
     # A card is a geometry (at most 1 MiB, 12 KB for 80 layers) and what the backend exported.
     "register_worker": 4 * MIB,
-    "register_scheduler": 4 * MIB,  # leases and claims that are held: 8,192 of each, 100 and 200 bytes
+    "register_scheduler": 6
+    * MIB,  # leases and claims that are held: 4,096 of each, also with the longest ids
     "lease_opened": 256 * KIB,
     "report_transfers": 4 * MIB,  # a record has up to 4,096 runs of blocks on each side, 64 KB
     # Blocks of a request, and the window that they lie in. A million tokens are 65,536 blocks: 330 KB for each group.

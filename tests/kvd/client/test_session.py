@@ -9,16 +9,18 @@ from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
-from kvd.client.errors import ClientError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
+from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
 from kvd.client.session import KvdSession
-from kvd.wire.frame import Message
+from kvd.wire.frame import WIRE_VERSION, Message, decode, encode
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseOpened
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers
-from kvd.wire.registration import OpenLease
+from kvd.wire.registration import OpenLease, Registered
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferList, TransferRecord
 from tests.support.daemons import daemons, facts, measured, scheduler, session, wait_for, worker
@@ -240,3 +242,25 @@ def test_an_answer_that_cannot_be_encoded_is_a_refusal() -> None:
             assert isinstance(claimed, LeaseClaimed)
             assert "cannot be encoded" in claimed.reason
             assert owner.counters["errors"] == 0
+
+
+def test_an_answer_that_cannot_be_read_ends_its_call_at_once(tmp_path: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as kvd:
+        kvd.linger, kvd.rcvtimeo = 0, 20_000
+        kvd.bind(f"ipc://{tmp_path}/kvd.sock")
+        one = KvdSession(lambda: worker(facts("e")), directory=tmp_path)
+        try:
+            route, frame = kvd.recv_multipart()
+            kvd.send_multipart(
+                [route, encode(Registered(kvd_generation="g", heartbeat_seconds=60.0), decode(frame)[1])]
+            )
+            asked = one.call(GetStatus(), 60.0)
+            while not isinstance((message := decode((received := kvd.recv_multipart())[1]))[0], GetStatus):
+                pass
+            kvd.send_multipart(
+                [received[0], msgspec.msgpack.encode((WIRE_VERSION, message[1], {"type": "status"}))]
+            )
+            with pytest.raises(ProtocolError, match="cannot be read: not a valid message of kind 'status'"):
+                asked.result(20)
+        finally:
+            one.close()

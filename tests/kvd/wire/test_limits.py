@@ -15,19 +15,20 @@ from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import MESSAGES, WIRE_VERSION, decode, encode
 from kvd.wire.handshake import PeerReady, Ping
-from kvd.wire.identity import EngineCard, EngineFacts, LeaseKey, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, LeaseKey, WorkerCard
 from kvd.wire.lease import LeaseClaim, LeaseExtend, LeaseOpened
 from kvd.wire.limits import (
     BYTES,
     LONGEST_ID,
     MIB,
     MOST,
+    MOST_LEASES_HELD,
     MOST_LEASES_OPENED,
     MOST_RECORDS,
     SMALL,
     bytes_allowed,
 )
-from kvd.wire.registration import Heartbeat, OpenLease
+from kvd.wire.registration import Heartbeat, OpenLease, OpenReader, RegisterScheduler
 from kvd.wire.reply import RefusalFactor, refusal
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferRecord
 
@@ -201,3 +202,15 @@ def test_a_refusal_is_small() -> None:
     assert len(small.factors) == 64
     assert not any(factor.ok for factor in small.factors)
     assert len(encode(small)) < 64 << 10
+
+
+def test_a_scheduler_registers_whatever_ids_its_clients_choose() -> None:
+    """They have 512 characters at most; as many leases and claims as it lists fit into its message."""
+    name, engine_id = "r" * LONGEST_ID, "e" * 128
+    key = LeaseKey(engine_id=engine_id, request_id=name, endpoint=Endpoint("h" * 64, 65_535))
+    message = RegisterScheduler(
+        engine=FACTS, incarnation="i" * 32, pid=1, digest_key=b"k" * 32,
+        leases=(OpenLease(name, 3600.5, 1 << 20),) * MOST_LEASES_HELD,
+        readers=(OpenReader(key, "r" * 64, 3600.5),) * MOST_LEASES_HELD,
+    )  # fmt: skip
+    assert decode(encode(message, 1)) == (message, 1)
