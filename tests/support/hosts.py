@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,12 +29,18 @@ class Host:
     pair: KeyPair = field(init=False)
 
     def __post_init__(self) -> None:
-        write_pair(self.folder / "host.keys")
-        self.pair = read_pair(self.folder / "host.keys")
+        self.new_pair()
         self.daemon.environment = {
             "KVD_PEER_CURVE_KEY_FILE": str(self.folder / "host.keys"),
             "KVD_PEER_CURVE_AUTHORIZED_KEYS": str(self.trusted),
         }
+
+    def new_pair(self) -> None:
+        """Make a pair in the place of the one before; the kvd is to be started with it."""
+        file = self.folder / "host.keys"
+        file.unlink(missing_ok=True)
+        write_pair(file)
+        self.pair = read_pair(file)
 
     @property
     def trusted(self) -> Path:
@@ -62,14 +68,15 @@ class Host:
 
 
 @contextmanager
-def hosts(*names: str, arguments: tuple[str, ...] = ()) -> Iterator[dict[str, Host]]:
-    """Running kvds by name, each with its own key; each trusts all others."""
+def hosts(*names: str, **settings: str) -> Iterator[dict[str, Host]]:
+    """Running kvds by name, each with its own key and these variables; each trusts all others."""
     with tempfile.TemporaryDirectory(prefix="kvd-") as place:
         made: dict[str, Host] = {}
         for name, port in zip(names, _free_ports(len(names)), strict=True):
             folder = Path(place) / name
             folder.mkdir()
-            made[name] = Host(name, folder, Daemon(folder / "d", arguments, port=port))
+            made[name] = Host(name, folder, Daemon(folder / "d", port=port))
+            made[name].daemon.environment |= settings
         try:
             for host in made.values():
                 host.trust(*(other for other in made.values() if other is not host))
@@ -129,8 +136,3 @@ def _free_ports(count: int) -> list[int]:
     for one in taken:
         one.close()
     return ports
-
-
-def by_name(found: Mapping[str, Host], *names: str) -> tuple[Host, ...]:
-    """Some of the hosts, in that order."""
-    return tuple(found[name] for name in names)

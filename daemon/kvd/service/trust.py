@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from kvd.service.daemon import Daemon
+from kvd.service.errors import PeerAway
+from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.curve import Keys
 from kvd.wire.keys import KeyFileError
 
@@ -47,3 +50,12 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
     daemon.counters["keys.changes"] += 1
     daemon.sockets.close_peers(keys)
     await daemon.links.keys_changed()
+    _link_again(daemon)
+
+
+def _link_again(daemon: Daemon) -> None:
+    """Make links anew to hosts that have another key now: their engines are in use, and nobody asks for these again."""
+    used = {at for (at, _), peer in daemon.handshakes.peers.items() if at != HERE and peer.state != "gone"}
+    for endpoint in used:
+        with contextlib.suppress(PeerAway):
+            daemon.links.get(endpoint)

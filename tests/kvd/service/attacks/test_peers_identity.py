@@ -17,7 +17,7 @@ from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady, Ping, Pong
 from kvd.wire.identity import Endpoint, LeaseKey
-from kvd.wire.keys import TrustedKey, write_trusted
+from kvd.wire.keys import TrustedKey, read_trusted, write_trusted
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.push import PushDone, PushKey, PushWithdraw
 from kvd.wire.reply import Ok
@@ -225,7 +225,7 @@ def test_a_list_that_cannot_be_read_changes_nothing_and_says_so() -> None:
 
 
 def test_a_host_with_another_key_than_the_one_that_is_trusted_is_not_linked() -> None:
-    with hosts("near", "far", "third") as fleet:
+    with hosts("near", "far", "third", KVD_PEER_HANDSHAKE_SECONDS="1") as fleet:
         near, far, third = (fleet[name] for name in ("near", "far", "third"))
         write_trusted(near.trusted, [TrustedKey(third.pair.public, "127.0.0.1", far.daemon.port)])
         wait_for(lambda: near.counter("keys.changes"))
@@ -235,6 +235,23 @@ def test_a_host_with_another_key_than_the_one_that_is_trusted_is_not_linked() ->
             ).exception(20)
             assert isinstance(error, RefusedByDaemon)
             assert error.code == "KVD-PEER-UNREACHABLE"
+
+
+def test_a_host_with_a_new_pair_is_back_when_the_others_have_replaced_its_key() -> None:
+    with hosts("near", "far", KVD_PEER_PING_SECONDS="0.2", KVD_PEER_DOWN_SECONDS="1") as fleet:
+        near, far = fleet["near"], fleet["far"]
+        ask = GetPeer(local_engine="d", engine_id="p", endpoint=far.daemon.endpoint)
+        with session(far.daemon, worker(facts("p"))), session(near.daemon, worker(facts("d"))) as one:
+            assert isinstance(one.call(ask, 10).result(10), PeerReady)
+            far.daemon.kill()
+            before = far.line
+            far.new_pair()
+            far.daemon.start()
+            wait_for(lambda: near.daemon.status().peers[0].state == "down", 15)
+            near.trust_and_wait(far)
+            assert before not in read_trusted(near.trusted)
+            wait_for(lambda: [peer.state for peer in near.daemon.status().peers] == ["up"], 10)
+            assert isinstance(one.call(ask, 10).result(10), PeerReady)
 
 
 def test_a_fleet_with_one_pair_says_what_it_gives_up() -> None:
