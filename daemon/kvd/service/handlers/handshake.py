@@ -8,6 +8,7 @@ from itertools import islice
 from kvd.client.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers.senders import refuse_other_user
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
@@ -17,10 +18,18 @@ MOST_READY = 1024
 
 
 def get_peer(daemon: Daemon, caller: Caller, message: GetPeer) -> Message | Awaitable[Message]:
-    """The handshake for a local engine; at once where the peer is known. Raises `RequestRefused`."""
+    """The handshake for an engine of the asker's user; at once where the peer is known. Raises `RequestRefused`."""
     if daemon.draining:
         raise RequestRefused("KVD-DRAINING", "this kvd is stopping", hint="ask again when it is back")
-    return daemon.handshakes.known(message, caller.route) or daemon.handshakes.get(message, caller.route)
+    refuse_other_user(daemon, caller, message.local_engine, "ask for peers of")
+    return daemon.handshakes.known(message, caller.route) or _fetched(daemon, caller, message)
+
+
+async def _fetched(daemon: Daemon, caller: Caller, message: GetPeer) -> Message:
+    answer = await daemon.handshakes.get(message, caller.route)
+    # It may have been registered while it was waited for.
+    refuse_other_user(daemon, caller, message.local_engine, "ask for peers of")
+    return answer
 
 
 async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngine) -> EngineDescribed:

@@ -39,6 +39,18 @@ def client_of(daemon: Daemon, caller: Caller, incarnation: str, what: str) -> Cl
     return client
 
 
+def refuse_other_user(daemon: Daemon, caller: Caller, engine_id: str, what: str) -> None:
+    """Raise `RequestRefused`, with ``what`` the caller cannot do, where an engine that lives is another user's."""
+    engine = daemon.registry.engines.get(engine_id)
+    if engine is not None and engine.alive and engine.uid != caller.uid:
+        raise RequestRefused(
+            "KVD-NOT-OWNER",
+            f"{who(caller.uid, caller.pid)} cannot {what} engine {engine_id!r}, which is uid {engine.uid}'s",
+            hint="each engine asks for itself",
+            final=True,
+        )
+
+
 def scheduler_of(daemon: Daemon, caller: Caller, engine_id: str, *, final: bool = False) -> Client:
     """The scheduler of that engine, if it is the sender. Raises `RequestRefused` naming who is."""
     client = registered(daemon, caller)

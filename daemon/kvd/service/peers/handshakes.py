@@ -173,7 +173,7 @@ class Handshakes:
     ) -> PeerReady:
         """What the client of a local engine behind ``route`` is told of a peer. Raises `RequestRefused`."""
         client = self._registry.by_route(route)
-        brief = client is not None and client.kind == "scheduler"
+        brief = client is not None and client is engine.scheduler
         if first is None and not brief and peer.size > WHOLE_BYTES:
             raise RequestRefused(
                 "KVD-TOO-LARGE",

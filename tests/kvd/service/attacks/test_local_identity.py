@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 
+from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClosed, LeaseOpened
 from kvd.wire.order import (
     AllWaiting,
@@ -25,7 +26,7 @@ from kvd.wire.order import (
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, Outcomes, ReportOutcomes
 from kvd.wire.query import EngineList, ListEngines, ListWorkers, WorkerList
 from kvd.wire.registration import Heartbeat, NotRegistered, OpenLease, Registered, Unregister
-from kvd.wire.reply import Ok
+from kvd.wire.reply import Ok, Refused
 from kvd.wire.transfer import (
     SCHEDULER_RANK,
     GetKeptEngine,
@@ -232,6 +233,17 @@ def test_keys_for_digests_are_shown_to_nobody(two: Two) -> None:
         (row,) = (row for row in listed.rows if row.engine.engine_id == engine)
         assert row.card is not None
         assert row.card.digest_key == b""
+
+
+def test_nobody_asks_for_peers_in_the_name_of_anothers_engine(two: Two) -> None:
+    """The answer has where a peer's memory is, and for a scheduler the key under which it makes digests of prompts."""
+    peer = f"p-{two.engine}"
+    assert isinstance(two.victim.ask(worker(facts(peer), 0)), Registered)
+    assert isinstance(two.attacker.ask(scheduler(facts(f"own-{two.engine}"))), Registered)
+    ask = GetPeer(local_engine=two.engine, engine_id=peer, keyed=True)
+    assert two.attacker.refused(ask).code == "KVD-NOT-OWNER"
+    told = two.victim.ask(GetPeer(local_engine=two.engine, engine_id=peer))
+    assert not (isinstance(told, Refused) and told.code == "KVD-NOT-OWNER")
 
 
 # --- who may read ---
