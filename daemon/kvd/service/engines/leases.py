@@ -21,11 +21,12 @@ import asyncio
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 
 from kvd.service.config import LeaseSettings
+from kvd.service.engines.lease_entry import LeaseEntry, ReaderName
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
@@ -45,10 +46,6 @@ from kvd.wire.registration import OpenLease
 
 ENDED_KEPT = 10_000
 ENDED_KEPT_SECONDS = 120.0
-MAX_READERS = 4096
-"""Most readers that a lease may ever have."""
-MAX_READERS_OF_ONE = 1024
-"""Most of them that one claimant may have: a request with `n` answers has one for each of them."""
 MAX_OPEN_OF_UID = 65_536
 """Most open leases of one user's engines: 64 of them that each keep 1,000 prompts for decoders."""
 MAX_OPEN = 98_304
@@ -60,8 +57,6 @@ Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
 Name = tuple[str, str]
 """Engine id and request id."""
-ReaderName = tuple[str, str]
-"""The name of a reader's claimant, and its id."""
 INHERITED: ReaderName = ("", "")
 """Stands for the readers that another kvd may have let in. No reader has this id."""
 
@@ -81,33 +76,6 @@ class Claimant:
 def host_claimant(key: bytes, *, knows: bool) -> Claimant:
     """Whoever speaks with that key; without keys all peers are one."""
     return Claimant(f"key:{key.decode('ascii', 'replace')}", peer=True, knows=knows)
-
-
-@dataclass(slots=True)
-class LeaseEntry:
-    """Blocks that ``owner``, a scheduler, keeps until ``expires``; it was ``opened`` (both are time.monotonic()).
-
-    ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
-    are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
-    """
-
-    owner: Client
-    request_id: str
-    blocks: int
-    opened: float
-    expires: float
-    timer: asyncio.TimerHandle
-    readers: dict[ReaderName, float] = field(default_factory=dict)
-    gone: set[ReaderName] = field(default_factory=set)
-    held: dict[str, int] = field(default_factory=dict)
-
-    def full(self, claimant: str) -> str:
-        """Why that claimant can have no further reader here; empty where it can."""
-        if len(self.readers) + len(self.gone) >= MAX_READERS:
-            return f"had {MAX_READERS} readers"
-        if self.held.get(claimant, 0) >= MAX_READERS_OF_ONE:
-            return f"had {MAX_READERS_OF_ONE} readers of one host or client"
-        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,42 @@
+"""One lease: who keeps the blocks, until when, and who reads them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from kvd.service.engines.local_engine import Client
+
+MAX_READERS = 4096
+"""Most readers that a lease may ever have."""
+MAX_READERS_OF_ONE = 1024
+"""Most of them that one claimant may have: a request with `n` answers has one for each of them."""
+ReaderName = tuple[str, str]
+"""The name of a reader's claimant, and its id."""
+
+
+@dataclass(slots=True)
+class LeaseEntry:
+    """Blocks that ``owner``, a scheduler, keeps until ``expires``; it was ``opened`` (both are time.monotonic()).
+
+    ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
+    are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
+    """
+
+    owner: Client
+    request_id: str
+    blocks: int
+    opened: float
+    expires: float
+    timer: asyncio.TimerHandle
+    readers: dict[ReaderName, float] = field(default_factory=dict)
+    gone: set[ReaderName] = field(default_factory=set)
+    held: dict[str, int] = field(default_factory=dict)
+
+    def full(self, claimant: str) -> str:
+        """Why that claimant can have no further reader here; empty where it can."""
+        if len(self.readers) + len(self.gone) >= MAX_READERS:
+            return f"had {MAX_READERS} readers"
+        if self.held.get(claimant, 0) >= MAX_READERS_OF_ONE:
+            return f"had {MAX_READERS_OF_ONE} readers of one host or client"
+        return ""
