@@ -66,7 +66,7 @@ chaos:  ## faults on two hosts, hostile messages, a short soak (five minutes, ta
 	@.ci/setup base
 	@$(BIN)/python -m tests.chaos
 
-chaos-long:  ## the same many times over, a million mutated and a million hostile messages, an hour's soak (two hours)
+chaos-long:  ## the same many times over, a million mutated and a million hostile messages, an hour's soak (three hours)
 	@.ci/setup base
 	@$(BIN)/python -m tests.chaos --long
 
