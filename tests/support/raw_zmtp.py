@@ -35,6 +35,17 @@ def spoken(where: Path | int, socket_type: str = "DEALER", identity: bytes = b""
     return made
 
 
+def accepted(listening: socket.socket) -> socket.socket:
+    """The next connection to a peer that is a ROUTER, after the handshake."""
+    made, _ = listening.accept()
+    made.settimeout(SECONDS)
+    ready = metadata(Socket_Type=b"ROUTER", Identity=b"")
+    made.sendall(greeting.greeting("NULL", as_server=False) + command(named(b"READY", ready)))
+    read(made, greeting.BYTES)
+    frame(made)
+    return made
+
+
 def frame(from_where: socket.socket) -> bytes:
     """The body of the next frame."""
     flags, size = read(from_where, 2)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import zmq.asyncio
 
 from kvd.service import metrics, trust
 from kvd.service.config import RELOADABLE, Config, endpoint
@@ -46,6 +45,7 @@ from kvd.service.self_check import SelfCheck
 from kvd.service.slices import spread
 from kvd.service.sockets import bind, curve
 from kvd.service.sockets.curve import Keys
+from kvd.service.sockets.dialling import Dialler
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 from kvd.service.sockets.sockets import Sockets
@@ -58,15 +58,16 @@ from kvd.wire.query import KvdStatus
 log = logging.getLogger(__name__)
 
 LEDGER_NAME = "ledger.sqlite3"
-MAX_SOCKETS = 8192
 LAG_SECONDS = 0.1
+COLLECT = (700, 10, 40)
+"""When garbage in circles is looked for (`gc.set_threshold`): among all objects only after some 280,000 new ones, since
+100,000 objects take 50 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
     """The sockets that are bound and served, and what stands behind them; ``at`` is the peer socket's host and port."""
 
-    context: zmq.asyncio.Context
     counters: Counter[str]
     sockets: Sockets
     events: Events
@@ -192,6 +193,7 @@ async def _prepare(daemon: Daemon) -> None:
     """Start what compares engines, before somebody waits for it."""
     await daemon.comparing.start()
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
+    gc.set_threshold(*COLLECT)
     daemon.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
 
@@ -201,9 +203,6 @@ async def _hold_ledger(ledger: Ledger) -> None:
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
-    context = zmq.asyncio.Context()
-    context.max_sockets = MAX_SOCKETS
-    stack.callback(context.term)
     counters: Counter[str] = Counter()
     sockets = Sockets(counters, keys)
     stack.callback(sockets.close)
@@ -221,7 +220,7 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
         peer = Router("peer", counters, config.peer.queue)
         reached, at = bind.bind_tcp(host, port)
         sockets.serve_peers(reached, peer, config)
-    return _Bound(context, counters, sockets, events, local, peer, at)
+    return _Bound(counters, sockets, events, local, peer, at)
 
 
 def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, ledger: Ledger) -> Daemon:
@@ -230,7 +229,14 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     comparing = Comparing(counters)
-    links = PeerLinks(bound.context, config.peer, keys, events, ping)
+    links = PeerLinks(
+        Dialler(bound.sockets.shared, config.peer.max_message_bytes),
+        config.peer,
+        keys,
+        events,
+        ping,
+        bound.sockets.counts.links,
+    )
     handshakes = Handshakes(
         myself, registry, links, events, router.send, CompatibilityCache(comparing.turn, counters), config.peer,
     )  # fmt: skip

@@ -18,7 +18,7 @@ def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch:
 
     async def prepare() -> None:
         frozen = asyncio.Event()
-        monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set))
+        monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set, set_threshold=lambda *_: None))
         never = asyncio.get_running_loop().create_future()
         daemon = SimpleNamespace(
             prepared=False, ledger=SimpleNamespace(opened=never), comparing=SimpleNamespace(start=at_once)

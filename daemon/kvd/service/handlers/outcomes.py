@@ -14,7 +14,7 @@ from kvd.service.errors import PeerAway
 from kvd.service.handlers.pages import Rows, page, place
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
-from kvd.service.peers.links import PeerLink
+from kvd.service.peers.link import PeerLink
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes, ReportOutcomes

@@ -61,8 +61,11 @@ class Flights:
             self._flights[which] = flight
             self._of[key[0]] += 1
             flight.add_done_callback(lambda done: self._landed(which, done))
-        # Shielded: one caller that is given up must not end the flight of the others.
-        return await asyncio.shield(flight)
+        try:
+            # Shielded: one caller that is given up must not end the flight of the others.
+            return await asyncio.shield(flight)
+        finally:
+            del flight  # its error has this frame: a circle
 
     def _refuse_more(self, key: Key) -> None:
         if self._of[key[0]] >= MOST_FLIGHTS_OF_ONE or len(self._flights) >= MOST_FLIGHTS:

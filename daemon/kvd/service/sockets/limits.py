@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 TURN_SECONDS = 0.002
 """How long connections are served before timers and other tasks get their turn: a flood must not starve the clocks."""
+LEAST_TURN_SECONDS = 0.0001
+"""And how long at least, where the rest of a turn took long: 2 ms of messages may ask for 60 ms of work in tasks."""
 MESSAGES_A_STEP = 4
 """Most messages that one connection has handled before the next one is served."""
 READ_BYTES = 8 << 10

@@ -198,7 +198,6 @@ def test_a_revoked_host_is_out_within_a_second_and_in_again_when_it_is_trusted()
             wait_for(lambda: _ready(one.call(ask, 10).exception(10)), 10)
 
 
-@pytest.mark.xfail(strict=False, reason="a socket of libzmq that was refused once does not try again")
 def test_a_host_that_is_trusted_while_kvd_runs_comes_in() -> None:
     with hosts("near", "far") as fleet:
         near, far = fleet["near"], fleet["far"]

@@ -1,0 +1,336 @@
+"""A link to another kvd: one connection, made anew whenever it is lost, pinged, with a state that can be relied on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from kvd.service.config import PeerSettings
+from kvd.service.errors import PeerAway
+from kvd.service.sockets.channel import Cause, Channel, ChannelOwner
+from kvd.service.sockets.dialling import DialKind
+from kvd.service.sockets.events import Events
+from kvd.service.sockets.limits import HANDSHAKE_SECONDS, UNSENT_BYTES
+from kvd.service.sockets.reservations import Hold
+from kvd.wire.errors import WireError
+from kvd.wire.frame import Message, decode, encode
+from kvd.wire.handshake import EngineEnded, Ping, Pong
+from kvd.wire.identity import Endpoint
+from kvd.wire.query import PeerRow
+from kvd.zmtp.errors import ZmtpError
+from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.02
+"""Shortest pause between two pings."""
+DOWN_PING_SECONDS = 0.25
+RECONNECT_SECONDS = (0.05, 0.5)
+"""First and longest pause before a connection is made again; it doubles in between."""
+NEVER_UP_RECONNECT_SECONDS = 2.0
+"""The longest pause while nobody ever answered there."""
+
+Dial = Callable[[ChannelOwner, DialKind], Awaitable[Channel]]
+
+
+class Listener(Protocol):
+    """Who has to be told of what links see; called on the loop, must not wait."""
+
+    def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+        """The engines (id, generation) behind an endpoint that local ones use."""
+
+    def link_up(self, endpoint: Endpoint) -> None:
+        """The peer answers (again)."""
+
+    def link_down(self, endpoint: Endpoint, reason: str) -> None:
+        """The peer does not answer."""
+
+    def peer_engine_gone(self, endpoint: Endpoint, engine_id: str, generation: str, reason: str) -> None:
+        """The peer says that this generation ended."""
+
+    def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
+        """The peer has these engines (id, generation)."""
+
+
+class PeerLink:
+    """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
+
+    ``dial`` makes a connection. ``key`` is the peer's, that connections are made for; empty where peers have none.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        dial: Dial,
+        settings: PeerSettings,
+        events: Events,
+        listener: Listener,
+        me: Ping,
+        key: bytes = b"",
+    ) -> None:
+        self.endpoint, self.key = endpoint, key
+        self.state: Literal["connecting", "up", "down"] = "connecting"
+        self.since = time.time()
+        self.rtt = 0.0
+        self.kvd_id = ""
+        self.used = time.monotonic()
+        self._dial, self._settings, self._events, self._listener = dial, settings, events, listener
+        self._ids = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[Message]] = {}
+        self._sent: set[int] = set()  # of these the ones that went out on this connection
+        self._channel: Channel | None = None
+        self._connected_at = 0.0
+        self._trouble = ""  # why there is no connection
+        loop = asyncio.get_running_loop()
+        self._connected: asyncio.Future[None] = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._tasks = [loop.create_task(self._stay_connected()), loop.create_task(self._ping(me))]
+
+    @property
+    def failed(self) -> bool:
+        """There was a connection that could not be made, or was lost."""
+        return bool(self._trouble)
+
+    async def ask(self, message: Message, seconds: float) -> Message:
+        """Ask the peer; a `Refused` is returned like any answer.
+
+        Raises `PeerAway` where none came in time, and at once where the connection is lost or the peer is down.
+        """
+        self.used = time.monotonic()
+        if self.state == "down":
+            raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
+        return await self._ask(message, seconds)
+
+    def end(self, reason: str) -> None:
+        """Whoever waits for an answer waits no longer, and nothing is taken from the peer; `close` is still to come."""
+        self._stop()
+        if self.state != "down":
+            self._change("down", reason)
+
+    def give_way(self) -> None:
+        """End a link that was never up, for another's sake."""
+        self._fail(
+            list(self._asked),
+            f"the link to the kvd at {self.endpoint}, which never answered, gave way to others",
+        )
+        self._stop()
+
+    async def close(self) -> None:
+        """Stop, and close the connection."""
+        await asyncio.gather(*self._stop(), return_exceptions=True)
+
+    def row(self) -> PeerRow:
+        """The link as operators see it."""
+        return PeerRow(
+            endpoint=self.endpoint, kvd_id=self.kvd_id, state=self.state, rtt=self.rtt, since=self.since
+        )
+
+    # --- what the connection tells ---
+
+    def handshaken(self, channel: Channel, _peer: Handshaken) -> None:
+        """Messages may be sent."""
+        self._channel, self._connected_at = channel, time.monotonic()
+        if not self._connected.done():
+            self._connected.set_result(None)
+
+    def received(self, _channel: Channel, message: Received, hold: Hold | None) -> None:
+        """Take an answer, or what the peer says unasked."""
+        try:
+            self._take(message)
+        finally:
+            if hold is not None:
+                hold.release()
+
+    def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
+        """Nobody subscribes here."""
+
+    def ended(self, _channel: Channel, cause: Cause) -> None:
+        """Who waits for an answer on it fails now; another connection will be made."""
+        self._trouble = _words(cause)
+        self._fail(
+            list(self._sent), f"the connection to the kvd at {self.endpoint} was lost: {self._trouble}"
+        )
+        self._sent.clear()
+        if self._channel is not None:
+            self._channel = None
+            self._connected = asyncio.get_running_loop().create_future()
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    # --- the connection ---
+
+    async def _stay_connected(self) -> None:
+        pause = RECONNECT_SECONDS[0]
+        while True:
+            self._lost = asyncio.get_running_loop().create_future()
+            try:
+                channel = await self._dial(
+                    self, "known" if self.kvd_id else "again" if self._trouble else "first"
+                )
+            except OSError as error:  # TimeoutError is one
+                self._trouble = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+            else:
+                try:
+                    await asyncio.wait(
+                        [self._lost, self._connected],
+                        timeout=HANDSHAKE_SECONDS,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if self._channel is None:
+                        channel.end("slow")
+                    else:
+                        pause = RECONNECT_SECONDS[0]
+                    await self._lost
+                finally:
+                    channel.end()
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, RECONNECT_SECONDS[1] if self.kvd_id else NEVER_UP_RECONNECT_SECONDS)
+
+    async def _ask(self, message: Message, seconds: float) -> Message:
+        deadline = time.monotonic() + seconds
+        correlation = next(self._ids)
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked[correlation] = answer
+        try:
+            while (channel := self._usable()) is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise PeerAway(self._no_connection(seconds))
+                await _first(answer, self._connected, left)
+                if answer.done():
+                    break  # the link went down meanwhile
+            if channel is not None:
+                self._sent.add(correlation)
+                channel.send(b"", encode(message, correlation))
+            await asyncio.wait([answer], timeout=max(0.0, deadline - time.monotonic()))
+            if not answer.done():
+                raise PeerAway(f"the kvd at {self.endpoint} did not answer within {seconds:g} s")
+            return answer.result()
+        finally:
+            self._sent.discard(correlation)
+            del self._asked[correlation]
+            del (
+                answer
+            )  # its exception has this frame: a circle, which thousands of would be left to the collector
+
+    def _usable(self) -> Channel | None:
+        """The connection; one on which too much waits already is ended."""
+        channel = self._channel
+        if channel is not None and (channel.unsent > UNSENT_BYTES or channel.buffers > self._settings.queue):
+            channel.give_up()
+        return self._channel
+
+    def _take(self, received: Received) -> None:
+        try:
+            message, correlation = decode(received.body)
+        except WireError as error:
+            self._events.counters["peers.unreadable"] += 1
+            log.warning("the kvd at %s sent what cannot be read: %s", self.endpoint, error.message)
+            return
+        if isinstance(message, EngineEnded):
+            self._listener.peer_engine_gone(
+                self.endpoint, message.engine_id, message.generation, message.reason
+            )
+        elif (asked := self._asked.get(correlation)) and not asked.done():
+            asked.set_result(message)
+        else:
+            self._events.counters["peers.late"] += 1
+
+    # --- whether the peer answers ---
+
+    async def _ping(self, me: Ping) -> None:
+        heard = time.monotonic()
+        while True:
+            if self._channel is None:
+                await self._wait_for_connection(heard)
+                continue
+            began = time.monotonic()
+            message = msgspec.structs.replace(me, using=self._listener.using(self.endpoint))
+            try:
+                answer = await self._ask(message, self._settings.ping_seconds)
+            except PeerAway as away:
+                if time.monotonic() - heard > self._settings.down_seconds:
+                    self._does_not_answer(away.message)
+            else:
+                if isinstance(answer, Pong):
+                    heard = time.monotonic()
+                    self._heard(answer, heard - began)
+            pause = DOWN_PING_SECONDS if self.state == "down" else self._settings.ping_seconds
+            await asyncio.sleep(max(PAUSE_SECONDS, pause - (time.monotonic() - began)))
+
+    def _does_not_answer(self, why: str) -> None:
+        if self.state != "down":
+            self._change("down", why)
+        if self._channel is not None and time.monotonic() - self._connected_at > self._settings.down_seconds:
+            self._channel.end("slow")  # its other end may be gone without a word
+
+    async def _wait_for_connection(self, heard: float) -> None:
+        """Return when there is one; the peer is down when there is none for too long."""
+        if self.state != "down":
+            left = heard + self._settings.down_seconds - time.monotonic()
+            await asyncio.wait([self._connected], timeout=max(0.0, left))
+            if not self._connected.done() and time.monotonic() >= heard + self._settings.down_seconds:
+                self._change("down", self._no_connection(self._settings.down_seconds))
+        else:
+            await asyncio.wait([self._connected])
+
+    def _heard(self, answer: Pong, seconds: float) -> None:
+        self.rtt, self.kvd_id = seconds, answer.kvd_id
+        if self.state != "up":
+            self._change("up", "")
+        for engine_id, generation in answer.gone:
+            reason = "its kvd says that this generation ended"
+            self._listener.peer_engine_gone(self.endpoint, engine_id, generation, reason)
+        self._listener.peer_engines_ready(self.endpoint, answer.ready)
+
+    def _no_connection(self, seconds: float) -> str:
+        why = f": {self._trouble}" if self._trouble else ""
+        return f"no connection to a kvd at {self.endpoint} within {seconds:g} s{why}"
+
+    def _change(self, state: Literal["up", "down"], reason: str) -> None:
+        self.state, self.since = state, time.time()
+        self._events.emit(f"peer.{state}", str(self.endpoint), kvd_id=self.kvd_id, reason=reason)
+        if state == "up":
+            self._listener.link_up(self.endpoint)
+        else:
+            self._fail(list(self._asked), f"the kvd at {self.endpoint} is down: {reason}")
+            self._listener.link_down(self.endpoint, reason)
+
+    def _fail(self, correlations: list[int], why: str) -> None:
+        for correlation in correlations:
+            if not self._asked[correlation].done():
+                self._asked[correlation].set_exception(PeerAway(why))
+
+    def _stop(self) -> list[asyncio.Task[None]]:
+        tasks, self._tasks = self._tasks, []  # each has this link in its frame: a circle
+        for task in tasks:
+            task.cancel()
+        if self._channel is not None:
+            self._channel.end()
+        return tasks
+
+
+async def _first(one: asyncio.Future[Message], other: asyncio.Future[None], seconds: float) -> None:
+    """Return when either is done, or after so long."""
+    both: list[asyncio.Future[Any]] = [one, other]
+    await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _words(cause: Cause) -> str:
+    """Why a connection ended, for a person."""
+    if isinstance(cause, ZmtpError):
+        limit = " (peer.max_message_bytes)" if cause.kind == "too_large" else ""
+        return cause.message + limit
+    return {
+        "closed": "the other side closed it",
+        "slow": "no answer on it in time",
+        "unread": "the other side does not read",
+        "told": "it is not used any more",
+    }[cause]

@@ -1,0 +1,104 @@
+"""Names: looked up once at a time, remembered with their failures, and never in each other's way."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from kvd.service.sockets import resolver
+from kvd.service.sockets.resolver import THREADS, Address, Resolver
+
+HERE: list[Address] = [(socket.AF_INET, "127.0.0.1")]
+
+
+class Names:
+    """Answers for names; of those that end in .dead it says nothing until the end of the test."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.end = threading.Event()
+        self.gone = False
+
+    def look(self, host: str) -> list[Address]:
+        self.asked.append(host)
+        if host.endswith(".dead"):
+            self.end.wait(30)
+        if self.gone or not host.endswith(".good"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return HERE
+
+
+def resolved(talk: Callable[[Resolver, Names], Awaitable[None]]) -> None:
+    names = Names()
+
+    async def run() -> None:
+        await talk(Resolver(names.look), names)
+        names.end.set()
+
+    try:
+        asyncio.run(run())
+    finally:
+        names.end.set()
+
+
+def test_a_name_is_looked_up_once_for_all_who_ask_and_remembered() -> None:
+    async def talk(made: Resolver, names: Names) -> None:
+        found = await asyncio.gather(*(made.resolve("a.good") for _ in range(20)))
+        assert set(found) == {tuple(HERE)}
+        assert await made.resolve("a.good") == tuple(HERE)
+        assert names.asked == ["a.good"]
+
+    resolved(talk)
+
+
+def test_a_failure_is_remembered_and_says_why() -> None:
+    async def talk(made: Resolver, names: Names) -> None:
+        for _ in range(3):
+            with pytest.raises(OSError, match="'nobody': Name or service not known"):
+                await made.resolve("nobody")
+        assert names.asked == ["nobody"]
+
+    resolved(talk)
+
+
+def test_addresses_need_no_look_up() -> None:
+    async def talk(made: Resolver, names: Names) -> None:
+        assert await made.resolve("127.0.0.1") == ((socket.AF_INET, "127.0.0.1"),)
+        assert await made.resolve("::1") == ((socket.AF_INET6, "::1"),)
+        assert not names.asked
+
+    resolved(talk)
+
+
+def test_names_that_nobody_answers_for_leave_room_for_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "RESOLVE_SECONDS", 0.05)
+
+    async def talk(made: Resolver, names: Names) -> None:
+        await made.resolve("peer.good")
+        monkeypatch.setattr(resolver, "FOUND_SECONDS", 0.0)
+        made._found.clear()
+        dead = [asyncio.ensure_future(made.resolve(f"{number}.dead")) for number in range(THREADS + 5)]
+        began = time.monotonic()
+        assert await made.resolve("peer.good") == tuple(HERE)
+        assert names.asked.count("peer.good") == 2
+        assert time.monotonic() - began < 1.0
+        for failed in dead:
+            with pytest.raises(OSError, match="no answer for"):
+                await failed
+
+    resolved(talk)
+
+
+def test_a_known_name_keeps_its_last_good_address_while_dns_fails() -> None:
+    async def talk(made: Resolver, names: Names) -> None:
+        await made.resolve("peer.good")
+        names.gone = True
+        made._found.clear()
+        assert await made.resolve("peer.good") == tuple(HERE)
+
+    resolved(talk)
