@@ -212,13 +212,20 @@ def _complete(local: EngineGeometry, remote: EngineGeometry) -> Factor:
 
 
 def _layer_names(local: EngineGeometry, remote: EngineGeometry) -> Factor:
-    mine = {name for w in local.workers for name in w.layers}
-    theirs = {name for w in remote.workers for name in w.layers}
+    mine, theirs = ({name for w in kinds(engine) for name in w.layers} for engine in (local, remote))
     missing, spare = sorted(mine - theirs), len(theirs - mine)
     note = f"{spare} layers of the remote side are not read" if spare else ""
     if missing:
         note = f"not on the remote side: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
     return Factor("layer names", str(len(mine)), str(len(theirs)), not missing, note, fatal=True)
+
+
+def kinds(engine: EngineGeometry) -> Sequence[WorkerGeometry]:
+    """One worker of each kind: those that were read as alike share one tuple of groups."""
+    found: dict[int, WorkerGeometry] = {}
+    for worker in engine.workers:
+        found.setdefault(id(worker.groups), worker)
+    return tuple(found.values())
 
 
 def groups_of(engine: EngineGeometry) -> dict[int, Group]:
@@ -233,7 +240,7 @@ def groups_of(engine: EngineGeometry) -> dict[int, Group]:
 
 def _groups(local: EngineGeometry, remote: EngineGeometry) -> Factor:
     here, there = (", ".join(g.kind for g in groups_of(e).values()) for e in (local, remote))
-    theirs = {layer.name: g for w in remote.workers for g in w.groups for layer in g.layers}
+    theirs = {layer.name: g for w in kinds(remote) for g in w.groups for layer in g.layers}
     for group in groups_of(local).values():
         for name in group.layer_names:
             other = theirs.get(name)

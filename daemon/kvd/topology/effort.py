@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 
 from kvd.geometry.model import EngineGeometry, Page
-from kvd.topology.compat import groups_of
+from kvd.topology.compat import groups_of, kinds
 from kvd.topology.errors import TooMuchToCompare
 
 MAX_LAYERS = 1 << 22
@@ -21,8 +21,9 @@ def refuse_large(local: EngineGeometry, remote: EngineGeometry) -> None:
     """Raise `TooMuchToCompare` where comparing the two takes more than any real pair; names figure and limit."""
     for engine in (local, remote):
         who = f"engine {engine.engine_id}"
-        _within(sum(len(w.layers) for w in engine.workers), MAX_LAYERS, f"{who}: layers of all its workers")
-        pages: set[Page] = {layer.page for w in engine.workers for _, layer in w.layers.values()}
+        layers = sum(len(group.layers) for w in engine.workers for group in w.groups)
+        _within(layers, MAX_LAYERS, f"{who}: layers of all its workers")
+        pages: set[Page] = {layer.page for w in kinds(engine) for _, layer in w.layers.values()}
         elements = sum(field.elements for page in pages for field in page.fields)
         _within(elements, MAX_ELEMENTS, f"{who}: elements in its pages")
     meetings = 0

@@ -7,19 +7,19 @@ descriptors of it and of a request's block ids.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
+from kvd.geometry.model import Group, GroupKind, Layer, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
-from kvd.topology.sources import Holder, Phase, Piece, pieces
+from kvd.topology.sources import CutPage, Holder, Phase, Piece, cut_page, pieces
 
 Mask = NDArray[np.bool_]
 
@@ -149,8 +149,45 @@ class _Alike(NamedTuple):
     piece: int
 
 
-_Memory = dict[object, tuple[int, dict[int, list[Piece]]]]
-"""For pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
+class _Kinds(NamedTuple):
+    """Workers of an engine by what they share: those with the same groups have the same layers.
+
+    ``layers`` are of each kind, ``of`` the kind of each worker. Thousands of workers have a few kinds between them.
+    """
+
+    layers: list[dict[str, tuple[Group, Layer]]]
+    of: list[int]
+
+
+def _kinds(workers: Sequence[WorkerGeometry]) -> _Kinds:
+    number: dict[int, int] = {}
+    layers: list[dict[str, tuple[Group, Layer]]] = []
+    of = []
+    for worker in workers:
+        kind = number.setdefault(id(worker.groups), len(layers))
+        if kind == len(layers):
+            layers.append(worker.layers)
+        of.append(kind)
+    return _Kinds(layers, of)
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Pages that meet in the same way: after how many turns the rotation repeats, and the pieces of each turn."""
+
+    cut: CutPage
+    me: int
+    period: int = 0
+    made: dict[int, list[Piece]] = field(default_factory=dict)
+
+    def pieces(self, turn: int) -> list[Piece]:
+        if not self.period or turn % self.period not in self.made:
+            self.period, made = pieces(self.cut, self.me, turn)
+            self.made[turn % self.period] = made
+        return self.made[turn % self.period]
+
+
+_Memory = dict[object, _Turns]
 
 
 _Parts = list[tuple[Layer, Layer, Piece]]
@@ -161,6 +198,7 @@ def _found(
 ) -> dict[_Alike, _Parts]:
     """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
     memory: _Memory = {}
+    ours, theirs = _kinds(peers), _kinds(remotes)
     found: dict[_Alike, _Parts] = {}
     turn = 0
     for group in local.groups:
@@ -172,7 +210,7 @@ def _found(
                 continue
             placed.add(place)
             for piece, remote_group, remote_layer in _sources(
-                layer, group, local, peers, remotes, turn, memory
+                layer, group, local.rank, peers, ours, theirs, turn, memory
             ):
                 alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
                 found.setdefault(alike, []).append((layer, remote_layer, piece))
@@ -209,38 +247,45 @@ def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
 def _sources(
     layer: Layer,
     group: Group,
-    local: WorkerGeometry,
+    rank: Rank,
     peers: Sequence[WorkerGeometry],
-    remotes: Sequence[WorkerGeometry],
+    ours: _Kinds,
+    theirs: _Kinds,
     turn: int,
     memory: _Memory,
 ) -> list[tuple[Piece, Group, Layer]]:
-    having = [(i, *w.layers[layer.name]) for i, w in enumerate(remotes) if layer.name in w.layers]
-    if not having:
+    having = [layers.get(layer.name) for layers in theirs.layers]
+    if not any(having):
         raise LayerMissing(
-            f"layer {layer.name} (group {group.index}) is on none of {len(remotes)} remote workers"
+            f"layer {layer.name} (group {group.index}) is on none of {len(theirs.of)} remote workers"
         )
-    for _, remote_group, _ in having:
-        if (remote_group.kind == "mamba") != (group.kind == "mamba"):
-            raise LayerMissing(
-                f"layer {layer.name} is of kind {group.kind} here and {remote_group.kind} there"
-            )
-    holders = tuple(
-        Holder(i, remote_layer.page, remote_group.block_size) for i, remote_group, remote_layer in having
-    )
-    sharing = [w for w in peers if layer.name in w.layers]
-    sharers: tuple[Page, ...] = tuple(w.layers[layer.name][1].page for w in sharing)
-    me = next((i for i, w in enumerate(sharing) if w.rank == local.rank), 0)
-    key = (group.kind, group.block_size, layer.page, holders, sharers, me)
-    # One look-up a layer: comparing keys of many pages is a good part of the time that planning takes.
-    known = memory.get(key)
-    if known is None or turn % known[0] not in known[1]:
-        period, made = pieces(group, layer.page, holders, sharers or (layer.page,), me, turn)
-        known = memory.setdefault(key, (period, {}))
-        known[1][turn % period] = made
-    period, by_turn = known
-    by_remote = {i: (remote_group, remote_layer) for i, remote_group, remote_layer in having}
-    return [(piece, *by_remote[piece.remote]) for piece in by_turn[turn % period]]
+    for found in having:
+        if found is not None and (found[0].kind == "mamba") != (group.kind == "mamba"):
+            raise LayerMissing(f"layer {layer.name} is of kind {group.kind} here and {found[0].kind} there")
+    pages = [layers[layer.name][1].page if layer.name in layers else None for layers in ours.layers]
+    held = tuple(found and (found[1].page, found[0].block_size) for found in having)
+    key = (group.kind, group.block_size, layer.page, held, tuple(pages))
+    turns = memory.get(key)
+    if turns is None:
+        holders = tuple(
+            Holder(i, found[1].page, found[0].block_size)
+            for i, kind in enumerate(theirs.of)
+            if (found := having[kind]) is not None
+        )
+        sharing = [
+            (worker.rank, page)
+            for worker, kind in zip(peers, ours.of, strict=True)
+            if (page := pages[kind]) is not None
+        ]
+        me = next((i for i, (other, _) in enumerate(sharing) if other == rank), 0)
+        sharers = [page for _, page in sharing] or [layer.page]
+        turns = memory[key] = _Turns(cut_page(group, layer.page, holders, sharers), me)
+    return [
+        (piece, *found)
+        for piece in turns.pieces(turn)
+        if (found := having[theirs.of[piece.remote]])
+        is not None  # always: a piece is of one that has the layer
+    ]
 
 
 def _read(

@@ -14,10 +14,17 @@ from math import gcd, lcm
 from operator import and_
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvd.geometry.model import Field, Group, Page
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.errors import FieldMismatch, NotCovered
 from kvd.topology.intersect import Flags, Steps, classes, intersect, series, steps_of
+
+Numbers = NDArray[np.intp]
+FEW_CELLS = 1 << 16
+"""Candidates over all phases of one page, up to which its cells are kept from turn to turn."""
 
 
 class Holder(NamedTuple):
@@ -53,36 +60,58 @@ class Piece:
     heads: tuple[int, int] | None
 
 
-def pieces(
-    group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page], me: int, turn: int
-) -> tuple[int, list[Piece]]:
-    """All pieces that make up one local page of ``group``, and after how many turns the same ones come again.
+@dataclass(frozen=True, slots=True)
+class CutPage:
+    """One local page, the remote pages that it is made of, and how they cut it: the same for every turn.
 
-    ``sharers`` are the pages that the workers of the local engine have of this layer, ``me`` the position of this one
-    among them; ``turn`` is the layer's ordinal. Where several remote workers hold a cell, the local workers that need
-    it take them in rotation, and go on to the next ones layer by layer, so that every replica carries an even load.
+    ``cells`` are kept where they are few; many are made anew each time.
+    """
+
+    group: Group
+    holders: Sequence[Holder]
+    cuts: list[_Cut]
+    cells: list[_Cell] | None
+
+
+def cut_page(group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> CutPage:
+    """Cut a local page of ``group``. ``sharers`` are the pages that the workers of the local engine have of this layer.
 
     Raises `FieldMismatch` where the two sides do not mean the same tensor, `NotCovered` where nobody holds a part.
     """
-    for holder in holders:
-        _same_tensors(page, holder.page, state=group.kind == "mamba")
+    for other in dict.fromkeys(holder.page for holder in holders):
+        _same_tensors(page, other, state=group.kind == "mamba")
+    cuts = _cuts(page, holders, sharers)
+    phases = lcm(group.block_size, *{h.block_size for h in holders}) // group.block_size
+    few = group.kind == "mamba" or phases * len(holders) <= FEW_CELLS
+    return CutPage(group, holders, cuts, list(_all_cells(group, holders, cuts)) if few else None)
+
+
+def pieces(cut: CutPage, me: int, turn: int) -> tuple[int, list[Piece]]:
+    """All pieces that make up one local page, and after how many turns the same ones come again.
+
+    ``me`` is the position of this worker among those of the local engine that have this layer; ``turn`` is the layer's
+    ordinal. Where several remote workers hold a cell, the local workers that need it take them in rotation, and go on
+    to the next ones layer by layer, so that every replica carries an even load.
+
+    Raises `NotCovered` where nobody holds a part.
+    """
     found: dict[tuple[int, Phase], list[Descriptors]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
     repeat = 1
-    cuts = _cuts(page, holders, sharers)
-    for candidates in _meetings(group, holders):
-        for cut in cuts:
-            for (number, phase, shift), cell, period in _cells(cut, candidates, me, turn):
-                repeat = lcm(repeat, period)
-                holder, wanted = holders[number], {label: atom.members for label, atom in cell.items()}
-                met = (holder.remote, phase)
-                for fld in cut.fields:
-                    table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
-                    found.setdefault(met, []).append(table)
-                if "head" in cell and any(fld.name == "k" for fld in cut.fields):
-                    low, high = _bounds(cut.mine["head"], wanted["head"])
-                    seen = heads.get(met, (low, high + 1))
-                    heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
+    cells = _all_cells(cut.group, cut.holders, cut.cuts) if cut.cells is None else cut.cells
+    for part in cells:
+        chosen, period = _rotate(int(part.sharing.searchsorted(me)), len(part.sharing), len(part.held), turn)
+        repeat = lcm(repeat, period)
+        number, phase, shift = part.candidates[part.held[chosen]]
+        holder, wanted = cut.holders[number], {label: atom.members for label, atom in part.atoms.items()}
+        met = (holder.remote, phase)
+        for fld in part.cut.fields:
+            table = intersect(fld, holder.page.by_name[fld.name], shift=shift, wanted=wanted)
+            found.setdefault(met, []).append(table)
+        if "head" in part.atoms and any(fld.name == "k" for fld in part.cut.fields):
+            low, high = _bounds(part.cut.mine["head"], wanted["head"])
+            seen = heads.get(met, (low, high + 1))
+            heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
     return repeat, [
         Piece(remote, phase, coalesce(concatenate(tables)), heads.get((remote, phase)))
         for (remote, phase), tables in found.items()
@@ -137,9 +166,11 @@ class _Cut:
 
 
 def _cuts(page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> list[_Cut]:
+    # Thousands of workers have a few pages between them.
+    pages = dict.fromkeys((*(holder.page for holder in holders), *sharers))
     alike: dict[object, list[Field]] = {}
     for fld in page.fields:
-        sides = (fld, *(p.by_name[fld.name] for p in (*(h.page for h in holders), *sharers)))
+        sides = (fld, *(p.by_name[fld.name] for p in pages))
         alike.setdefault(tuple(tuple(steps_of(f, label) for f in sides) for label in fld.labels), []).append(
             fld
         )
@@ -147,10 +178,12 @@ def _cuts(page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> lis
     for fields in alike.values():
         first = fields[0]
         mine = {label: steps_of(first, label) for label in first.labels}
-        theirs = {
-            label: tuple(steps_of(h.page.by_name[first.name], label) for h in holders) for label in mine
-        }
-        needing = {label: tuple(steps_of(p.by_name[first.name], label) for p in sharers) for label in mine}
+        theirs: dict[str, tuple[Steps, ...]] = {}
+        needing: dict[str, tuple[Steps, ...]] = {}
+        for label in mine:
+            steps = {p: steps_of(p.by_name[first.name], label) for p in pages}
+            theirs[label] = tuple(steps[holder.page] for holder in holders)
+            needing[label] = tuple(steps[p] for p in sharers)
         atoms = {
             label: _atoms(mine[label], [(steps, 0) for steps in theirs[label]], needing[label])
             for label in mine
@@ -160,10 +193,24 @@ def _cuts(page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> lis
     return made
 
 
-def _cells(
-    cut: _Cut, candidates: Sequence[_Candidate], me: int, turn: int
-) -> Iterator[tuple[_Candidate, dict[str, _Atom], int]]:
-    """Each chosen candidate, the part of each label it supplies and the turns until it is chosen again, by cell."""
+class _Cell(NamedTuple):
+    """A part of the local page that is held whole or not at all: by which candidates, and which sharers need it."""
+
+    cut: _Cut
+    candidates: Sequence[_Candidate]
+    atoms: dict[str, _Atom]
+    held: Numbers
+    sharing: Numbers
+
+
+def _all_cells(group: Group, holders: Sequence[Holder], cuts: Sequence[_Cut]) -> Iterator[_Cell]:
+    for candidates in _meetings(group, holders):
+        for cut in cuts:
+            yield from _cells(cut, candidates)
+
+
+def _cells(cut: _Cut, candidates: Sequence[_Candidate]) -> Iterator[_Cell]:
+    """The cells of one phase."""
     numbers = [number for number, _, _ in candidates]
     parts = []
     for label in cut.mine:
@@ -173,17 +220,16 @@ def _cells(
         else:
             parts.append([_Atom(a.members, a.held[numbers], a.shared) for a in cut.atoms[label]])
     for atoms in itertools.product(*parts):
-        holders = reduce(and_, [atom.held for atom in atoms]).nonzero()[0]
+        held = reduce(and_, [atom.held for atom in atoms]).nonzero()[0]
         cell = dict(zip(cut.mine, atoms, strict=True))
-        if not len(holders):
+        if not len(held):
             spans = {label: _bounds(cut.mine[label], atom.members) for label, atom in cell.items()}
             part = ", ".join(f"{label} {low}..{high}" for label, (low, high) in spans.items())
             raise NotCovered(
                 f"field {cut.fields[0].name}: none of {len(candidates)} remote pages holds {part}"
             )
         sharing = reduce(and_, [atom.shared for atom in atoms]).nonzero()[0]
-        chosen, period = _rotate(int(sharing.searchsorted(me)), len(sharing), len(holders), turn)
-        yield candidates[holders[chosen]], cell, period
+        yield _Cell(cut, candidates, cell, held, sharing)
 
 
 def _bounds(steps: Steps, members: Flags) -> tuple[int, int]:

@@ -43,6 +43,9 @@ Dial = Callable[[ChannelOwner, DialKind], Awaitable[Channel]]
 class Listener(Protocol):
     """Who has to be told of what links see; called on the loop, must not wait."""
 
+    def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
+        """The ids of all engines behind an endpoint that are known, gone ones too."""
+
     def using(self, endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
         """The engines (id, generation) behind an endpoint that local ones use."""
 
@@ -252,7 +255,8 @@ class PeerLink:
                 await self._wait_for_connection(heard)
                 continue
             began = time.monotonic()
-            message = msgspec.structs.replace(me, using=self._listener.using(self.endpoint))
+            using, known = self._listener.using(self.endpoint), self._listener.known_ids(self.endpoint)
+            message = msgspec.structs.replace(me, using=using, known=known)
             try:
                 answer = await self._ask(message, self._settings.ping_seconds)
             except PeerAway as away:

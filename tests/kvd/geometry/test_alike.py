@@ -1,0 +1,86 @@
+"""Workers that are alike are read at the cost of one, and to the same as each by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvd.geometry.alike import CUT, AlikeReader, cut
+from kvd.geometry.codec import decode_worker, encode_worker, shape_of
+from kvd.geometry.errors import BadGeometry
+from kvd.geometry.model import EngineGeometry
+from tests.support import random_engines as engines
+from tests.support.samples import engine, llama
+
+
+@st.composite
+def drawn(draw: st.DrawFn) -> EngineGeometry:
+    return engines.engine(draw, "e", draw(engines.models()), 4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(drawn())
+def test_each_worker_reads_as_it_does_by_itself(made: EngineGeometry) -> None:
+    reader = AlikeReader()
+    shapes: dict[str, str] = {}
+    for worker in made.workers:
+        document = encode_worker(worker)
+        assert b"".join(cut(document)) == document
+        read, shape = reader.read_document(document)
+        assert read == worker == decode_worker(document)
+        assert shapes.setdefault(shape_of(document), shape) == shape
+    assert len(set(shapes.values())) == len(shapes)
+
+
+def test_workers_that_are_alike_share_their_groups() -> None:
+    made = engine("e", ("full", 16, None, llama(("a", "b"), heads=1)), tp=2)
+    reader = AlikeReader()
+    one, other = (reader.read_document(encode_worker(worker))[0] for worker in made.workers)
+    assert one.groups is other.groups
+    assert (one.rank, other.rank) == (made.workers[0].rank, made.workers[1].rank)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        CUT + b'[],"groups":[],"rank":[9,0,0]}',
+        CUT + b"[]}",
+        CUT + b"[",
+        b"",
+    ],
+)
+def test_a_tail_cannot_speak_over_a_head(tail: bytes) -> None:
+    head, good = cut(encode_worker(engine("e", ("full", 16, None, llama(("a",)))).workers[0]))
+    reader = AlikeReader()
+    reader.read(head, good)
+    alone: object
+    try:
+        alone = decode_worker(head + tail)
+    except BadGeometry as error:
+        alone = str(error)
+    found: object
+    try:
+        found = reader.read(head, tail)[0]
+        found = reader.read(head, tail)[0]
+    except BadGeometry as error:
+        found = str(error)
+    assert found == alone
+
+
+def test_a_document_of_another_form_is_read_as_a_whole() -> None:
+    worker = engine("e", ("full", 16, None, llama(("a",)))).workers[0]
+    other = json.dumps(json.loads(encode_worker(worker)), indent=1, sort_keys=True).encode()
+    assert cut(other) == (other, b"")
+    assert AlikeReader().read_document(other) == (worker, shape_of(other))
+
+
+def test_an_address_below_zero_is_refused_of_the_second_as_of_the_first() -> None:
+    document = encode_worker(engine("e", ("full", 16, None, llama(("a",)))).workers[0])
+    reader = AlikeReader()
+    reader.read_document(document)
+    spoilt = document.replace(b'"regions":[[', b'"regions":[[-', 1)
+    with pytest.raises(BadGeometry):
+        reader.read_document(spoilt)
