@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -16,6 +17,7 @@ from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, Lo
 from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
+from kvd.shown import MAX_NAMES, few
 from kvd.wire.names import generation_of
 
 SCHEDULER_SECONDS = 2.0
@@ -28,8 +30,6 @@ MOST_GONE_OF_UID = 1024
 """Most engines of a user that are remembered once they are gone; those before are forgotten."""
 LARGE_BYTES = 8192
 """Facts that take more than this are not remembered of an engine that is gone; vLLM's take 2 KB."""
-NAMED = 16
-"""Most engines or ranks that a refusal names."""
 
 
 class Watcher(Protocol):
@@ -205,7 +205,7 @@ class Registry:
         """Why an engine cannot be used: unknown, gone, or workers of it are missing."""
         engine = self.engines.get(engine_id)
         if engine is None:
-            known = some(sorted(self.engines)) or "none"
+            known = few(heapq.nsmallest(MAX_NAMES, self.engines), count=len(self.engines))
             return RequestRefused(
                 "KVD-ENGINE-UNKNOWN",
                 f"no engine {engine_id!r} is registered here; known: {known}",
@@ -215,7 +215,7 @@ class Registry:
             return RequestRefused(
                 "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
             )
-        here = some([str(rank) for rank in engine.ranks]) or "none"
+        here = few(map(str, engine.ranks), count=len(engine.ranks))
         return RequestRefused(
             "KVD-ENGINE-PARTIAL",
             f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
@@ -342,9 +342,3 @@ class Registry:
             self._events.emit("engine.ready", engine_id, generation=generation, workers=len(engine.workers))
             self.watcher.engine_ready(engine)
             engine.wake()
-
-
-def some(names: Sequence[str]) -> str:
-    """The first names of many: a refusal is small, however many there are."""
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more

@@ -15,12 +15,12 @@ from kvd.geometry.alike import AlikeReader
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.miss_history import LONGEST_CAUSE, OrderHistory
-from kvd.service.engines.registry import some
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
 from kvd.service.sockets.router import Caller
+from kvd.shown import few
 from kvd.wire.order import (
     MISS_ENDS,
     Asker,
@@ -195,11 +195,9 @@ async def _check_part(engine: LocalEngine, part: LoadPart) -> None:
     """An order for a layer, group or rank that the engine does not have would take loads and never make one miss."""
     workers = [w for w in engine.workers.values() if part.rank in (None, w.rank)]
     if not workers:
-        have = some([str(rank) for rank in engine.ranks])
+        have = few(map(str, engine.ranks), count=len(engine.ranks))
         wanted = str(part.rank) if part.rank else "worker"
-        raise RequestRefused(
-            "KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have or 'none'}"
-        )
+        raise RequestRefused("KVD-FORCE-PART", f"{engine.facts.engine_id} has no {wanted}; it has {have}")
     if part.group is None and not part.layer:
         return
     found = await asyncio.to_thread(_layers, [worker.card.geometry for worker in workers if worker.card])

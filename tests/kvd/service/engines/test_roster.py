@@ -18,9 +18,10 @@ from kvd.service.engines import roster as roster_module
 from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
-from kvd.service.engines.registry import NAMED, Registry
+from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
+from kvd.shown import MAX_NAMES
 from kvd.wire.frame import Message
 from kvd.wire.lease import LeaseClosed
 from kvd.wire.registration import OpenLease
@@ -211,7 +212,7 @@ def test_a_refusal_is_small_however_many_engines_there_are() -> None:
     for number in range(1000):
         registry.register(client(f"engine-{number:04}"))
     refusal = registry.not_ready("nobody")
-    assert refusal.message.endswith(f"and {1000 - NAMED} more")
+    assert refusal.message.endswith(f"and {1000 - MAX_NAMES} more")
     assert len(refusal.message) < 500
 
 
