@@ -21,7 +21,7 @@ from tests.support.attacked import assert_unfelled, attack, attacked, attacking
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
 from tests.support.raw_zmtp import connected, frame, spoken
 
-SECONDS = 2.0
+SECONDS = 1.0
 FEW = 256
 """Open files that a kvd may have which is to run out of them."""
 

@@ -11,7 +11,7 @@ from tests.support.attacked import assert_unfelled, attack, attacked, attacking
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker
 from tests.support.raw_zmtp import frame, spoken
 
-SECONDS = 2.0
+SECONDS = 1.0
 MOST = 256
 
 
