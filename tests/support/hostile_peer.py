@@ -92,3 +92,21 @@ def lying(port: int, told: EngineDescribed, geometry: bytes) -> None:
         return EngineDescribed(card=card, kvd_generation="h", shape=shape)
 
     serve(port, describe)
+
+
+def too_large_at_first(port: int, size: int, geometry: bytes) -> None:
+    """A kvd that answers the first question about an engine with ``size`` bytes, and the others as it should."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    asked = 0
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"tcp://127.0.0.1:{port}")
+        while True:
+            route, frame = router.recv_multipart()
+            message, correlation = decode(frame)
+            if isinstance(message, DescribeEngine):
+                asked += 1
+                card = card_of(message.engine_id, geometry)
+                answer = encode(EngineDescribed(card=card, kvd_generation="h"), correlation)
+                router.send_multipart([route, answer if asked > 1 else bytes(size)])
+            elif isinstance(message, Ping):
+                router.send_multipart([route, encode(Pong(kvd_id="h", kvd_generation="h"), correlation)])

@@ -30,7 +30,7 @@ from tests.support.daemons import (
     wait_for,
     worker,
 )
-from tests.support.hostile_peer import demanding_engines, lying
+from tests.support.hostile_peer import demanding_engines, lying, too_large_at_first
 from tests.support.routers import free_port
 
 LAYERS = 16
@@ -202,3 +202,23 @@ def test_engines_whose_scheduler_is_there_are_told_to_workers_in_the_form_that_t
         assert (len(whole.peer.workers), whole.part) == (1, None)
         assert part.part is not None
         assert (len(part.peer.workers), part.part.total) == (0, 1)
+
+
+def test_a_link_that_was_sent_too_large_a_card_serves_again() -> None:
+    port = free_port()
+    with daemons(1) as (near,), ExitStack() as stack:
+        stack.enter_context(attacking(too_large_at_first, port, 17 << 20, geometry()))
+        one = stack.enter_context(asker(near, geometry()))
+        error = one.call(question("p", port), LONG).exception(LONG)
+        assert getattr(error, "code", "") == "KVD-PEER-UNREACHABLE", error
+
+        def again() -> PeerReady | None:
+            future = one.call(question("p", port), LONG)
+            if future.exception(LONG) is not None:
+                time.sleep(0.1)  # until the link is there again; nothing announces it
+                return None
+            ready = future.result()
+            assert isinstance(ready, PeerReady)
+            return ready
+
+        assert wait_for(again, LONG).peer.engine.engine_id == "p"
