@@ -153,11 +153,3 @@ def test_keys_that_cannot_be_written_come_with_the_next_step(tmp_path: Path) -> 
     assert kvd("--new-keys", str(file)).returncode == 0
     again = kvd("--new-keys", str(file))
     assert (again.returncode, "never written over" in again.stderr) == (2, True)
-
-
-def test_a_ledger_that_cannot_be_opened_ends_kvd_with_its_reason(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = kvd("--runtime-dir", str(tmp_path / "r"), "--state-dir", str(tmp_path / "file" / "s"))
-    assert done.returncode == 2
-    assert f"the ledger {tmp_path}/file/s/ledger.sqlite3 cannot be opened" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -7,6 +7,7 @@ it one job after the other, and kills it when one takes too long.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -67,7 +68,7 @@ def main() -> None:
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # kvd's terminal sends it to both; kvd's end is ours
     rehearse()
-    with socket.socket(fileno=0) as kvd:
+    with socket.socket(fileno=0) as kvd, contextlib.suppress(ConnectionError):  # kvd was killed
         _send(kvd, Found())
         serve(kvd)
 
