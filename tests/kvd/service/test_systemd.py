@@ -84,6 +84,14 @@ def test_it_is_started_when_it_serves_peers_and_metrics_too(served: Machine) -> 
     assert owner == ["kvd:kvd 750", "kvd:kvd 750"]
 
 
+def test_the_process_that_compares_engines_runs_in_its_sandbox(served: Machine) -> None:
+    def started() -> bool:
+        status = asked(served, "status")
+        return bool(status) and status["counters"].get("handshakes.comparers_started", 0) > 0
+
+    wait_for(started, 20)
+
+
 def test_members_of_its_group_may_ask_and_others_are_told_why_not(served: Machine) -> None:
     served.run("useradd", "--system", "--groups", "kvd", "vllm")
     ask = (PYTHON, "-c", "from kvctl.main import run; run()", "status")

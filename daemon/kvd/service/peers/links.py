@@ -96,7 +96,9 @@ class PeerLinks:
             await asyncio.sleep(IDLE_SECONDS / 10)
             before = time.monotonic() - IDLE_SECONDS
             for endpoint, link in list(self.links.items()):
-                if link.used < before and endpoint not in self.kept and not self.listener.using(endpoint):
+                idle = link.used < before and endpoint not in self.kept and not self.listener.using(endpoint)
+                # While another one closes it may have given way, or been made anew.
+                if idle and self.links.get(endpoint) is link:
                     del self.links[endpoint]
                     await link.close()
 
