@@ -11,7 +11,7 @@ import pytest
 
 from kvctl.processes import tree
 
-NESTED = "sh -c 'sleep 60 & echo $!; wait' & echo $!; wait"
+NESTED = "sh -c 'sleep 60 & echo third $!; wait' & echo second $!; wait"
 
 
 @pytest.fixture
@@ -19,9 +19,11 @@ def nested() -> Iterator[tuple[int, int, int]]:
     """Process ids of a shell, of a shell below it, and of what that one runs."""
     with subprocess.Popen(["/bin/sh", "-c", NESTED], stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
-        second, third = sorted(int(shell.stdout.readline()) for _ in range(2))
-        yield shell.pid, second, third
-        for pid in (third, second, shell.pid):
+        named = dict(shell.stdout.readline().split() for _ in range(2))
+        nested = shell.pid, int(named["second"]), int(named["third"])
+        yield nested
+        # Parents first: one whose child has died ends by itself, and its process id may be gone.
+        for pid in nested:
             os.kill(pid, 9)
 
 
