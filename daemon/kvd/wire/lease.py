@@ -20,10 +20,14 @@ LeaseEnd = Literal["released", "expired", "aborted"]
 
 
 class LeaseOpened(Request, tag="lease_opened", frozen=True, kw_only=True):
-    """The prefiller's scheduler opened leases. Answered by `Ok`."""
+    """The prefiller's scheduler opened leases. Answered by `Ok`.
+
+    ``held``: it opened them before it registered, which had no room for them. Somebody may read under them already.
+    """
 
     engine_id: Id
     leases: Annotated[tuple[OpenLease, ...], Meta(max_length=MOST_LEASES_OPENED)]
+    held: bool = False
 
 
 class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):

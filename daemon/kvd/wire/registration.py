@@ -45,7 +45,8 @@ class OpenReader(msgspec.Struct, frozen=True):
 class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=True, kw_only=True):
     """An engine's scheduler presents itself, with the leases it holds open and those that it reads under.
 
-    ``digest_key`` is a secret of its own, for the schedulers of peers alone (`EngineCard`). Answered by `Registered`.
+    ``complete``: ``leases`` are all that it holds; else a `LeaseOpened` lists more of them after this. ``digest_key``
+    is a secret of its own, for the schedulers of peers alone (`EngineCard`). Answered by `Registered`.
     """
 
     engine: EngineFacts
@@ -55,6 +56,7 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     leases: Annotated[tuple[OpenLease, ...], Meta(max_length=MOST_LEASES_HELD)] = ()
     readers: Annotated[tuple[OpenReader, ...], Meta(max_length=MOST_LEASES_HELD)] = ()
     digest_key: Secret = b""
+    complete: bool = True
 
 
 class Registered(Reply, tag="registered", frozen=True, kw_only=True):

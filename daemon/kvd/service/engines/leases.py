@@ -109,8 +109,11 @@ class LeaseTable:
         self._ask = ask
         self._ended: OrderedDict[Name, float] = OrderedDict()
 
-    def open(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
-        """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be."""
+    def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
+        """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
+
+        ``held``: its registration had no room for them, so they count as if they had been listed there.
+        """
         engine_id = owner.engine.engine_id
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
         if new and self._full(owner, len(new)):
@@ -120,26 +123,43 @@ class LeaseTable:
                 f" {len(self.table)}; at most {MAX_OPEN_OF_UID} and {MAX_OPEN} are kept",
                 hint="the router may send more prompts to prefill than decoders take: see `kvctl doctor`",
             )
+        if held:
+            self._present(owner, leases)
+            return
         self._outcomes.opened(engine_id, new, time.monotonic())
         for lease in leases:
             self._take_over((engine_id, lease.request_id))
             self._ended.pop((engine_id, lease.request_id), None)
             self._hold(owner, lease)
 
-    def present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
-        """The owner registered (again) and lists all it holds: what ended here while it was away ends there now.
+    def present(self, owner: Client, leases: tuple[OpenLease, ...], *, complete: bool = True) -> None:
+        """The owner registered (again), and lists what it holds.
 
-        Of many the rest is taken in the next turns of the loop, and what is asked for before that at once.
+        Where the list is ``complete``, what ended here while it was away ends there now. Else what is not listed stays
+        that of the same incarnation. Of many the rest is taken in the next turns of the loop, and what is asked for
+        before that at once.
         """
         engine_id = owner.engine.engine_id
-        listed = {lease.request_id: lease for lease in leases}
-        for request_id in self._of_engine.get(engine_id, set()) - listed.keys():
-            self._remove((engine_id, request_id))
-        at = time.monotonic()
-        self._presented.pop(engine_id, None)
-        if listed:
-            self._presented[engine_id] = {n: _Presented(owner, lease, at) for n, lease in listed.items()}
-        spread(listed, lambda request_id: self._take_over((engine_id, request_id)))
+        listed = {lease.request_id for lease in leases}
+        for request_id in self._of_engine.get(engine_id, set()) - listed:
+            entry = self.table[engine_id, request_id]
+            if not complete and entry.owner.incarnation == owner.incarnation:
+                entry.owner = owner
+            else:
+                self._remove((engine_id, request_id))
+        before = self._presented.pop(engine_id, {})
+        if not complete:
+            same = {n: x for n, x in before.items() if x.owner.incarnation == owner.incarnation}
+            self._presented[engine_id] = {n: _Presented(owner, x.lease, x.at) for n, x in same.items()}
+        self._present(owner, leases)
+
+    def _present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
+        engine_id, at = owner.engine.engine_id, time.monotonic()
+        waiting = self._presented.pop(engine_id, {})
+        waiting.update((lease.request_id, _Presented(owner, lease, at)) for lease in leases)
+        if waiting:
+            self._presented[engine_id] = waiting
+        spread(tuple(waiting), lambda request_id: self._take_over((engine_id, request_id)))
 
     def _take_over(self, name: Name) -> None:
         """Hold a lease that its owner has presented, if that was not done yet."""

@@ -18,7 +18,7 @@ from kvd.wire.reply import Ok
 def lease_opened(daemon: Daemon, caller: Caller, message: LeaseOpened) -> Ok:
     """A scheduler keeps blocks. Raises `RequestRefused` for anyone else."""
     owner = scheduler_of(daemon, caller, message.engine_id)
-    daemon.leases.open(owner, message.leases)
+    daemon.leases.open(owner, message.leases, held=message.held)
     return Ok()
 
 

@@ -85,7 +85,7 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         digest_key=message.digest_key,
     )
     registered = _take(daemon, client)
-    daemon.leases.present(client, message.leases)
+    daemon.leases.present(client, message.leases, complete=message.complete)
     daemon.readers.presents(client, message.readers)
     return registered
 

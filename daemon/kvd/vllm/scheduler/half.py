@@ -1,9 +1,8 @@
 """The scheduler's half: what to claim, what to load, which blocks to keep for whom.
 
-It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked
-for early (a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request
-whose answers are not in yet is simply passed over by the scheduler until they are, or until their time is up
-and it is computed here.
+It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked for early
+(a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request whose answers are
+not in yet is passed over by the scheduler until they are, or until their time is up and it is computed here.
 """
 
 from __future__ import annotations
@@ -49,10 +48,7 @@ log = logger(__name__)
 
 
 class SchedulerHalf:
-    """One engine's scheduler.
-
-    Claims on remote prefills (decoding side) and leases on own blocks (prefilling side).
-    """
+    """One engine's scheduler: claims on remote prefills where it decodes, leases on own blocks where it prefills."""
 
     def __init__(
         self,
@@ -382,14 +378,19 @@ class SchedulerHalf:
     # --- on the session's thread ---
 
     def _card(self) -> RegisterScheduler:
+        now = time.monotonic()
+        leases, more = self._leases.presented(self.engine.engine_id, now)
+        for delivery in more:
+            self._session.deliver(*delivery)
         return RegisterScheduler(
             engine=self.engine,
             incarnation=self.incarnation,
             pid=os.getpid(),
             policy=self.policy,
-            leases=longest(self._leases.held(time.monotonic())),
-            readers=longest(self._readers(time.monotonic())),
+            leases=leases,
+            readers=longest(self._readers(now)),
             digest_key=self._digest_key,
+            complete=not more,
         )
 
     def _pushed(self, message: Message) -> Message | None:

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from kvd.wire.frame import Message
 from kvd.wire.lease import LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend, LeaseOpened
-from kvd.wire.limits import MOST_LEASES_HELD
+from kvd.wire.limits import MOST_LEASES_HELD, MOST_LEASES_OPENED
 from kvd.wire.registration import OpenLease, OpenReader
 
 Kept = TypeVar("Kept", OpenLease, OpenReader)
+
+
+class Delivery(NamedTuple):
+    """A message that kvd is to be sent until it answers, for ``seconds`` at most; the newer of two with one key."""
+
+    key: str
+    message: Callable[[], LeaseOpened]
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -97,12 +107,30 @@ class Leases:
 
     def opened_message(self, engine_id: str, request_id: str, now: float) -> LeaseOpened:
         """The announcement of a lease, with what remains of it at the time of sending; empty once it has ended."""
+        return LeaseOpened(engine_id=engine_id, leases=self._left((request_id,), now))
+
+    def presented(self, engine_id: str, now: float) -> tuple[tuple[OpenLease, ...], list[Delivery]]:
+        """The leases that a registration lists, and what is to be delivered after it where it has no room for all."""
+        held = self.held(now)
+        listed = longest(held)
+        names = {lease.request_id for lease in listed}
+        rest = [lease for lease in held if lease.request_id not in names]
+        rest.sort(key=lambda lease: lease.seconds, reverse=True)
+        deliveries = []
+        for start in range(0, len(rest), MOST_LEASES_OPENED):
+            batch = rest[start : start + MOST_LEASES_OPENED]
+            message = partial(self._held_message, engine_id, tuple(lease.request_id for lease in batch))
+            deliveries.append(Delivery(f"held leases {start}", message, batch[0].seconds))
+        return listed, deliveries
+
+    def _held_message(self, engine_id: str, request_ids: tuple[str, ...]) -> LeaseOpened:
+        left = self._left(request_ids, time.monotonic())
+        return LeaseOpened(engine_id=engine_id, leases=left, held=True)
+
+    def _left(self, request_ids: Iterable[str], now: float) -> tuple[OpenLease, ...]:
         with self._lock:
-            lease = self._open.get(request_id)
-            held = lease is not None and request_id not in self._ended
-        return LeaseOpened(
-            engine_id=engine_id, leases=(lease.left(now),) if lease is not None and held else ()
-        )
+            leases = (self._open.get(one) for one in request_ids if one not in self._ended)
+            return tuple(lease.left(now) for lease in leases if lease is not None)
 
     @staticmethod
     def closed_message(engine_id: str, request_id: str) -> LeaseClosed:
@@ -111,7 +139,7 @@ class Leases:
 
 
 def longest(kept: tuple[Kept, ...]) -> tuple[Kept, ...]:
-    """As many as one registration holds, those that last longest: what is left out ends by its own time."""
+    """As many as one registration holds, those that last longest."""
     if len(kept) <= MOST_LEASES_HELD:
         return kept
     return tuple(heapq.nlargest(MOST_LEASES_HELD, kept, key=lambda one: one.seconds))

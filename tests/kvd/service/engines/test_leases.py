@@ -179,6 +179,33 @@ def test_leases_are_counted_by_engine_at_no_cost() -> None:
     run(work)
 
 
+def test_a_registration_that_has_no_room_for_all_ends_no_lease_that_it_does_not_list() -> None:
+    async def work(table: Table) -> None:
+        table.leases.open(owner("q"), tuple(OpenLease(str(n), 60.0) for n in range(6)))
+        key = LeaseKey(engine_id="q", request_id="5")
+        await table.leases.claim(LeaseClaim(key=key, reader="one"), host(0))
+        back = owner("q")
+        back.route = b"another connection"
+        table.leases.present(back, (OpenLease("1", 60.0),), complete=False)
+        assert table.leases.count("q") == 6
+        assert table.leases.table["q", "5"].owner is back, "it is asked for more where it is now"
+        table.leases.open(back, (OpenLease("5", 60.0), OpenLease("6", 60.0)), held=True)
+        assert table.leases.count("q") == 7
+        table.leases.release(LeaseRelease(key=key, reader="other"), host(1))
+        assert ("q", "5") in table.leases.table, "the first one still reads"
+        unknown = LeaseKey(engine_id="q", request_id="6")
+        table.leases.release(LeaseRelease(key=unknown, reader="other"), host(1))
+        assert ("q", "6") in table.leases.table, "readers of a kvd before this one may still read"
+        table.leases.present(back, (OpenLease("1", 60.0),))
+        assert table.leases.count("q") == 1
+        other = owner("q")
+        other.incarnation = "the next"
+        table.leases.present(other, (), complete=False)
+        assert table.leases.count("q") == 0, "another incarnation holds nothing of this one's"
+
+    run(work)
+
+
 async def turned_until(look: Callable[[], bool]) -> None:
     """Let the loop turn until it is so: there is nothing that would tell."""
     for _ in range(100_000):

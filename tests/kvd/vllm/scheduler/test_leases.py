@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 from kvd.vllm.scheduler.leases import Leases, longest
 from kvd.wire.lease import LeaseClaimed, LeaseEnded, LeaseExtend
-from kvd.wire.limits import MOST_LEASES_HELD
+from kvd.wire.limits import MOST_LEASES_HELD, MOST_LEASES_OPENED
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
 
@@ -106,3 +108,19 @@ def test_a_registration_lists_the_leases_that_last_longest() -> None:
     assert set(held) - set(listed) == set(held[:10])
     assert leases.opened_message("e", "r3", 101.0).leases == (OpenLease("r3", 3.0, 1),)
     assert leases.opened_message("e", "no", 101.0).leases == ()
+
+
+def test_what_a_registration_has_no_room_for_is_delivered_after_it() -> None:
+    leases = Leases(GRACE)
+    for number in range(MOST_LEASES_HELD + 200):
+        leases.open(f"r{number}", 1000.0 + number, 1, time.monotonic())
+    listed, more = leases.presented("e", time.monotonic())
+    assert (len(listed), len(more)) == (MOST_LEASES_HELD, 2)
+    leases.pushed(LeaseEnded(request_id="r7", end="released"), time.monotonic())
+    messages = [one.message() for one in more]
+    assert all(m.held and len(m.leases) <= MOST_LEASES_OPENED for m in messages)
+    told = {lease.request_id for m in messages for lease in m.leases}
+    assert told == {f"r{n}" for n in range(200)} - {"r7"}, "what ended meanwhile is not told"
+    assert {one.key for one in more} == {"held leases 0", "held leases 128"}
+    few = opened(time.monotonic())
+    assert few.presented("e", time.monotonic())[1] == []
