@@ -206,9 +206,11 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
     counters: Counter[str] = Counter()
     sockets = Sockets(counters, keys)
     stack.callback(sockets.close)
-    listening = {name: bind.bind_unix(directory / name) for name in (SOCKET_NAME, EVENTS_NAME)}
-    if config.access.read == "own":
-        (directory / EVENTS_NAME).chmod(0o600)  # events are of all engines
+    modes = {
+        SOCKET_NAME: 0o660,
+        EVENTS_NAME: 0o600 if config.access.read == "own" else 0o660,
+    }  # events are of all
+    listening = {name: bind.bind_unix(directory / name, mode) for name, mode in modes.items()}
     for name in listening:
         stack.callback((directory / name).unlink, missing_ok=True)
     local = Router("local", counters, config.local.queue)

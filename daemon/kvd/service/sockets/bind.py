@@ -10,13 +10,16 @@ from kvd.service.errors import StartError
 from kvd.service.sockets.limits import BACKLOG
 
 
-def bind_unix(path: Path) -> socket.socket:
-    """A listening socket at a path, for kvd's user and group. Raises `StartError`."""
+def bind_unix(path: Path, mode: int = 0o660) -> socket.socket:
+    """A listening socket at a path, for kvd's user and group; nobody connects before it has its mode.
+
+    Raises `StartError`.
+    """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         path.unlink(missing_ok=True)  # of a kvd that was killed: ours is the lock
         listening.bind(str(path))
-        path.chmod(0o660)
+        path.chmod(mode)
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
