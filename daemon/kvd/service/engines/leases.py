@@ -11,8 +11,9 @@ reader, also where it gives the same id. From this follows:
 - A release whose claim was lost on the way counts as that claim and its release in one. So it ends a lease only where
   no other reader has time left, and only where its host was given the engine's card; else the lease runs to its time.
 - One claimant fills neither a lease (`MAX_READERS_OF_ONE`) nor the table (`MAX_HELD`).
-- A host asks for `LeaseSettings.peer_seconds` at most in one claim, and for `LeaseSettings.max_seconds` in all after
-  the lease was opened. It gets what the owner's scheduler confirms.
+- A host, or an engine of another user here, asks for `LeaseSettings.peer_seconds` at most in one claim, and for
+  `LeaseSettings.max_seconds` in all after the lease was opened. It gets what the owner's scheduler confirms.
+- The release of another user's engine ends a lease only where that engine was given the owner's card.
 """
 
 from __future__ import annotations
@@ -65,12 +66,14 @@ INHERITED: ReaderName = ("", "")
 class Claimant:
     """Who claims leases. ``name`` is a local client's incarnation, or a host's key (`host_claimant`).
 
-    ``peer``: it is on another host, or cannot be told from one. ``knows``: it was given the card of the engine.
+    ``peer``: it is on another host or of another user, or cannot be told from one. ``knows``: it was given the card of
+    the engine. ``ends``: its release may end what it has claimed.
     """
 
     name: str
     peer: bool = False
     knows: bool = True
+    ends: bool = True
 
 
 def host_claimant(key: bytes, *, knows: bool) -> Claimant:
@@ -239,7 +242,7 @@ class LeaseTable:
             self._count(lease, claimant.name)
             lease.gone.add(reader)
         left = max(lease.readers.values(), default=0.0)
-        if not (claimed or claimant.knows):
+        if not (claimant.ends and (claimed or claimant.knows)):
             self._events.counters["leases.releases_of_strangers"] += 1
         elif left <= time.monotonic():
             self._remember_end(name)

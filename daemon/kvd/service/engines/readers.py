@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from kvd.service.engines.leases import MAX_OPEN, MAX_OPEN_OF_UID
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.wire.frame import kind_of
@@ -21,20 +22,22 @@ from kvd.wire.registration import OpenReader
 
 log = logging.getLogger(__name__)
 
-MAX_REMEMBERED = 65_536
-"""Most readers that are remembered; of those beyond, the ones that claimed longest ago are left to their time."""
+MAX_OF_UID = MAX_OPEN_OF_UID
+"""Most readers of one user's engines that are remembered; beyond, those that claimed first are left to their time."""
+MAX_REMEMBERED = MAX_OPEN
+"""Most of all users; beyond, whoever has most loses those that claimed first. As many as leases that are kept here."""
 RELEASE_AGAIN = (0.1, 2.0)
 """First and longest pause before a release that could not be delivered is sent again, in seconds."""
 
-Release = Callable[[LeaseRelease, str], Awaitable[object]]
-"""Sends a release for the client of an incarnation."""
+Release = Callable[[LeaseRelease, Client], Awaitable[object]]
+"""Sends a release for a client."""
 
 
 @dataclass(slots=True)
 class Reader:
     """A local client's claim on a lease; after ``until`` (time.monotonic()) it has ended by itself."""
 
-    incarnation: str
+    client: Client
     reader: str
     key: LeaseKey
     until: float
@@ -44,7 +47,11 @@ class Readers:
     """The readers of local engines, by id. Methods are for the event loop."""
 
     def __init__(self, release: Release, counters: Counter[str]) -> None:
-        self.remembered: OrderedDict[str, Reader] = OrderedDict()
+        self.remembered: dict[str, Reader] = {}
+        self._of_client: dict[str, set[str]] = {}
+        """Ids by the incarnation of their client."""
+        self._of_user: dict[int, OrderedDict[str, None]] = {}
+        """Ids by user; what was claimed or renewed last is at the end."""
         self._release = release
         self._counters = counters
         self._tasks: set[asyncio.Task[None]] = set()
@@ -61,7 +68,7 @@ class Readers:
                 f"{client.name} claims lease {claim.key.request_id!r}, and it has ended: {client.reason}",
                 hint="start the engine again",
             )
-        self._remember(Reader(client.incarnation, claim.reader, claim.key, time.monotonic() + most))
+        self._remember(Reader(client, claim.reader, claim.key, time.monotonic() + most))
 
     def may_release(self, client: Client, release: LeaseRelease) -> None:
         """Raise `RequestRefused` where the reader is another client's: to other hosts all clients here are one."""
@@ -77,21 +84,21 @@ class Readers:
         now = time.monotonic()
         for one in readers:
             known = self.remembered.get(one.reader)
-            if known is None or known.incarnation == client.incarnation:
-                self._remember(Reader(client.incarnation, one.reader, one.key, now + one.seconds))
+            if known is None or known.client.incarnation == client.incarnation:
+                self._remember(Reader(client, one.reader, one.key, now + one.seconds))
 
     def released(self, reader: str) -> None:
         """Its release was delivered."""
-        self.remembered.pop(reader, None)
+        self._forget(reader)
 
     def client_gone(self, client: Client) -> None:
         """Release what a client that has ended had claimed.
 
         One that is only silent may still read, and its blocks must not be given away: those leases end by their time.
         """
-        mine = [one for one in self.remembered.values() if one.incarnation == client.incarnation]
+        mine = [self.remembered[reader] for reader in self._of_client.get(client.incarnation, ())]
         for one in mine:
-            del self.remembered[one.reader]
+            self._forget(one.reader)
         if not client.ended:
             return
         by_endpoint: dict[Endpoint, list[Reader]] = {}
@@ -110,7 +117,7 @@ class Readers:
 
     def _refuse_others(self, client: Client, message: LeaseClaim | LeaseRelease) -> None:
         one = self.remembered.get(message.reader)
-        if one is not None and one.incarnation != client.incarnation:
+        if one is not None and one.client.incarnation != client.incarnation:
             raise RequestRefused(
                 "KVD-NOT-OWNER",
                 f"{client.name} sends a {kind_of(message)} for a reader of lease {message.key.request_id!r} that"
@@ -120,13 +127,29 @@ class Readers:
             )
 
     def _remember(self, reader: Reader) -> None:
-        now = time.monotonic()
+        client, now = reader.client, time.monotonic()
+        self._forget(reader.reader)
         self.remembered[reader.reader] = reader
-        self.remembered.move_to_end(reader.reader)
-        while self.remembered and (
-            len(self.remembered) > MAX_REMEMBERED or next(iter(self.remembered.values())).until < now
-        ):
-            self.remembered.popitem(last=False)
+        self._of_client.setdefault(client.incarnation, set()).add(reader.reader)
+        mine = self._of_user.setdefault(client.uid, OrderedDict())
+        mine[reader.reader] = None
+        while mine and (len(mine) > MAX_OF_UID or self.remembered[next(iter(mine))].until < now):
+            self._forget(next(iter(mine)))
+        while len(self.remembered) > MAX_REMEMBERED:
+            most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
+            self._forget(next(iter(self._of_user[most])))
+
+    def _forget(self, reader: str) -> None:
+        if (one := self.remembered.pop(reader, None)) is None:
+            return
+        client = one.client
+        of_client, of_user = self._of_client[client.incarnation], self._of_user[client.uid]
+        of_client.discard(reader)
+        of_user.pop(reader, None)
+        if not of_client:
+            del self._of_client[client.incarnation]
+        if not of_user:
+            del self._of_user[client.uid]
 
     async def _release_all(self, readers: list[Reader], who: str) -> None:
         for one in readers:
@@ -134,7 +157,7 @@ class Readers:
             pause = RELEASE_AGAIN[0]
             while time.monotonic() < one.until:
                 try:
-                    await self._release(release, one.incarnation)
+                    await self._release(release, one.client)
                 except RequestRefused as error:
                     if error.final:
                         break

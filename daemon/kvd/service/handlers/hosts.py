@@ -1,4 +1,4 @@
-"""Which host speaks: a peer's connection is one host's, known by the key with which it was made.
+"""Which host or user speaks: a peer's connection is one host's, known by the key with which it was made.
 
 Without keys (a peer socket on loopback) nobody can be told apart, and everybody speaks for every endpoint.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import Claimant, host_claimant
+from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
+from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import Endpoint
 
@@ -41,3 +43,16 @@ def knows_engine(daemon: Daemon, caller: Caller, engine_id: str) -> bool:
 def claimant_of(daemon: Daemon, caller: Caller, engine_id: str) -> Claimant:
     """The caller, a peer, as a claimant of an engine's leases."""
     return host_claimant(caller.key, knows=knows_engine(daemon, caller, engine_id))
+
+
+def local_claimant(daemon: Daemon, client: Client, engine_id: str) -> Claimant:
+    """A client here as a claimant of an engine's leases; one of another user is as a host that has a key.
+
+    Its release ends nothing while its engine was not given the card of that engine.
+    """
+    engine = daemon.registry.engines.get(engine_id)
+    if engine is None or engine.uid == client.uid:
+        return Claimant(client.incarnation)
+    peer = daemon.handshakes.peers.get((HERE, engine_id))
+    knows = peer is not None and client.engine.engine_id in peer.users
+    return Claimant(client.incarnation, peer=True, knows=knows, ends=knows)

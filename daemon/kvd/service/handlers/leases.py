@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.leases import Claimant
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import Answer, ask_peer, is_ours
-from kvd.service.handlers.hosts import claimant_of
+from kvd.service.handlers.hosts import claimant_of, local_claimant
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import kind_of
@@ -35,7 +34,7 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
     client = _decoder(daemon, caller, message)
     daemon.readers.claims(client, message, settings.max_seconds)
     if is_ours(daemon, message.key.endpoint):
-        answer = await daemon.leases.claim(message, Claimant(client.incarnation))
+        answer = await daemon.leases.claim(message, local_claimant(daemon, client, message.key.engine_id))
     else:
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
@@ -46,18 +45,18 @@ async def lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) -
     """A decoder's release, taken here or by the prefiller's kvd. Raises `RequestRefused` where it was not delivered."""
     client = _decoder(daemon, caller, message)
     daemon.readers.may_release(client, message)
-    answer = await release(daemon, message, client.incarnation)
+    answer = await release(daemon, message, client)
     daemon.readers.released(message.reader)
     return answer
 
 
-async def release(daemon: Daemon, message: LeaseRelease, incarnation: str) -> Ok:
+async def release(daemon: Daemon, message: LeaseRelease, client: Client) -> Ok:
     """Bring a local client's release to the kvd that has the lease.
 
     Raises `RequestRefused` where it could not be delivered.
     """
     if is_ours(daemon, message.key.endpoint):
-        daemon.leases.release(message, Claimant(incarnation))
+        daemon.leases.release(message, local_claimant(daemon, client, message.key.engine_id))
         return Ok()
     return await _ask_owner(daemon, message, Ok, daemon.config.peer.handshake_seconds)
 

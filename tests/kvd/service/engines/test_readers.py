@@ -15,7 +15,7 @@ import pytest
 
 from kvd.client.session import KvdSession
 from kvd.service.engines.local_engine import Client
-from kvd.service.engines.readers import MAX_REMEMBERED, Readers
+from kvd.service.engines.readers import MAX_OF_UID, Readers
 from kvd.service.errors import RequestRefused
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
@@ -270,12 +270,12 @@ def test_a_release_for_the_dead_waits_for_the_prefillers_kvd() -> None:
 KEY = LeaseKey(engine_id="p", request_id="r")
 
 
-def client(name: str = "d") -> Client:
-    return Client(kind="scheduler", engine=facts(name), incarnation=name, pid=1, route=b"r")
+def client(name: str = "d", uid: int = 1) -> Client:
+    return Client(kind="scheduler", engine=facts(name), incarnation=name, pid=1, route=b"r", uid=uid)
 
 
 def readers(sent: list[LeaseRelease]) -> Readers:
-    async def send(message: LeaseRelease, _incarnation: str) -> None:
+    async def send(message: LeaseRelease, _client: Client) -> None:
         sent.append(message)
 
     return Readers(send, Counter())
@@ -324,16 +324,43 @@ def test_what_the_dead_had_sent_before_claims_nothing() -> None:
         made.claims(who, LeaseClaim(key=KEY, reader="one"), 60.0)
 
 
+def claims(made: Readers, who: Client, number: int, seconds: float = 60.0) -> None:
+    for one in range(number):
+        made.claims(who, LeaseClaim(key=KEY, reader=f"{who.incarnation}-{one}"), seconds)
+
+
 def test_the_memory_of_readers_is_bounded_by_number_and_by_time() -> None:
     made, who = readers([]), client()
-    for number in range(MAX_REMEMBERED + 10):
-        made.claims(who, LeaseClaim(key=KEY, reader=str(number)), 60.0)
-    assert len(made.remembered) == MAX_REMEMBERED
-    assert "9" not in made.remembered
+    claims(made, who, MAX_OF_UID + 10)
+    assert len(made.remembered) == MAX_OF_UID
+    assert "d-9" not in made.remembered
     made = readers([])
-    for number in range(100):
-        made.claims(who, LeaseClaim(key=KEY, reader=str(number)), 0.0)
+    claims(made, who, 100, 0.0)
     assert len(made.remembered) <= 1
+
+
+def test_one_user_does_not_push_out_the_readers_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.service.engines.readers.MAX_OF_UID", 20)
+    monkeypatch.setattr("kvd.service.engines.readers.MAX_REMEMBERED", 30)
+    made, users = readers([]), [client(name, uid) for uid, name in enumerate("abc", 1)]
+    claims(made, users[0], 10)
+    claims(made, users[1], 25)
+    claims(made, users[2], 10)
+    of = Counter(name.split("-")[0] for name in made.remembered)
+    assert of == {"a": 10, "b": 10, "c": 10}
+
+
+def test_many_clients_that_end_cost_what_they_had_claimed() -> None:
+    made, crowd = readers([]), [client(f"d{number}") for number in range(2000)]
+    claims(made, client("busy"), 20_000)
+    began = time.thread_time()
+    for who in crowd:
+        made.client_gone(who)
+    assert time.thread_time() - began < 0.5
+    made.client_gone(client("busy"))
+    assert not made.remembered
+    assert not made._of_client
+    assert not made._of_user
 
 
 def test_a_reader_that_another_client_has_is_left_alone() -> None:
