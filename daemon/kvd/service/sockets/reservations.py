@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd.service.sockets.limits import INCOMING_BYTES, INCOMING_PROCESS_BYTES, INCOMING_USER_BYTES
-from kvd.service.sockets.turns import Path, Turns
+from kvd.service.sockets.turns import Path
 
 
 @dataclass(slots=True, eq=False)
@@ -28,75 +28,137 @@ class Hold:
             self.reservations.released(self)
 
 
+@dataclass(slots=True)
+class Wishes:
+    """What one user's processes wait for, by process.
+
+    Of those in ``parked`` nothing more fits into their share; ``full``: nothing more fits into the user's.
+    """
+
+    ready: OrderedDict[Path, OrderedDict[Hold, None]] = field(default_factory=OrderedDict)
+    parked: dict[Path, OrderedDict[Hold, None]] = field(default_factory=dict)
+    full: bool = False
+
+    def add(self, hold: Hold) -> None:
+        """One more, behind those of its process."""
+        holds = self.parked.get(hold.path)
+        if holds is None:
+            holds = self.ready.setdefault(hold.path, OrderedDict())
+        holds[hold] = None
+
+    def drop(self, hold: Hold) -> None:
+        """One less."""
+        for processes in (self.ready, self.parked):
+            if (holds := processes.get(hold.path)) is not None:
+                holds.pop(hold, None)
+                if not holds:
+                    del processes[hold.path]
+
+    def look_again(self, path: Path) -> None:
+        """There may be room for the user and for that process of it."""
+        self.full = False
+        if (holds := self.parked.pop(path, None)) is not None:
+            self.ready[path] = holds
+
+
 class Reservations:
-    """Bytes in all, for one user, and for one process. A frame that is larger than a share comes alone in it."""
+    """Bytes in all, for one user, and for one process. A frame that is larger than a share comes alone in it.
+
+    Nobody overtakes who waits for room in the same share: it would never come. Who waits for room in a share is looked
+    at again when some of that share was released, so no look is longer where thousands wait.
+    """
 
     def __init__(self) -> None:
         self.total = 0
         self._users: Counter[Hashable] = Counter()
         self._processes: Counter[Path] = Counter()
-        self._waiting: Turns[Hold] = Turns()
-        self._first: Hold | None = None
+        self._wishes: dict[Hashable, Wishes] = {}
+        self._turns: OrderedDict[Hashable, None] = OrderedDict()
+        """Users of whom something may fit; the first is next."""
         self._granting = False
 
     def ask(self, path: Path, size: int, on_granted: Callable[[], None]) -> Hold:
         """A hold that is granted now, or later: then ``on_granted`` is called."""
         hold = Hold(self, path, size, on_granted)
-        if not self._waiting and self._first is None and self._fits(hold):
-            self._grant(hold)
-        else:
-            self._waiting.put(path, hold)
-            self._go_on(silent=hold)
+        self._wishes.setdefault(path[0], Wishes()).add(hold)
+        self._queue(path[0])
+        self._go_on(silent=hold)
         return hold
 
     def released(self, hold: Hold) -> None:
         """For `Hold.release`."""
+        user = hold.path[0]
         if hold.granted:
-            self.total -= hold.size
-            self._users[hold.path[0]] -= hold.size
-            self._processes[hold.path] -= hold.size
-            if not self._processes[hold.path]:
-                del self._processes[hold.path]
-            if not self._users[hold.path[0]]:
-                del self._users[hold.path[0]]
+            self._count(hold, -hold.size)
+        if (wishes := self._wishes.get(user)) is not None:
+            wishes.drop(hold)
+            wishes.look_again(hold.path)
+            self._queue(user)
         self._go_on()
 
+    def _queue(self, user: Hashable) -> None:
+        """Give a user a turn, keep it or take it away, as it has something that may fit."""
+        wishes = self._wishes[user]
+        if wishes.ready and not wishes.full:
+            self._turns.setdefault(user)
+            return
+        self._turns.pop(user, None)
+        if not wishes.ready and not wishes.parked:
+            del self._wishes[user]
+
     def _go_on(self, silent: Hold | None = None) -> None:
+        """Grant what fits. The owner of ``silent`` sees for itself."""
         if self._granting:
             return  # the loop below will see it
         self._granting = True
-        passed_over = []
         try:
-            while (hold := self._first or self._waiting.take()) is not None:
-                self._first = None
-                if hold.released:
+            while self._turns:
+                user = next(iter(self._turns))
+                hold = self._next(user)
+                if hold is None:
+                    self._queue(user)
                     continue
-                if self._fits(hold):
-                    self._grant(hold)
-                    if hold is not silent:
-                        hold.on_granted()
-                elif self.total and self.total + hold.size > INCOMING_BYTES:
-                    self._first = (
-                        hold  # nobody overtakes who waits for room in the whole: it would never come
-                    )
+                if not _fits(self.total, hold.size, INCOMING_BYTES):
                     break
-                else:
-                    passed_over.append(hold)
+                self._grant(hold)
+                if hold is not silent:
+                    hold.on_granted()
         finally:
             self._granting = False
-            for hold in passed_over:
-                self._waiting.put(hold.path, hold)
 
-    def _fits(self, hold: Hold) -> bool:
-        user, process = self._users[hold.path[0]], self._processes[hold.path]
-        return (
-            (not self.total or self.total + hold.size <= INCOMING_BYTES)
-            and (not user or user + hold.size <= INCOMING_USER_BYTES)
-            and (not process or process + hold.size <= INCOMING_PROCESS_BYTES)
-        )
+    def _next(self, user: Hashable) -> Hold | None:
+        """What is next of a user's; None where it does not fit into its process' or the user's share."""
+        wishes = self._wishes[user]
+        path, holds = next(iter(wishes.ready.items()))
+        hold = next(iter(holds))
+        if not _fits(self._processes[path], hold.size, INCOMING_PROCESS_BYTES):
+            wishes.parked[path] = wishes.ready.pop(path)
+            return None
+        if not _fits(self._users[user], hold.size, INCOMING_USER_BYTES):
+            wishes.full = True
+            return None
+        return hold
 
     def _grant(self, hold: Hold) -> None:
         hold.granted = True
-        self.total += hold.size
-        self._users[hold.path[0]] += hold.size
-        self._processes[hold.path] += hold.size
+        self._count(hold, hold.size)
+        user = hold.path[0]
+        wishes = self._wishes[user]
+        wishes.drop(hold)
+        if hold.path in wishes.ready:
+            wishes.ready.move_to_end(hold.path)
+        del self._turns[user]
+        self._queue(user)
+
+    def _count(self, hold: Hold, size: int) -> None:
+        self.total += size
+        self._users[hold.path[0]] += size
+        self._processes[hold.path] += size
+        if not self._processes[hold.path]:
+            del self._processes[hold.path]
+        if not self._users[hold.path[0]]:
+            del self._users[hold.path[0]]
+
+
+def _fits(taken: int, size: int, most: int) -> bool:
+    return not taken or taken + size <= most

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from functools import partial
+from types import FrameType
+
 from kvd.service.sockets.limits import INCOMING_BYTES, INCOMING_PROCESS_BYTES, INCOMING_USER_BYTES
 from kvd.service.sockets.reservations import Reservations
 
@@ -50,3 +54,61 @@ def test_who_gives_up_its_wish_gets_nothing() -> None:
     made.ask((2, 2), MB, never).release()
     whole.release()
     assert made.total == 0
+
+
+def test_of_a_process_and_of_a_user_nobody_overtakes() -> None:
+    made = Reservations()
+    taken = [made.ask((1, 1), INCOMING_PROCESS_BYTES, never), made.ask((1, 2), 8 * MB, never)]
+    told: list[str] = []
+    made.ask((1, 1), 2 * MB, lambda: told.append("process, large"))
+    made.ask((1, 1), 1, lambda: told.append("process, small"))
+    of_user = made.ask((1, 3), 9 * MB, lambda: told.append("user, large"))
+    made.ask((1, 4), 1, lambda: told.append("user, small"))
+    other = made.ask((2, 5), MB, never)
+    assert (other.granted, told) == (True, [])
+    of_user.release()
+    assert told == ["user, small"]
+    taken[0].release()
+    assert told == ["user, small", "process, large", "process, small"]
+
+
+def test_who_was_granted_something_asks_again_at_once() -> None:
+    made = Reservations()
+    taken = made.ask((1, 1), INCOMING_USER_BYTES, never)
+    told: list[str] = []
+
+    def go_on() -> None:
+        told.append("second")
+        second.release()
+        made.ask((1, 1), INCOMING_USER_BYTES, lambda: told.append("third"))
+
+    second = made.ask((1, 1), MB, go_on)
+    taken.release()
+    assert told == ["second", "third"]
+    assert made.total == INCOMING_USER_BYTES
+
+
+def test_ten_thousand_clients_of_one_user_cost_what_each_costs_alone() -> None:
+    """A fleet comes back after kvd was started again: a card of 12 KB from each worker of one user."""
+    clients, size = 10_000, 12_000
+    made = Reservations()
+    coming: list[int] = []
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        holds = [made.ask((1, pid), size, partial(coming.append, pid)) for pid in range(clients)]
+        at_once = sum(hold.granted for hold in holds)
+        for hold in holds:
+            hold.release()
+    finally:
+        sys.setprofile(before)
+    assert at_once == INCOMING_USER_BYTES // size
+    assert coming == list(range(at_once, clients))
+    assert made.total == 0
+    assert calls < 100 * clients
