@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from kvd.service.sockets.limits import (
+    FRAME_LATE,
     FRAME_SECONDS,
     LONG_READ_BYTES,
     MESSAGES_A_STEP,
@@ -70,8 +71,9 @@ class Channel:
     """
 
     __slots__ = (
-        "_events", "_hold", "_mask", "_outbox", "_owner", "_paused", "_sent_of_first", "_shared", "_socket", "_timer",
-        "_zmtp", "ended", "key", "mask", "path", "pid", "plain", "queued", "route", "uid", "unread_since", "unsent",
+        "_events", "_hold", "_late", "_mask", "_outbox", "_owner", "_paused", "_sent_of_first", "_shared", "_socket",
+        "_timer", "_zmtp", "ended", "key", "mask", "path", "pid", "plain", "queued", "route", "uid", "unread_since",
+        "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +96,7 @@ class Channel:
         self._events: Iterator[ZmtpEvent] | None = None  # of bytes that are here and not taken apart yet
         self._hold: Hold | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._late = 0  # how often the frame that is coming has had more time
         self._paused = False  # what waits to be sent must be read first
         self._outbox: deque[bytes] = deque()
         self._sent_of_first = 0
@@ -229,6 +232,7 @@ class Channel:
         if self._hold is None:
             if wanted <= SMALL_FRAME:
                 return
+            self._late = 0
             self._hold = self._shared.reservations.ask(self.path, self._zmtp.held + wanted, self._granted)
             if self._hold.granted:
                 self._start_timer()
@@ -242,7 +246,21 @@ class Channel:
         self._watch()
 
     def _start_timer(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self.end, "slow")
+        self._timer = asyncio.get_running_loop().call_later(FRAME_SECONDS, self._overdue)
+
+    def _overdue(self) -> None:
+        """The frame's time is over. What is here unread, as kvd was late or paused, is not its sender's fault."""
+        self._late += 1
+        if self._late > FRAME_LATE or (self._events is None and not self._unread()):
+            self.end("slow")
+        else:
+            self._start_timer()
+
+    def _unread(self) -> bool:
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from kvd.service.sockets import channel as channels
 from kvd.service.sockets import unsent
 from kvd.service.sockets.channel import Cause, Channel, Shared
 from kvd.service.sockets.limits import UNSENT_PAUSE_BYTES
@@ -172,6 +173,50 @@ def test_a_large_frame_is_read_once_there_is_room_for_it() -> None:
         taken.release()
         await until(lambda: pair.owner.bodies)
         assert len(pair.owner.bodies[0]) == 100_000
+
+    served(talk)
+
+
+LARGE = bytes((LONG,)) + (100_000).to_bytes(8, "big") + bytes(100_000)
+
+
+def test_who_does_not_finish_a_large_frame_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(channels, "FRAME_SECONDS", 0.02)
+        pair.theirs.sendall(LARGE[:-1])
+        await until(lambda: pair.owner.causes)
+        assert pair.owner.causes == ["slow"]
+
+    served(talk)
+
+
+def test_a_frame_that_kvd_is_late_to_read_is_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(channels, "FRAME_SECONDS", 0.5)
+        pair.theirs.sendall(LARGE[:50_000])
+        await until(lambda: pair.shared.reservations.total)
+        pair.theirs.sendall(LARGE[50_000:])
+        time.sleep(0.6)  # noqa: ASYNC251 (the loop stands still)
+        await until(lambda: pair.owner.bodies or pair.owner.causes)
+        assert (len(pair.owner.bodies[0]), pair.owner.causes) == (100_000, [])
+
+    served(talk)
+
+
+def test_a_frame_that_kvd_pauses_to_read_has_more_time_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(channels, "FRAME_SECONDS", 0.05)
+        pair.theirs.sendall(LARGE[:50_000])
+        await until(lambda: pair.shared.reservations.total)
+        while pair.channel.unsent <= UNSENT_PAUSE_BYTES:
+            pair.channel.send(b"", bytes(4000))
+        began = time.monotonic()
+        pair.theirs.sendall(LARGE[50_000:])
+        await until(lambda: pair.owner.causes)
+        assert pair.owner.causes == ["slow"]
+        assert time.monotonic() - began > 0.1
 
     served(talk)
 
