@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
 import struct
 import time
@@ -32,6 +33,8 @@ from kvd.zmtp.mechanism import Mechanism
 log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
+OURSELVES = "kvd itself"
+"""Whose kvd's own connection to itself is (see `SelfCheck`): of no user, so that no user's share can be full for it."""
 DEAD_SECONDS = 10
 """After this long the kernel ends a TCP connection whose other host is silent; kvds speak every second."""
 
@@ -191,6 +194,8 @@ class Acceptor:
 
     def _admit(self, owner: Hashable) -> bool:
         """Whether there is room for one more, which silent connections make, the oldest first."""
+        if owner == OURSELVES:
+            return True
         visitors = self._visitors.get(owner)
         if visitors is not None and visitors.count >= self._share:
             silent: OrderedDict[Channel, None] | OrderedDict[Channel, float] = visitors.silent
@@ -209,7 +214,7 @@ def _who(connected: socket.socket, address: object) -> tuple[Path, int, int]:
     if connected.family == socket.AF_UNIX:
         found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(found)
-        return (uid, pid), pid, uid
+        return (OURSELVES if pid == os.getpid() else uid, pid), pid, uid
     keep_alive(connected)
     host = str(address[0]) if isinstance(address, tuple) else ""
     if ":" in host and not host.startswith("::ffff:"):
