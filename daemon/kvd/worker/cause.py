@@ -11,9 +11,11 @@ from kvd.topology.errors import TopologyError
 from kvd.wire.miss import MissCode
 
 UNREACHABLE = "KVD-PEER-UNREACHABLE"
-"""kvd's code for a peer's kvd that does not answer. Any other refusal is its last word."""
+"""kvd's code for a peer's kvd that does not answer."""
 UNKNOWN_YET = "KVD-NOT-REGISTERED"
 """A kvd that has just been started: what was sent to the one before came to it ahead of our registration."""
+NOT_NOW = ("KVD-BUSY", "KVD-DRAINING")
+"""kvd's codes for "ask again": too many wait already, or the kvd that was asked is being started again."""
 OTHER_GENERATION = "KVD-PEER-GENERATION"
 """kvd's code for an engine that restarted since it was named."""
 
@@ -49,8 +51,13 @@ def from_error(error: Exception, what: str = "") -> Cause:
 
 
 def was_away(error: BaseException) -> bool:
-    """Whether nobody answered, ours or the peer's kvd, or ours does not know us yet; else the answer was no."""
-    return not isinstance(error, RefusedByDaemon) or error.code in (UNREACHABLE, UNKNOWN_YET)
+    """Whether nobody answered, ours or the peer's kvd, or not yet; else the answer was no."""
+    return not isinstance(error, RefusedByDaemon) or error.code in (UNREACHABLE, UNKNOWN_YET, *NOT_NOW)
+
+
+def is_to_ask_again(error: BaseException) -> bool:
+    """Whether kvd asks to be asked again soon."""
+    return isinstance(error, RefusedByDaemon) and error.code in NOT_NOW
 
 
 def refusal_code(error: BaseException) -> MissCode:

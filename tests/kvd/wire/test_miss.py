@@ -40,6 +40,8 @@ def test_a_cause_reads_as_its_text_and_keeps_its_code_between_processes() -> Non
         ("KVD-PEER-UNREACHABLE", "PEER_AWAY"),
         ("KVD-PEER-GENERATION", "PEER_GONE"),
         ("KVD-INCOMPATIBLE", "PEER_REFUSED"),
+        ("KVD-BUSY", "PEER_AWAY"),
+        ("KVD-DRAINING", "PEER_AWAY"),
     ],
 )
 def test_a_peer_that_restarted_is_gone_whoever_says_so(refusal: str, code: MissCode) -> None:

@@ -82,6 +82,7 @@ class Claim:
     state: ClaimState = ClaimState.WAITING
     cause: Cause | None = None
     peer: Future[Message] | None = None
+    peer_due: float = 0.0
     peer_known: bool = False
     handshake_seconds: float = 0.0
     lease: LeaseHold = field(default_factory=LeaseHold)

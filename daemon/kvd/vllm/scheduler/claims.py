@@ -32,7 +32,7 @@ from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import OpenReader
-from kvd.worker.cause import Cause, refusal_code, was_away
+from kvd.worker.cause import Cause, is_to_ask_again, refusal_code, was_away
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
@@ -188,7 +188,7 @@ class Claims:
     def advance(self, claim: Claim, now: float) -> None:
         """Look at what has come in for a claim; never waits."""
         if claim.pending and not claim.peer_known:
-            self._look_at_peer(claim)
+            self._look_at_peer(claim, now)
             self._compare(claim)
         if claim.pending and not claim.lease.valid_until and claim.prompt is None:
             self._look_at_lease(claim, now)
@@ -295,13 +295,16 @@ class Claims:
             self._settings.handshake_timeout,
         )
 
-    def _look_at_peer(self, claim: Claim) -> None:
+    def _look_at_peer(self, claim: Claim, now: float) -> None:
         prefill = claim.prefill
         if claim.peer is not None and claim.peer.done():
             try:
                 answer = claim.peer.result()
             except ClientError as error:
                 if not (was_away(error) and self._known.fits(prefill)):
+                    if is_to_ask_again(error):
+                        claim.peer, claim.peer_due = None, now + KVD_AWAY_PAUSE
+                        return
                     hint = f"; {error.hint}" if error.hint else ""
                     claim.cause = Cause(
                         f"prefiller {prefill.engine_id}: {error.message}{hint}", refusal_code(error)
@@ -320,6 +323,8 @@ class Claims:
             claim.peer_known = True
         elif not self._session.state.connected and self._known.fits(prefill):
             claim.peer_known = True  # kvd is away; what it told us still holds
+        elif claim.peer is None and now >= claim.peer_due:
+            self._ask_peer(claim)
 
     def _look_at_lease(self, claim: Claim, now: float) -> None:
         if claim.lease.answer is not None and claim.lease.answer.done():

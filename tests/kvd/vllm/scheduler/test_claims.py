@@ -232,6 +232,33 @@ def test_while_the_prefillers_kvd_is_away_it_is_asked_again() -> None:
     assert not desk.claim.cause
 
 
+BUSY = RefusedByDaemon(Refused(code="KVD-BUSY", message="8704 requests wait already", hint="try again"))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_kvd_that_is_busy_is_asked_again_for_the_peer_and_for_the_lease(*, known: bool) -> None:
+    desk = Desk(known=known)
+    desk.peer(BUSY)
+    assert desk.advance().pending
+    if not known:
+        assert len(desk.script.asked(GetPeer)) == 1
+        assert desk.advance(KVD_AWAY_PAUSE).pending
+        desk.peer(PEER, -1)
+        desk.advance()
+    desk.lease(BUSY)
+    assert desk.advance(KVD_AWAY_PAUSE).pending
+    assert desk.advance(2 * KVD_AWAY_PAUSE).pending
+    desk.lease(claimed(20.0))
+    assert not desk.advance().pending
+    assert not desk.claim.cause
+
+
+def test_a_kvd_that_stays_busy_is_a_peer_that_is_away() -> None:
+    desk = Desk(known=False)
+    desk.peer(BUSY)
+    assert code_of(desk.advance(1.1 * SETTINGS.handshake_timeout).cause) == "PEER_AWAY"
+
+
 def test_a_prefillers_kvd_that_stays_away_is_a_miss() -> None:
     desk = Desk()
     desk.peer(PEER)
@@ -255,8 +282,8 @@ def test_what_was_confirmed_before_kvd_went_away_still_is(away: SessionState) ->
 def test_any_other_refusal_of_the_lease_is_the_end() -> None:
     desk = Desk()
     desk.peer(PEER)
-    desk.lease(RefusedByDaemon(Refused(code="KVD-DRAINING", message="shutting down")))
-    assert text_of(desk.advance().cause) == "lease of request p-1: shutting down"
+    desk.lease(RefusedByDaemon(Refused(code="KVD-NOT-YOUR-ENGINE", message="not yours")))
+    assert text_of(desk.advance().cause) == "lease of request p-1: not yours"
 
 
 def test_nothing_is_waited_for_without_an_end() -> None:
