@@ -19,13 +19,15 @@ SMALL_FRAME = 8 << 10
 """A frame of more bytes needs a reservation: thousands of clients may each have begun a small one."""
 
 INCOMING_BYTES = 64 << 20
-"""Most bytes of larger frames that are here and not handled yet, of all clients: one message of the largest kind."""
+"""Most bytes of larger frames that are here and not handled yet, of all clients: four messages of the largest kind."""
 INCOMING_USER_BYTES = 48 << 20
 """Of that for one user, or one host or key."""
 INCOMING_PROCESS_BYTES = 32 << 20
 """Of that for one process. A frame that is larger than a share comes when nothing else of that share is here."""
 FRAME_SECONDS = 5.0
 """How long a larger frame may take to arrive once its bytes are reserved: others wait for them."""
+FRAME_LATE = 3
+"""So often it may take as long again, where bytes of it are here that kvd itself has not come to read."""
 
 UNSENT_PAUSE_BYTES = 256 << 10
 """Who leaves so much unread is read from no more until it has: the answers to its questions would only add to it."""
@@ -45,8 +47,8 @@ ACCEPT_PAUSE_SECONDS = 0.005
 """Pause after a full turn of accepting: 12,800 a second, which costs less than half of a processor."""
 NO_DESCRIPTORS_PAUSE_SECONDS = 0.1
 
-MAX_CONNECTIONS = 16_384
-"""Connections in all, where the limit of open files allows. 10,000 clients of one host fit into the local share."""
+MAX_CONNECTIONS = 18_432
+"""Connections in all, where the limit of open files allows. 10,000 clients of one host, all of one user, fit in."""
 MAX_SUBSCRIBERS = 256
 """Connections to the socket for events: tools of operators. Each event is matched with each of them."""
 RESERVED_DESCRIPTORS = 256
@@ -61,14 +63,16 @@ EVENTS_UNSENT_BYTES = 1 << 20
 EVENTS_UNSENT_TOTAL_BYTES = 32 << 20
 """Events that wait for all readers."""
 
-MAX_TASKS = 4096
+MAX_TASKS = 13_312
 """Most requests of one socket that wait for something at a time; further ones are refused."""
 MAX_TASKS_CONNECTION = 1536
 """More than the 1,024 messages of pushes that may wait (`handlers.pushes`): a handshake beside them gets through."""
 MAX_TASKS_PROCESS = 2560
-MAX_TASKS_KIND = 2048
-"""Of these of one kind of message: questions about engines leave room for claims and records, whoever asks them."""
-MAX_TASKS_USER = 3584
+MAX_TASKS_USER_KIND = 8704
+"""Of one kind of message of one user: 64 engines start together, 128 workers and a scheduler of each ask for a peer."""
+MAX_TASKS_KIND = 10_240
+"""Of one kind of message: questions about engines leave room for claims and records, whoever asks them."""
+MAX_TASKS_USER = 11_264
 MAX_WAITING_BYTES = 48 << 20
 """Bytes of the requests of one socket that wait for something."""
 MAX_WAITING_PROCESS_BYTES = 16 << 20

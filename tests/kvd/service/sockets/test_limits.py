@@ -15,8 +15,12 @@ def test_connections_their_processes_and_links_fit_and_leave_a_reserve(limit: in
     assert min(counts.local, counts.peer, counts.events, counts.links) > 0
 
 
-def test_a_unit_of_systemds_has_room_for_ten_thousand_clients_of_one_host() -> None:
+TOOLS = 64
+"""Of operators, who are of the same user as the workers in a lab."""
+
+
+def test_a_unit_of_systemds_has_room_for_ten_thousand_clients_of_one_user() -> None:
     counts = connection_counts(65536)
-    assert counts.local >= 12_000
-    assert share_of(counts.local) < counts.local
+    assert share_of(counts.local) >= 10_000 + TOOLS
+    assert counts.local - share_of(counts.local) >= 2048
     assert counts.peer >= 2048

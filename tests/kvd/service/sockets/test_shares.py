@@ -41,6 +41,18 @@ def test_one_kind_leaves_room_for_others_whoever_asks() -> None:
     assert shares.full(Waiter(b"innocent", (0, 99), "get_peer", 100))
 
 
+def test_the_largest_host_that_starts_asks_for_its_peers_at_once_and_another_user_asks_too() -> None:
+    """64 engines of one user, each with 128 workers and a scheduler."""
+    shares = WaitingShares()
+    for client in range(64 * (128 + 1)):
+        one = Waiter(b"%d" % client, (0, client), "get_peer", 400)
+        assert not shares.full(one)
+        shares.take(one)
+    filled(shares, "get_peer", 1, 9, 9)
+    assert "of kind get_peer of this user" in shares.full(Waiter(b"new", (0, 9999), "get_peer", 400))
+    assert not shares.full(Waiter(b"other", (1, 9999), "get_peer", 400))
+
+
 def test_all_is_given_back() -> None:
     shares = WaitingShares()
     for waiter in filled(shares, "get_peer", 9, 9, 9):
