@@ -12,6 +12,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.errors import KvctlError
 from kvd.addresses import join_address
 from kvd.wire import query
@@ -31,23 +32,46 @@ ListFile = Annotated[
 
 @dataclass(frozen=True)
 class KeyFiles:
-    """The pair and the list, and where other hosts reach this one's kvd; ``place`` is empty where that is not known."""
+    """The pair and the list, and where other hosts reach this one's kvd.
+
+    ``public`` is the key that kvd runs with, empty where none answers or another pair is asked for. ``error`` says why
+    kvd cannot read its list, ``in_force`` how many keys it lets in.
+    """
 
     pair: Path
     trusted: Path
     place: str
+    public: str = ""
+    error: str = ""
+    in_force: int = 0
 
 
 def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> KeyFiles:
-    """What is given, else what this host's kvd uses, else the usual files."""
-    kvd = _status(settings)
+    """What is given, else what this host's kvd uses, else the usual files.
+
+    Raises `KvctlError` where a kvd is named that does not answer, and no file: the usual ones are another's then.
+    """
+    kvd = None
+    try:
+        kvd = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
+    except KvctlError as error:
+        if pair is None and trusted is None:
+            if settings.runtime_dir or settings.socket:
+                what = f"which key files it uses is not known: {error.message}"
+                raise type(error)(what, "name the file: --list FILE or --key-file FILE", error.code) from None
+            say(f"no kvd answers, so the usual files are taken: {PAIR} and {LIST}")
     keys = kvd.keys if kvd is not None else None
+    public = keys.public if keys is not None and pair in (None, Path(keys.key_file)) else ""
+    followed = keys is not None and trusted in (None, Path(keys.list_file))
     return KeyFiles(
         pair or Path((keys and keys.key_file) or PAIR),
         trusted or Path((keys and keys.list_file) or LIST),
         join_address(kvd.endpoint.host, kvd.endpoint.port)
         if kvd is not None and kvd.endpoint.port
         else socket.gethostname(),
+        public,
+        keys.error if keys is not None and followed else "",
+        keys.trusted if keys is not None and followed else 0,
     )
 
 

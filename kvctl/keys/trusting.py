@@ -12,6 +12,8 @@ from pathlib import Path
 from kvctl.errors import CheckFailed, KvctlError, NotPermitted, RefusedError, UsageError
 from kvd.wire.keys import ANY_PORT, KeyFileError, TrustedKey, read_trusted, trusted_key, write_trusted
 
+AS_OWNER = "type it as root, or as the user that kvd runs as"
+
 
 @dataclass(frozen=True)
 class Change:
@@ -24,7 +26,7 @@ class Change:
 
 def listed(path: Path) -> tuple[TrustedKey, ...]:
     """What stands in a list, nothing where there is none. Raises `KvctlError`."""
-    with _told():
+    with _told(path):
         return read_trusted(path) if path.exists() else ()
 
 
@@ -40,7 +42,7 @@ def trust(path: Path, key: str, place: str, *, replace: bool) -> Change:
         raise UsageError(
             error.message.removeprefix(f"{path}: the new line: "), "write kvctl keys trust KEY HOST:PORT"
         ) from None
-    with _told(), _alone(path):
+    with _told(path), _alone(path):
         before = listed(path)
         others = tuple(one for one in before if one.key != new.key and _overlap(one, new))
         if others and not replace:
@@ -60,8 +62,14 @@ def revoke(path: Path, what: str) -> Change:
 
     Raises `CheckFailed` where nothing of that name is trusted, `KvctlError` where the list cannot be read or written.
     """
-    with _told(), _alone(path):
+    with _told(path), _alone(path):
         before = listed(path)
+        if not path.exists():
+            raise CheckFailed(
+                f"there is no file {path}, so nothing was revoked; a kvd that follows it still lets in whom it"
+                " let in before",
+                f"to let nobody in: touch {path}; then trust the others again. Is it another file: --list FILE",
+            )
         gone = tuple(one for one in before if what in (one.key.decode(), one.host, one.place))
         if not gone:
             raise CheckFailed(
@@ -94,12 +102,17 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _told(path: Path) -> Iterator[None]:
     """Errors of files as kvctl tells them."""
     try:
         yield
     except KeyFileError as error:
-        raise KvctlError(error.message, error.hint) from None
+        if path.exists() and not os.access(path, os.R_OK):
+            raise NotPermitted(error.message, AS_OWNER) from None
+        kept = "nothing was changed, and a kvd that follows it still lets in whom it let in before"
+        raise KvctlError(
+            f"{error.message}; {kept}", error.hint or f"correct {path}, then try again"
+        ) from None
     except FileNotFoundError as error:
         raise UsageError(f"there is no directory {error.filename}", f"mkdir -p {error.filename}") from None
     except PermissionError as error:

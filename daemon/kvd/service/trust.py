@@ -38,6 +38,8 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
             daemon.counters["keys.unreadable"] += 1
             log.error("the keys stay as they are: %s", error.message)  # noqa: TRY400 (the message says it all)
         return
+    if keys.half_written(trusted):
+        return
     before = keys.authorized
     if not keys.take(trusted):
         return

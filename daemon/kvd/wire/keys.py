@@ -7,6 +7,7 @@ public key, and where that host's kvd listens, ``KEY host:port`` or ``KEY host``
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -107,7 +108,12 @@ def write_pair(path: Path) -> bytes:
 
 
 def read_trusted(path: Path) -> tuple[TrustedKey, ...]:
-    """The lines of a list of keys. Raises `KeyFileError` naming the file and the line."""
+    """The lines of a list of keys. Raises `KeyFileError` naming file and line, also where every user may write it."""
+    if (status := _stat(path)) and status.st_mode & 0o002:
+        raise KeyFileError(
+            f"{path} says who is trusted, and every user may write it (mode {status.st_mode & 0o777:04o})",
+            f"look at what stands in it, then type `chmod o-w {path}`",
+        )
     found: list[TrustedKey] = []
     for number, line in enumerate(read_lines(path), 1):
         if line and not line.startswith("#"):
@@ -192,7 +198,10 @@ def _trusted(line: str, path: Path, what: str) -> TrustedKey:
 def read_lines(path: Path) -> list[str]:
     """The lines of a file of keys. Raises `KeyFileError`."""
     try:
-        with path.open("rb") as file:
+        # Whoever may name the file must not stop the thread that reads it, as a pipe in its place would.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise KeyFileError(f"cannot read the keys in {path}: it is no regular file")
             text = file.read(MAX_LIST_BYTES + 1)
         if len(text) > MAX_LIST_BYTES:
             raise KeyFileError(f"{path} has more than {MAX_LIST_BYTES} bytes: it is no list of keys")

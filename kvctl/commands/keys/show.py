@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+
 from kvctl.cli.settings import Settings
-from kvctl.errors import KvctlError
+from kvctl.cli.talk import say
+from kvctl.errors import KvctlError, NotPermitted
 from kvctl.keys.places import ListFile, PairFile, key_files
-from kvctl.keys.trusting import listed
+from kvctl.keys.trusting import AS_OWNER, listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show as print_document
 from kvd.wire.keys import KeyFileError, read_pair
 
 SECTION = "Commands"
+NO_PAIR = "kvctl keys generate makes a pair; --key-file names another file"
 
 
 def show(settings: Settings, *, key_file: PairFile = None, list_file: ListFile = None) -> None:
@@ -19,9 +23,16 @@ def show(settings: Settings, *, key_file: PairFile = None, list_file: ListFile =
     try:
         public = read_pair(files.pair).public.decode()
     except KeyFileError as error:
-        raise KvctlError(
-            error.message, error.hint or "kvctl keys generate makes a pair; --key-file names another file"
-        ) from None
+        if not files.public:
+            denied = files.pair.exists() and not os.access(files.pair, os.R_OK)
+            kind, hint = (NotPermitted, AS_OWNER) if denied else (KvctlError, error.hint or NO_PAIR)
+            raise kind(error.message, hint) from None
+        say(f"{error.message}; shown is the key that kvd runs with")
+        public = files.public
+    if files.public not in ("", public):
+        say(f"kvd runs with another pair, {files.public}, until it is started again: systemctl restart kvd")
+    if files.error:
+        say(f"kvd lets in the {files.in_force} keys that it read last: {files.error}")
     body = HostKeys(
         public=public,
         file=str(files.pair),

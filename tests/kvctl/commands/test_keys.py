@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,6 +114,41 @@ def test_a_key_is_revoked_by_itself_or_by_its_host_with_all_its_lines(
     assert (unknown.code, "'d'" in unknown.err) == (1, True)
 
 
+def test_nobody_is_said_to_be_revoked_where_the_list_is_not_there(run: Run, tmp_path: Path) -> None:
+    trusted = tmp_path / "trusted.keys"
+    gone = run(*NOBODY, "keys", "revoke", "--list", str(trusted), "10.0.0.8:7766")
+    assert gone.code == 1
+    assert "there is no file" in gone.err
+    assert "still lets in" in gone.err
+    assert f"touch {trusted}" in gone.err
+    trusted.write_text("rubbish\n")
+    assert "still lets in" in run(*NOBODY, "keys", "revoke", "--list", str(trusted), "10.0.0.8:7766").err
+
+
+@pytest.mark.parametrize("what", [("show",), ("generate",), ("revoke", "h"), ("trust", "k", "h")])
+def test_the_files_of_a_named_kvd_that_does_not_answer_are_not_guessed(
+    run: Run, what: tuple[str, ...]
+) -> None:
+    asked = run(*NOBODY, "keys", *what)
+    assert asked.code == 3
+    assert "--list FILE" in asked.err
+    assert "/etc/kvd" not in asked.out + asked.err
+
+
+def test_a_list_that_every_user_may_write_is_not_used(run: Run, tmp_path: Path, keys: list[str]) -> None:
+    trusted = tmp_path / "trusted.keys"
+    trusted.write_text(f"{keys[0]} a:1\n")
+    trusted.chmod(0o666)
+    refused = run(*NOBODY, "keys", "trust", "--list", str(trusted), keys[1], "b:1")
+    assert (refused.code, "chmod o-w" in refused.err) == (1, True)
+
+
+def test_a_pipe_in_the_place_of_a_list_stops_nobody(run: Run, tmp_path: Path) -> None:
+    os.mkfifo(trusted := tmp_path / "trusted.keys", 0o644)
+    refused = run(*NOBODY, "keys", "revoke", "--list", str(trusted), "b:1")
+    assert (refused.code, "no regular file" in refused.err) == (1, True)
+
+
 def test_kvd_takes_note_and_the_command_says_so(run: Run) -> None:
     with hosts("near", "far") as fleet:
         near, far = fleet["near"], fleet["far"]
@@ -129,6 +165,14 @@ def test_kvd_takes_note_and_the_command_says_so(run: Run) -> None:
         assert (trusted.code, json.loads(trusted.out)["in_force"]) == (0, True), trusted.err
         keys = json.loads(run(*here, "status", "-o", "json").out)["keys"]
         assert (keys["identity"], keys["trusted"]) == ("per host", 1)
+        near.trusted.rename(away := near.trusted.with_name("away"))
+        wait_for(lambda: near.counter("keys.unreadable"))
+        told = run(*here, "keys", "show")
+        assert (told.code, "kvd lets in the 1 keys that it read last" in told.err) == (0, True), told.err
+        away.rename(near.trusted)
+        public = near.pair.public.decode()
+        near.new_pair()
+        assert f"kvd runs with another pair, {public}" in run(*here, "keys", "show").err
         near.trusted.write_text("rubbish\n")
         wait_for(lambda: near.counter("keys.unreadable"))
         assert "KEYS_UNREADABLE" in run(*here, "doctor").out

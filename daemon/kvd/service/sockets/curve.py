@@ -5,6 +5,7 @@ A host is known by its public key. Where all hosts share one pair they cannot be
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,9 @@ from kvd.wire.keys import (
 
 Signature = tuple[int, int, int, int]
 """What a file has that changes with what stands in it: its inode, its size, and when it was written and renamed."""
+
+SETTLED_SECONDS = 0.5
+"""A list that was written in its place, and lets fewer in, is not written any more after so long without a change."""
 
 Place = tuple[str, int]
 """A host and its port, or `ANY_PORT`."""
@@ -55,6 +59,7 @@ class Keys:
     listed: Path | None = None
     error: str = ""
     _read: Signature | None = None
+    _in_force: Signature | None = None
 
     def of(self, host: str, port: int) -> bytes:
         """The public key expected at an endpoint, empty where none is trusted.
@@ -76,13 +81,28 @@ class Keys:
         self._read = _signature(self.listed)  # before it is read: what changes meanwhile is read once more
         return read_trusted(self.listed)
 
+    def half_written(self, trusted: Iterable[TrustedKey]) -> bool:
+        """Whether that may be the beginning of a list that is being written: it is to be read once more.
+
+        `kvctl keys`, and what renames a new file to its name, never leaves half a list there: that counts at once.
+        """
+        read, before = self._read, self._in_force
+        if read is None or before is None or read[0] != before[0]:
+            return False
+        if not self.authorized - {one.key for one in trusted}:
+            return False
+        if not 0 <= time.time_ns() - read[2] < SETTLED_SECONDS * 1e9:
+            return False
+        self._read = None
+        return True
+
     def take(self, trusted: Iterable[TrustedKey]) -> bool:
         """These are trusted from now on, and no others; whether that changes anything."""
         before = self.authorized, self.servers
         found = tuple(trusted)
         self.authorized = frozenset(one.key for one in found)
         self.servers = {(one.host, one.port): one.key for one in found if one.host}
-        self.error = ""
+        self.error, self._in_force = "", self._read
         return before != (self.authorized, self.servers)
 
 

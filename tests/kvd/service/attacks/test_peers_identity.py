@@ -223,6 +223,25 @@ def test_a_list_that_cannot_be_read_changes_nothing_and_says_so() -> None:
             wait_for(lambda: not spoken.answered(Ping(kvd_id="far", kvd_generation="g"), 0.2), 5)
 
 
+def test_a_list_that_is_being_written_in_its_place_revokes_nobody() -> None:
+    """Editors, `cp` and `tee` empty it first; what is left out for good is gone within the second all the same."""
+    with hosts("near", "far") as fleet:
+        near, far = fleet["near"], fleet["far"]
+        text = near.trusted.read_text()
+        with speaking(far.pair, near) as spoken:
+            for _ in range(4):
+                near.trusted.write_text("")
+                time.sleep(0.3)
+                near.trusted.write_text(text)
+                time.sleep(0.3)
+            assert isinstance(spoken.ask(Ping(kvd_id="far", kvd_generation="g")), Pong)
+            assert not near.counter("keys.changes")
+            near.trusted.write_text("# nobody\n")
+            began = time.monotonic()
+            wait_for(lambda: near.counter("keys.changes"), 5)
+            assert time.monotonic() - began < 1.5
+
+
 def test_a_host_with_another_key_than_the_one_that_is_trusted_is_not_linked() -> None:
     with hosts("near", "far", "third", KVD_PEER_HANDSHAKE_SECONDS="1") as fleet:
         near, far, third = (fleet[name] for name in ("near", "far", "third"))
