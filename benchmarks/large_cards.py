@@ -37,6 +37,7 @@ from kvctl.engines.cards import engine_facts
 from kvctl.engines.sources import planned
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.client.card_parts import Gathering
+from kvd.client.packing import packed
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Group, Region, WorkerGeometry
 from kvd.wire.frame import Message, decode, encode
@@ -198,7 +199,7 @@ def status(kvd: Kvd) -> KvdStatus:
 def one_round(large: EngineGeometry, reader: EngineGeometry, folder: Path) -> Round:
     """Everything once, with kvds that have just started."""
     with two_hosts(folder) as (far, near):
-        frames = [encode(card, 2) for card in cards_of(large, "large", "prefill")]
+        frames = [encode(packed(card), 2) for card in cards_of(large, "large", "prefill")]
         workers = Workers(far, len(frames))
         readers = Workers(near, len(reader.workers))
         readers.register([encode(card, 2) for card in cards_of(reader, "reader", "decode")])

@@ -13,6 +13,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
 from kvd.client.mailbox import DELIVER_AGAIN, QUEUE, Fresh, Mailbox, Pending, SessionState, fail
+from kvd.client.packing import packed
+from kvd.geometry.errors import BadGeometry
 from kvd.shown import logger
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
@@ -58,6 +60,7 @@ class SessionThread:
         self.registration: Registration = "away"
         self.card_id = 0  # the correlation of the card that was sent last, 0 once it was taken
         self.incarnation = ""
+        self.packs = True  # until this connection's kvd says that it cannot read a packed card
         self.register_due = 0.0
         self.register_pause = REGISTER_AGAIN[0]
         self.heartbeat = 0.25
@@ -92,6 +95,7 @@ class SessionThread:
             event = parse_monitor_message(self.monitor.recv_multipart())["event"]
             made = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self.mailbox.counters["connections" if made else "disconnections"] += 1
+            self.packs = True
             self._present_again("unknown" if made else "away")
             if not made:
                 self.mailbox.publish(replace(self.mailbox.state, connected=False))
@@ -124,6 +128,8 @@ class SessionThread:
         self.register_due = now + self.register_pause
         self.register_pause = min(self.register_pause * 2, REGISTER_AGAIN[1])
         presented = self.mailbox.card()
+        if self.packs and isinstance(presented, RegisterWorker):
+            presented = packed(presented)
         self.incarnation = (
             presented.card.incarnation if isinstance(presented, RegisterWorker) else presented.incarnation
         )
@@ -163,6 +169,10 @@ class SessionThread:
         elif correlation == 0 or not isinstance(message, Reply):
             self._pushed(message, correlation)
         elif isinstance(message, Refused) and correlation == self.card_id:
+            if self.packs and message.code == BadGeometry.code:
+                self.packs = False  # a kvd of before; or the geometry is bad, which it will say again
+                self._present_again("unknown")
+                return
             self.mailbox.counters["registrations.refused"] += 1
             log.warning(
                 "%s: kvd refused the registration: %s %s", self.mailbox.name, message.code, message.message

@@ -17,10 +17,15 @@ from kvd.wire.reply import Reply, Request
 
 
 class RegisterWorker(Request, tag="register_worker", frozen=True):
-    """A worker presents its card. ``parts``: it takes cards of peers in parts. Answered by `Registered`."""
+    """A worker presents its card. ``parts``: it takes cards of peers in parts. Answered by `Registered`.
+
+    ``packed``: the card's geometry is what `kvd.geometry.packing.pack` made of it. A kvd that does not know this
+    refuses it with KVD-GEOMETRY-BAD, since a packed document is no JSON, and is then presented the card as it is.
+    """
 
     card: WorkerCard
     parts: bool = False
+    packed: bool = False
 
 
 class OpenLease(msgspec.Struct, frozen=True):

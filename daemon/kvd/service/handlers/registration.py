@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import GeometryError
+from kvd.geometry.packing import unpack
 from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine, size_of
@@ -33,6 +36,8 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
     card = message.card
     _check_identity(card.engine, card.incarnation, card.rank)
     try:
+        if message.packed:
+            card = msgspec.structs.replace(card, geometry=unpack(card.geometry))
         geometry, shape = ALIKE.read_document(card.geometry)
     except GeometryError as error:
         raise RequestRefused(

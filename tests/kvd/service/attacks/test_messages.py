@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,21 @@ def many_axes() -> bytes:
     return encode(RegisterWorker(described(json.dumps(plain, separators=(",", ":")).encode())), 5)
 
 
+def packed_zeros() -> bytes:
+    """A geometry that would become a thousand times as large as it is."""
+    return encode(RegisterWorker(described(zlib.compress(bytes(64 * MIB), 9)), packed=True), 5)
+
+
+def packed_axes() -> bytes:
+    """About the largest geometry that is taken, in as few bytes as it may come."""
+    axis = b'["a",0,1,1,1],'
+    noise = random.Random(0).randbytes(8_000).hex().encode()
+    plain = geometry(0, 8).replace(b'"axes":[', b'"axes":[' + axis * (900_000 // len(axis)))
+    packed = zlib.compress(plain[:-1] + b',"noise":"%b"}' % noise, 9)
+    assert len(packed) < 20_000
+    return encode(RegisterWorker(described(packed), packed=True), 5)
+
+
 def long_ids() -> bytes:
     """A claim on a lease whose name has a megabyte."""
     return encode(LeaseClaim(key=LeaseKey(engine_id="e" * MIB, request_id="r" * MIB), reader="x"), 5)
@@ -92,7 +109,7 @@ def send_again_and_again(directory: Path, made: Callable[[], bytes], seconds: fl
 
 @pytest.mark.parametrize(
     "made",
-    [empty_arrays, hidden_arrays, many_leases, many_misses, many_axes, long_ids],
+    [empty_arrays, hidden_arrays, many_leases, many_misses, many_axes, packed_zeros, packed_axes, long_ids],
     ids=lambda made: made.__name__,
 )
 def test_a_message_that_is_too_much_keeps_nobody_waiting(made: Callable[[], bytes]) -> None:
