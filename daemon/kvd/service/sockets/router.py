@@ -32,6 +32,8 @@ _KINDS_OF_JUNK = {
     VersionMismatch: "version",
     UnknownMessage: "unknown",
 }
+LAST_SECONDS = 1.0
+"""How long the message that was sent last is kept encoded, which may have 60 MiB."""
 _NO_BODY = msgspec.Raw()
 
 
@@ -66,7 +68,7 @@ Handler = Callable[[Caller, Any], Handled | Awaitable[Handled]]
 class Router:
     """The requests of one socket and their table of handlers, by type of message.
 
-    At most ``queue`` messages wait for one client.
+    At most ``queue`` buffers wait for one client, one or two a message.
     """
 
     def __init__(self, name: str, counters: Counter[str], queue: int) -> None:
@@ -93,10 +95,15 @@ class Router:
             return
         if self._last is None or self._last[0] is not message:
             self._last = message, body(message)
+            asyncio.get_running_loop().call_later(LAST_SECONDS, self._forget, message)
         if line.channel.unsent > UNSENT_BYTES or line.channel.buffers > self._queue:
             line.channel.give_up()
             return
         line.channel.send(encode(_NO_BODY, correlation), self._last[1])
+
+    def _forget(self, message: Message) -> None:
+        if self._last is not None and self._last[0] is message:
+            self._last = None
 
     async def ask(self, route: bytes, message: Message, seconds: float) -> Message:
         """Ask a client and wait for its answer. Raises `TimeoutError`, at once where its connection has ended."""
@@ -243,6 +250,5 @@ class Router:
             return
         try:
             self.send(caller.route, answer, correlation)
-        except (OverflowError, ValueError, TypeError):
-            # A correlation id that msgpack cannot carry back: the sender made it up.
-            self._counters["received.malformed"] += 1
+        except (OverflowError, ValueError, TypeError) as error:  # kvd's own fault: the asker hears of it
+            self.send(caller.route, self._refusal(error, answer), correlation)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
 from kvd.service.sockets import channel as channels
+from kvd.service.sockets import router as routers
 from kvd.service.sockets import unsent
 from kvd.service.sockets.channel import Cause, Channel, Shared
 from kvd.service.sockets.limits import UNSENT_PAUSE_BYTES
@@ -19,9 +22,10 @@ from kvd.service.sockets.reservations import Hold, Reservations
 from kvd.service.sockets.router import Router
 from kvd.service.sockets.unsent import Unsent
 from kvd.wire.frame import encode
+from kvd.wire.handshake import Pong
 from kvd.wire.query import GetStatus
 from kvd.wire.registration import Heartbeat
-from kvd.wire.reply import Ok
+from kvd.wire.reply import Ok, Refused
 from kvd.zmtp.connection import Connection, ConnectionLimits
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
 from kvd.zmtp.frames import LONG, buffers, command, metadata, named
@@ -243,6 +247,38 @@ def test_a_client_that_leaves_is_not_waited_for() -> None:
             await asyncio.wait_for(asked, 5)
         with pytest.raises(TimeoutError):
             await router.ask(pair.channel.route, Heartbeat(incarnation="i"), 60.0)
+
+    served(talk)
+
+
+def test_an_answer_that_cannot_be_encoded_is_kvds_fault_and_the_asker_hears_of_it() -> None:
+    async def talk(pair: Pair) -> None:
+        counters: Counter[str] = Counter()
+        router = Router("local", counters, 10)
+        router.handlers = {
+            GetStatus: lambda _caller, _message: Pong(kvd_id=cast("str", object()), kvd_generation="")
+        }
+        router.joined(pair.channel)
+        pair.theirs.setblocking(True)
+        pair.theirs.recv(1 << 16)  # the handshake
+        question = encode(GetStatus(), 7)
+        router.received(pair.channel, Received(question, 1, len(question)), None)
+        frame = pair.theirs.recv(1 << 16)
+        assert b"KVD-INTERNAL" in frame
+        assert (counters["errors.internal"], counters["received.malformed"]) == (1, 0)
+
+    served(talk)
+
+
+def test_what_was_sent_last_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(routers, "LAST_SECONDS", 0.01)
+        router = Router("local", Counter(), 10)
+        router.joined(pair.channel)
+        message = Refused(code="X", message="x")
+        router.send(pair.channel.route, message)
+        held = sys.getrefcount(message)
+        await until(lambda: sys.getrefcount(message) < held)
 
     served(talk)
 
