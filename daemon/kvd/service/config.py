@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,10 @@ import yaml
 
 from kvd.addresses import split_address
 from kvd.service.errors import ConfigError
+from kvd.wire.limits import MOST_FOR_DAEMON
 from kvd.wire.names import RUNTIME_DIR_VARIABLE, runtime_dir
+
+log = logging.getLogger(__name__)
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
@@ -30,7 +34,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class LocalSettings(_Section, frozen=True):
     """The socket for workers and operators."""
 
-    max_message_bytes: Count = 64 << 20
+    max_message_bytes: Count = MOST_FOR_DAEMON
     queue: Count = 4096
 
 
@@ -47,7 +51,7 @@ class PeerSettings(_Section, frozen=True):
     listen: str = ""
     advertise: str = ""
     connect: tuple[str, ...] = ()
-    max_message_bytes: Count = 16 << 20
+    max_message_bytes: Count = MOST_FOR_DAEMON
     queue: Count = 1024
     handshake_seconds: Seconds = 5.0
     ping_seconds: Seconds = 1.0
@@ -179,7 +183,7 @@ def load(
             _explain(str(error), tree, sources), hint="configs/kvd.yaml explains each key"
         ) from None
     _check(config, sources)
-    return config
+    return _bounded(config, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +307,18 @@ def _check(config: Config, sources: _Sources) -> None:
                 f"{' and '.join(sorted(places)) or sources.origin}: {low} is {below:g}, {high} is {above:g}:"
                 " it must be the larger"
             )
+
+
+def _bounded(config: Config, sources: _Sources) -> Config:
+    """The settings with sizes that count: kvd takes no larger message on any socket, whatever is set."""
+    found = {"local": config.local.max_message_bytes, "peer": config.peer.max_message_bytes}
+    for name, size in found.items():
+        if size > MOST_FOR_DAEMON:
+            key = f"{name}.max_message_bytes"
+            log.warning(
+                "%s: %s is %d, of which %d count: kvd takes no larger message", sources.place(key), key, size,
+                MOST_FOR_DAEMON,
+            )  # fmt: skip
+    local = msgspec.structs.replace(config.local, max_message_bytes=min(found["local"], MOST_FOR_DAEMON))
+    peer = msgspec.structs.replace(config.peer, max_message_bytes=min(found["peer"], MOST_FOR_DAEMON))
+    return msgspec.structs.replace(config, local=local, peer=peer)

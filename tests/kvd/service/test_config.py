@@ -13,6 +13,7 @@ import yaml
 
 from kvd.service.config import Config, load
 from kvd.service.errors import ConfigError
+from kvd.wire.limits import MOST_FOR_DAEMON
 from tests.support.daemons import ROOT
 
 EXAMPLE = ROOT / "configs" / "kvd.yaml"
@@ -67,6 +68,19 @@ def test_mistakes_are_named(tmp_path: Path, text: str, wanted: list[str]) -> Non
     message = check(tmp_path, text)
     for part in wanted:
         assert part in message
+
+
+@pytest.mark.parametrize("section", ["local", "peer"])
+def test_a_message_size_above_what_is_decoded_counts_as_that_and_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, section: str
+) -> None:
+    path = tmp_path / "kvd.yaml"
+    path.write_text(f"{section}:\n  max_message_bytes: 67108864\n")
+    assert load(path, {}) == Config()
+    assert (
+        f"{path}, line 2: {section}.max_message_bytes is 67108864, of which {MOST_FOR_DAEMON} count"
+        in caplog.text
+    )
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:

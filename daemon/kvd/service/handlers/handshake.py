@@ -12,6 +12,7 @@ from kvd.service.handlers.senders import refuse_other_user
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
+from kvd.wire.limits import MOST_FOR_DAEMON
 
 MOST_READY = 1024
 """Most engines that a ping's answer names as ready; nobody uses so many of one host."""
@@ -56,7 +57,9 @@ async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngin
         raise RequestRefused(
             "KVD-TOO-LARGE",
             f"{whole} of engine {message.engine_id!r} has {size} bytes; a message has at most {limit}",
-            hint="give both kvds one version, which sends large cards in parts; see peer.max_message_bytes",
+            hint="raise peer.max_message_bytes on both kvds"
+            if size <= MOST_FOR_DAEMON
+            else "give both kvds one version, which sends large cards in parts",
         )
     return EngineDescribed(card=card, kvd_generation=daemon.myself.generation, shape=engine.shape, part=part)
 

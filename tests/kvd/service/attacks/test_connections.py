@@ -110,11 +110,11 @@ def a_million_parts(where: Path | int) -> None:
 
 
 def half_of_large_frames(where: Path | int) -> None:
-    """Many connections, each with a frame of 64 MiB that has begun and does not end."""
+    """Many connections, each with a frame of 16 MiB that has begun and does not end."""
     begun = [spoken(where) for _ in range(50)]
     for sender in begun:
         sender.setblocking(False)
-        sender.send(bytes((LONG,)) + (64 << 20).to_bytes(8, "big"))
+        sender.send(bytes((LONG,)) + (16 << 20).to_bytes(8, "big"))
     while True:
         for sender in begun:
             with contextlib.suppress(OSError):
