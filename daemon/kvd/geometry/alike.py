@@ -23,6 +23,8 @@ T = TypeVar("T")
 CUT = b',"pages":'
 KEPT = 256
 """Most tails whose groups are remembered by one `AlikeReader`. Real engines have at most as many as heads."""
+KEPT_DIGESTS = 16_384
+"""Most kinds of documents that a `DocumentChecker` remembers, 2 MB: those used last, one for each engine and place."""
 
 
 class _HeadDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,26 +87,69 @@ class AlikeReader:
         parsed = _parse(_HEAD, head + b"}") if tail else None
         if parsed is None:
             return decode_worker(head + tail), shape_of(head + tail)
-        regions = tuple((r.length, r.device) for r in parsed.regions)
-        alike = _SameButPlace(parsed.format, parsed.num_blocks, regions, tail)
+        alike = _alike(parsed, tail)
         known = self._read.get(alike)
         if known is None:
             worker = decode_worker(head + tail)
             if _parse(_TAIL, b"{" + tail[1:]) is None:
                 return worker, shape_of(head + tail)
-            digest = hashlib.blake2b(repr(alike[:3]).encode() + tail, digest_size=16).digest()
-            known = self._read[alike] = _TailRead(worker.groups, digest)
+            known = self._read[alike] = _TailRead(worker.groups, _digest(alike))
             if len(self._read) > KEPT:
                 self._read.popitem(last=False)
         else:
-            if min(parsed.rank) < 0 or min((r.address for r in parsed.regions), default=0) < 0:
-                raise BadGeometry(f"a worker of rank {parsed.rank} has a negative rank or address")
-            tp, pp, dcp = parsed.rank
-            worker = WorkerGeometry(
-                Rank(tp=tp, pp=pp, dcp=dcp), parsed.num_blocks, parsed.regions, known.groups
-            )
-        shape = hashlib.blake2b(known.digest + repr(parsed.rank).encode(), digest_size=16).hexdigest()
-        return worker, shape
+            worker = WorkerGeometry(_rank(parsed), parsed.num_blocks, parsed.regions, known.groups)
+        return worker, _shape(known.digest, parsed)
+
+
+class CheckedDocument(NamedTuple):
+    """What kvd needs of a geometry that was found good."""
+
+    rank: Rank
+    regions: tuple[Region, ...]
+    shape: str
+
+
+class DocumentChecker:
+    """Checks documents of workers, those that are alike at the cost of one, and keeps a digest of each kind alone."""
+
+    def __init__(self) -> None:
+        self._good: OrderedDict[bytes, None] = OrderedDict()
+
+    def check(self, document: bytes) -> CheckedDocument:
+        """What stands in it. Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does."""
+        head, tail = cut(document)
+        parsed = _parse(_HEAD, head + b"}") if tail else None
+        digest = _digest(_alike(parsed, tail)) if parsed is not None else b""
+        if parsed is None or digest not in self._good:
+            worker = decode_worker(document)
+            if parsed is None or _parse(_TAIL, b"{" + tail[1:]) is None:
+                return CheckedDocument(worker.rank, worker.regions, shape_of(document))
+            self._good[digest] = None
+            if len(self._good) > KEPT_DIGESTS:
+                self._good.popitem(last=False)
+        self._good.move_to_end(digest)
+        return CheckedDocument(_rank(parsed), parsed.regions, _shape(digest, parsed))
+
+
+def _alike(head: _HeadDocument, tail: bytes) -> _SameButPlace:
+    regions = tuple((r.length, r.device) for r in head.regions)
+    return _SameButPlace(head.format, head.num_blocks, regions, tail)
+
+
+def _digest(alike: _SameButPlace) -> bytes:
+    return hashlib.blake2b(repr(alike[:3]).encode() + alike.tail, digest_size=16).digest()
+
+
+def _rank(head: _HeadDocument) -> Rank:
+    """The rank that a head says. Raises `BadGeometry` for what is below zero in it."""
+    if min(head.rank) < 0 or min((r.address for r in head.regions), default=0) < 0:
+        raise BadGeometry(f"a worker of rank {head.rank} has a negative rank or address")
+    tp, pp, dcp = head.rank
+    return Rank(tp=tp, pp=pp, dcp=dcp)
+
+
+def _shape(digest: bytes, head: _HeadDocument) -> str:
+    return hashlib.blake2b(digest + repr(head.rank).encode(), digest_size=16).hexdigest()
 
 
 def _parse(decoder: msgspec.json.Decoder[T], text: bytes) -> T | None:

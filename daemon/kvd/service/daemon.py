@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvd.geometry.alike import DocumentChecker
 from kvd.service.config import Config
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
@@ -55,6 +56,7 @@ class Daemon:
     subscribers: Subscribers = field(default_factory=Subscribers)
     miss_history: MissHistory = field(default_factory=MissHistory)
     operators: Operators = field(default_factory=Operators)
+    geometries: DocumentChecker = field(default_factory=DocumentChecker)
     slices: Slices = field(default_factory=Slices)
     draining: bool = False
     prepared: bool = False

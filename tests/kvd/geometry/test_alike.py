@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvd.geometry.alike import CUT, AlikeReader, cut
+from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, cut
 from kvd.geometry.codec import decode_worker, encode_worker, shape_of
 from kvd.geometry.errors import BadGeometry
-from kvd.geometry.model import EngineGeometry
+from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from tests.support import random_engines as engines
 from tests.support.samples import engine, llama
 
@@ -33,6 +33,42 @@ def test_each_worker_reads_as_it_does_by_itself(made: EngineGeometry) -> None:
         assert read == worker == decode_worker(document)
         assert shapes.setdefault(shape_of(document), shape) == shape
     assert len(set(shapes.values())) == len(shapes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(drawn())
+def test_a_checker_says_what_a_reader_does_and_keeps_digests_alone(made: EngineGeometry) -> None:
+    reader, checker = AlikeReader(), DocumentChecker()
+    for worker in (*made.workers, *made.workers):
+        document = encode_worker(worker)
+        read, shape = reader.read_document(document)
+        assert checker.check(document) == (read.rank, read.regions, shape)
+    assert all(len(digest) == 16 for digest in checker._good)
+
+
+def test_a_checker_keeps_the_kinds_that_were_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvd.geometry.alike.KEPT_DIGESTS", 2)
+    documents = [
+        encode_worker(engine("e", ("full", size, None, llama(("a",)))).workers[0]) for size in (16, 32, 64)
+    ]
+    checker, decoded = DocumentChecker(), list[bytes]()
+
+    def decode(document: bytes) -> WorkerGeometry:
+        decoded.append(document)
+        return decode_worker(document)
+
+    monkeypatch.setattr("kvd.geometry.alike.decode_worker", decode)
+    for number in (0, 1, 0, 2, 0, 1):
+        checker.check(documents[number])
+    assert [documents.index(one) for one in decoded] == [0, 1, 2, 1]
+
+
+def test_a_checker_refuses_what_is_below_zero_also_where_it_knows_the_rest() -> None:
+    document = encode_worker(engine("e", ("full", 16, None, llama(("a",)))).workers[0])
+    checker = DocumentChecker()
+    checker.check(document)
+    with pytest.raises(BadGeometry, match="negative"):
+        checker.check(document.replace(b'"rank":[0', b'"rank":[-1'))
 
 
 def test_workers_that_are_alike_share_their_groups() -> None:

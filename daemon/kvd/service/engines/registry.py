@@ -97,6 +97,16 @@ class Registry:
         """Whether this kvd is so young that its workers may not all be back."""
         return time.monotonic() < self.settled
 
+    def check(self, client: Client) -> None:
+        """Raise `RequestRefused` for who cannot be taken, whatever its card holds: another's place, or too much."""
+        known = self.clients.get(client.incarnation)
+        if known is not None:
+            refuse_another(known, client)
+        self.roster.check_size(client, known)
+        engine = self.engines.get(client.engine.engine_id)
+        if engine is not None and engine.alive:
+            refuse_stranger(engine, client)
+
     def register(self, client: Client) -> LocalEngine:
         """Take a client, new or known.
 

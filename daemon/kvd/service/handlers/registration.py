@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import GeometryError
 from kvd.geometry.packing import unpack
 from kvd.geometry.rank import Rank
@@ -14,7 +13,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
-from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts
+from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, WorkerCard
 from kvd.wire.registration import (
     Heartbeat,
     NotRegistered,
@@ -27,28 +26,12 @@ from kvd.wire.reply import Ok
 
 MAX_NAME = 512
 """Longest engine id or incarnation, in characters."""
-ALIKE = AlikeReader()
-"""Workers of one engine, and of its next start, are read at the cost of one."""
 
 
 def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> Registered:
     """Check the card and take the worker. Raises `RequestRefused`."""
     card = message.card
     _check_identity(card.engine, card.incarnation, card.rank)
-    try:
-        if message.packed:
-            card = msgspec.structs.replace(card, geometry=unpack(card.geometry))
-        geometry, shape = ALIKE.read_document(card.geometry)
-    except GeometryError as error:
-        raise RequestRefused(
-            getattr(error, "code", "KVD-GEOMETRY"),
-            f"the geometry of {card.engine.engine_id}/{card.rank} cannot be used: {error}",
-            hint="worker and kvd should be of one version",
-        ) from None
-    if geometry.rank != card.rank:
-        raise RequestRefused(
-            "KVD-BAD-CARD", f"the card says rank {card.rank}, its geometry says {geometry.rank}"
-        )
     client = Client(
         kind="worker",
         engine=card.engine,
@@ -59,12 +42,28 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         process=caller.pid,
         rank=card.rank,
         card=card,
-        shape=shape,
         parts=message.parts,
-        size=len(card.geometry) + len(card.metadata) + size_of(card.engine),
-        regions=len(geometry.regions),
-        registered_bytes=sum(region.length for region in geometry.regions),
+        size=_size(card),
     )
+    daemon.registry.check(client)  # whose it is and how large, before anything is read
+    try:
+        if message.packed:
+            card = client.card = msgspec.structs.replace(card, geometry=unpack(card.geometry))
+            client.size = _size(card)
+            daemon.registry.check(client)
+        found = daemon.geometries.check(card.geometry)
+    except GeometryError as error:
+        raise RequestRefused(
+            getattr(error, "code", "KVD-GEOMETRY"),
+            f"the geometry of {card.engine.engine_id}/{card.rank} cannot be used: {error}",
+            hint="worker and kvd should be of one version",
+        ) from None
+    if found.rank != card.rank:
+        raise RequestRefused(
+            "KVD-BAD-CARD", f"the card says rank {card.rank}, its geometry says {found.rank}"
+        )
+    client.shape, client.regions = found.shape, len(found.regions)
+    client.registered_bytes = sum(region.length for region in found.regions)
     return _take(daemon, client)
 
 
@@ -120,6 +119,10 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
         port=daemon.myself.endpoint.port,
         heartbeat_seconds=daemon.config.liveness.heartbeat_seconds,
     )
+
+
+def _size(card: WorkerCard) -> int:
+    return len(card.geometry) + len(card.metadata) + size_of(card.engine)
 
 
 def _take(daemon: Daemon, client: Client) -> Registered:
