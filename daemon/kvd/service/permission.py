@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import grp
+import logging
 import os
 import pwd
+import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
+
+log = logging.getLogger(__name__)
 
 REMEMBER_SECONDS = 30.0
 """How long the answer of the system's user database holds: it may be on the network, and a flood asks it once."""
 MOST_REMEMBERED = 4096
 """Most users whose membership is remembered; with more it is asked again."""
-
+LOOK_SECONDS = 2.0
+"""How long an answer of the system's user database is waited for; without one nobody is a member."""
+MOST_LOOKUPS = 16
+"""Most users who are looked up at a time, each on a thread: a database that hangs takes no more."""
 
 Read = Literal["all", "own"]
 """The setting ``access.read``."""
@@ -41,7 +50,7 @@ class Operators:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, str], tuple[bool, float]] = {}
-        self._asked: dict[tuple[int, str], asyncio.Task[bool]] = {}
+        self._asked: dict[tuple[int, str], asyncio.Future[bool]] = {}
 
     async def has(self, uid: int, group: str) -> bool:
         """Whether that user is one of them."""
@@ -55,24 +64,46 @@ class Operators:
         member, until = self._known.get(key, (False, 0.0))
         if time.monotonic() < until:
             return member
-        if key not in self._asked:
-            # On a thread: the system's user database may take its time. Once, whoever waits for it.
-            self._asked[key] = asyncio.create_task(self._ask(key))
-        return await asyncio.shield(self._asked[key])
+        # On a thread: the system's user database may take its time. Once, whoever waits for it.
+        asked = self._asked.get(key) or self._ask(key)
+        try:
+            return asked is not None and await asyncio.wait_for(asyncio.shield(asked), LOOK_SECONDS)
+        except TimeoutError:
+            return False
 
     async def sight(self, uid: int, read: Read, group: str) -> Sight:
         """What that user may see."""
         return Sight(uid, read == "all" or await self.has(uid, group))
 
-    async def _ask(self, key: tuple[int, str]) -> bool:
+    def _ask(self, key: tuple[int, str]) -> asyncio.Future[bool] | None:
+        if len(self._asked) >= MOST_LOOKUPS:
+            return None
+        asked = asyncio.get_running_loop().create_future()
+        # Not an executor's: the end of kvd would wait for it until the database has given up.
+        thread = threading.Thread(target=self._look, args=(key, asked), name="kvd-users", daemon=True)
         try:
-            member = await asyncio.to_thread(belongs, *key)
-        finally:
-            del self._asked[key]
+            thread.start()
+        except RuntimeError:  # there is no thread to be had
+            return None
+        self._asked[key] = asked
+        return asked
+
+    def _look(self, key: tuple[int, str], asked: asyncio.Future[bool]) -> None:
+        try:
+            member = belongs(*key)
+        except OSError as error:
+            log.warning("the user database says nothing of uid %s and group %s: %s", *key, error)
+            member = False
+        with contextlib.suppress(RuntimeError):  # kvd has ended meanwhile
+            asked.get_loop().call_soon_threadsafe(partial(self._told, key, asked, member=member))
+
+    def _told(self, key: tuple[int, str], asked: asyncio.Future[bool], *, member: bool) -> None:
+        del self._asked[key]
         if len(self._known) >= MOST_REMEMBERED:
             self._known.clear()
         self._known[key] = member, time.monotonic() + REMEMBER_SECONDS
-        return member
+        if not asked.done():
+            asked.set_result(member)
 
 
 def belongs(uid: int, group: str) -> bool:

@@ -7,6 +7,7 @@ import grp
 import os
 import pwd
 import threading
+import time
 
 import pytest
 
@@ -88,6 +89,31 @@ def test_the_user_database_is_asked_once_whoever_waits(monkeypatch: pytest.Monke
 
     assert asyncio.run(ask()) == [True] * 100
     assert asked == [BOB]
+
+
+def test_a_user_database_that_hangs_makes_nobody_a_member_and_holds_no_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on, asked = threading.Event(), list[int]()
+
+    def hanging(uid: int, _group: str) -> bool:
+        asked.append(uid)
+        go_on.wait(60)
+        return True
+
+    monkeypatch.setattr(permission, "belongs", hanging)
+    monkeypatch.setattr(permission, "LOOK_SECONDS", 0.05)
+
+    async def ask() -> list[bool]:
+        operators = Operators()
+        answers = await asyncio.gather(*(operators.has(BOB + one, "ops") for one in range(100)))
+        return [*answers, await operators.has(BOB, "ops")]
+
+    began = time.monotonic()
+    assert asyncio.run(ask()) == [False] * 101
+    assert time.monotonic() - began < 5
+    assert len(asked) == permission.MOST_LOOKUPS
+    go_on.set()
 
 
 def test_membership_is_the_systems(monkeypatch: pytest.MonkeyPatch) -> None:
