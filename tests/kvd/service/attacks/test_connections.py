@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,13 @@ def places(kvd: Daemon) -> tuple[Path | int, ...]:
 def serves(kvd: Daemon) -> dict[str, int]:
     """Its counters, asked for on a new connection, at once."""
     return kvd.status(3.0).counters
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Daemon]:
+    """One kvd for attacks that need none of their own: it has to outlive each of them."""
+    with daemons() as (kvd,):
+        yield kvd
 
 
 # --- connections ---
@@ -75,12 +83,15 @@ def come_and_go(where: Path | int) -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "peer"])
-def test_connecting_and_closing_as_fast_as_possible(where: str) -> None:
-    with daemons() as (kvd,):
-        with attacked(kvd) as watch:
-            attack(come_and_go, kvd.port if where == "peer" else kvd.directory / "kvd.sock", seconds=SECONDS)
-        assert_unfelled(watch.verdict())
-        wait_for(lambda: serves(kvd).get(f"connections.{where}.handshake_failed", 0) > 500)
+def test_connecting_and_closing_as_fast_as_possible(shared: Daemon, where: str) -> None:
+    failed = f"connections.{where}.handshake_failed"
+    before = serves(shared).get(failed, 0)
+    with attacked(shared) as watch:
+        attack(
+            come_and_go, shared.port if where == "peer" else shared.directory / "kvd.sock", seconds=SECONDS
+        )
+    assert_unfelled(watch.verdict())
+    wait_for(lambda: serves(shared).get(failed, 0) > before + 500)
 
 
 def test_a_silent_connection_ends_after_three_seconds() -> None:
@@ -122,12 +133,11 @@ def half_of_large_frames(where: Path | int) -> None:
 
 
 @pytest.mark.parametrize("talk", [never_end_a_message, a_million_parts, half_of_large_frames])
-def test_messages_that_are_never_whole(talk: object) -> None:
-    with daemons() as (kvd,):
-        with attacked(kvd) as watch:
-            attack(talk, kvd.directory / "kvd.sock", seconds=SECONDS)  # type: ignore[arg-type]
-        assert_unfelled(watch.verdict())
-        serves(kvd)
+def test_messages_that_are_never_whole(shared: Daemon, talk: object) -> None:
+    with attacked(shared) as watch:
+        attack(talk, shared.directory / "kvd.sock", seconds=SECONDS)  # type: ignore[arg-type]
+    assert_unfelled(watch.verdict())
+    serves(shared)
 
 
 def leave_with_much_queued(directory: Path) -> None:
@@ -152,12 +162,11 @@ def leave_with_much_queued(directory: Path) -> None:
             time.sleep(0.1)
 
 
-def test_clients_that_leave_with_much_queued() -> None:
-    with daemons() as (kvd,):
-        with attacked(kvd) as watch:
-            attack(leave_with_much_queued, kvd.directory, seconds=SECONDS)
-        assert_unfelled(watch.verdict())
-        serves(kvd)
+def test_clients_that_leave_with_much_queued(shared: Daemon) -> None:
+    with attacked(shared) as watch:
+        attack(leave_with_much_queued, shared.directory, seconds=SECONDS)
+    assert_unfelled(watch.verdict())
+    serves(shared)
 
 
 def flood(where: Path | int) -> None:
@@ -179,11 +188,10 @@ def flood(where: Path | int) -> None:
                         sender.recv(zmq.NOBLOCK)
 
 
-def test_a_flood_of_questions_leaves_others_their_turns() -> None:
-    with daemons() as (kvd,):
-        with attacked(kvd) as watch:
-            attack(flood, kvd.directory / "kvd.sock", seconds=SECONDS)
-        assert_unfelled(watch.verdict())
+def test_a_flood_of_questions_leaves_others_their_turns(shared: Daemon) -> None:
+    with attacked(shared) as watch:
+        attack(flood, shared.directory / "kvd.sock", seconds=SECONDS)
+    assert_unfelled(watch.verdict())
 
 
 # --- what is not read ---
@@ -202,12 +210,11 @@ def ask_and_never_read(where: Path) -> None:
         time.sleep(0.01)
 
 
-def test_answers_that_nobody_reads() -> None:
-    with daemons() as (kvd,):
-        with attacked(kvd) as watch:
-            attack(ask_and_never_read, kvd.directory / "kvd.sock", seconds=SECONDS)
-        assert_unfelled(watch.verdict())
-        serves(kvd)
+def test_answers_that_nobody_reads(shared: Daemon) -> None:
+    with attacked(shared) as watch:
+        attack(ask_and_never_read, shared.directory / "kvd.sock", seconds=SECONDS)
+    assert_unfelled(watch.verdict())
+    serves(shared)
 
 
 # --- routes ---
