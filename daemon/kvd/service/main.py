@@ -19,7 +19,7 @@ from kvd.service.errors import ServiceError
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.notify import from_environment
-from kvd.service.run import run_daemon
+from kvd.service.run import checked, run_daemon
 from kvd.service.sockets import curve
 
 log = logging.getLogger("kvd.service")
@@ -52,7 +52,7 @@ def _act(given: argparse.Namespace) -> int:
         return 0
     config = _load(given)
     if given.check_config:
-        curve.load(config.peer.curve)
+        checked(config)
         where = f"runtime directory {config.directory}, state in {config.state_directory}"
         sys.stdout.write(f"kvd: settings are good; {where}\n")
         return 0

@@ -152,13 +152,21 @@ async def run_daemon(
         heart.cancel()
 
 
+def checked(config: Config) -> Keys | None:
+    """The keys that the settings name. Raises `ConfigError` for settings with which kvd does not start."""
+    keys = curve.load(config.peer.curve)
+    if config.peer.listen:
+        listen = endpoint(config.peer.listen, "peer.listen")
+        curve.refuse_open_bind(listen[0], keys)
+        _advertised(config, listen)
+    return keys
+
+
 @contextlib.asynccontextmanager
 async def _running(
     config: Config,
 ) -> AsyncIterator[tuple[Daemon, RuntimeDirectory, list[asyncio.Task[None]]]]:
-    keys = curve.load(config.peer.curve)
-    if config.peer.listen:
-        curve.refuse_open_bind(endpoint(config.peer.listen, "peer.listen")[0], keys)
+    keys = checked(config)
     directory = config.directory
     os.umask(0o027)
     async with contextlib.AsyncExitStack() as stack:
@@ -272,17 +280,20 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
 
 def _myself(config: Config, bound: tuple[str, int] | None) -> Myself:
     host = socket.gethostname()
-    at = Endpoint()
-    if bound is not None:
-        advertised = endpoint(config.peer.advertise, "peer.advertise") if config.peer.advertise else bound
-        if advertised[0] in ("0.0.0.0", "::"):  # noqa: S104 (a wildcard is no address that a peer could use)
-            raise ConfigError(
-                f"peer.listen is on {bound[0]}, which is no address that peers can be told",
-                hint="set peer.advertise to the address under which other hosts reach this one",
-            )
-        at = Endpoint(advertised[0], advertised[1] or bound[1])
+    at = _advertised(config, bound) if bound is not None else Endpoint()
     name = hashlib.sha256(f"{host}:{config.directory}".encode()).hexdigest()[:6]
     return Myself(f"{host}-{name}", uuid.uuid4().hex[:16], host, at, time.monotonic(), time.time())
+
+
+def _advertised(config: Config, bound: tuple[str, int]) -> Endpoint:
+    """Where peers are told that this kvd is."""
+    advertised = endpoint(config.peer.advertise, "peer.advertise") if config.peer.advertise else bound
+    if advertised[0] in ("0.0.0.0", "::"):  # noqa: S104 (a wildcard is no address that a peer could use)
+        raise ConfigError(
+            f"peer.listen is on {bound[0]}, which is no address that peers can be told",
+            hint="set peer.advertise to the address under which other hosts reach this one",
+        )
+    return Endpoint(advertised[0], advertised[1] or bound[1])
 
 
 async def _metrics(config: Config, daemon: Daemon) -> asyncio.Server:

@@ -13,6 +13,7 @@ import yaml
 
 from kvd.service.config import Config, load
 from kvd.service.errors import ConfigError
+from kvd.wire.keys import write_pair
 from kvd.wire.limits import MOST_FOR_DAEMON
 from tests.support.daemons import ROOT
 
@@ -132,6 +133,17 @@ def kvd(*arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=30,
     )
+
+
+def test_settings_with_which_kvd_does_not_start_are_not_good(tmp_path: Path) -> None:
+    wide = tmp_path / "kvd.yaml"
+    wide.write_text("peer:\n  listen: 0.0.0.0:17768\n")
+    done = kvd("--check-config", "--config", str(wide))
+    assert (done.returncode, "key_file is not set" in done.stderr) == (2, True), done.stderr
+    write_pair(pair := tmp_path / "host.keys")
+    wide.write_text(f"peer:\n  listen: 0.0.0.0:17768\n  curve:\n    key_file: {pair}\n")
+    done = kvd("--check-config", "--config", str(wide))
+    assert (done.returncode, "set peer.advertise" in done.stderr) == (2, True), done.stderr
 
 
 def test_the_command_says_what_is_wrong_without_a_traceback(tmp_path: Path) -> None:
