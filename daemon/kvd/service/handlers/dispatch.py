@@ -71,7 +71,7 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         LeaseRelease: partial(leases.peer_lease_release, daemon),
         **dict.fromkeys(PUSHES, partial(pushes.from_peer, daemon)),
         GetSums: partial(checksums.from_peer, daemon),
-        ListEngines: partial(queries.own_engines, daemon),
+        ListEngines: partial(queries.engines_here, daemon),
         GetOutcomes: partial(outcomes.from_peer, daemon),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}

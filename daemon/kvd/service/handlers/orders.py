@@ -21,6 +21,7 @@ from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import few
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.order import (
     MISS_ENDS,
     Asker,
@@ -44,7 +45,6 @@ SCHEDULER_ANSWER_SECONDS = 3.0
 STOPPED = "the engine may be stopped: see `kvctl workers`"
 LONGEST_WAIT = 30.0
 """Seconds that a question for changes is kept at most."""
-MAX_NAME = 512
 MAX_ORDER_ID = 64
 MAX_SECONDS = 7 * 86400.0
 
@@ -173,10 +173,10 @@ def kind_of_target(message: ForceMiss) -> str:
 
 def _check(message: ForceMiss) -> None:
     target = message.target
-    if isinstance(target, OneRequest) and not 0 < len(target.request_id) <= MAX_NAME:
+    if isinstance(target, OneRequest) and not 0 < len(target.request_id) <= LONGEST_ID:
         raise RequestRefused(
             "KVD-BAD-ORDER",
-            f"the request id has {len(target.request_id)} characters, wanted are 1 to {MAX_NAME}",
+            f"the request id has {len(target.request_id)} characters, wanted are 1 to {LONGEST_ID}",
         )
     if not isinstance(target, NextLoads):
         return

@@ -22,6 +22,7 @@ from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 
@@ -31,7 +32,6 @@ MAX_UNDERWAY = 1024
 """Most messages that wait for workers or other kvds at a time; well below `router.MAX_TASKS`, so others get through."""
 MAX_IDS_UNDERWAY = 4 << 20
 """Most block ids in them, which take some 40 bytes each; a single message may have more when it is alone."""
-MAX_NAME = 512
 LONGEST_CAUSE = 500
 """Characters of a failure's cause that go into an event."""
 
@@ -130,10 +130,10 @@ def _check(message: Push) -> None:
     key = message.key
     named = (("transfer_id", key.transfer_id), ("prefiller", key.prefiller), ("decoder", key.decoder))
     for what, text in named:
-        if not text or len(text) > MAX_NAME:
+        if not text or len(text) > LONGEST_ID:
             raise RequestRefused(
                 "KVD-BAD-PUSH",
-                f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {MAX_NAME}",
+                f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {LONGEST_ID}",
                 final=True,
             )
     if not isinstance(message, PushAnnounce):

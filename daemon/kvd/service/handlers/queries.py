@@ -15,8 +15,7 @@ from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
-from kvd.service.handlers.sight import hidden_engine, hidden_worker, sight_of
-from kvd.service.handlers.sight import own_engines as ids_of
+from kvd.service.handlers.sight import hidden_engine, hidden_worker, own_engines, sight_of
 from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
 from kvd.service.permission import EVERYTHING, Sight
@@ -48,7 +47,7 @@ async def list_engines(daemon: Daemon, caller: Caller, query: ListEngines) -> En
     return await _engines(daemon, query, await sight_of(daemon, caller))
 
 
-async def own_engines(daemon: Daemon, _caller: Caller, query: ListEngines) -> EngineList:
+async def engines_here(daemon: Daemon, _caller: Caller, query: ListEngines) -> EngineList:
     """Our own engines, for another kvd. Raises `RequestRefused`."""
     return await _engines(daemon, query, EVERYTHING, local_only=True)
 
@@ -116,7 +115,7 @@ def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: b
 
 
 def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Rows[EnginePlace]:
-    own = frozenset[str]() if seen.sight.everything else ids_of(daemon, seen.sight)
+    own = frozenset[str]() if seen.sight.everything else own_engines(daemon, seen.sight)
     for at in places:
         endpoint = Endpoint(*at[2:])
         peer = daemon.handshakes.peers.get((endpoint, at[1]))

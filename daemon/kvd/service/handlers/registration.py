@@ -14,6 +14,7 @@ from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
 from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, WorkerCard
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import (
     Heartbeat,
     NotRegistered,
@@ -23,9 +24,6 @@ from kvd.wire.registration import (
     Unregister,
 )
 from kvd.wire.reply import Ok
-
-MAX_NAME = 512
-"""Longest engine id or incarnation, in characters."""
 
 
 def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> Registered:
@@ -133,9 +131,9 @@ def _take(daemon: Daemon, client: Client) -> Registered:
 
 def _check_identity(engine: EngineFacts, incarnation: str, rank: Rank | None) -> None:
     for what, text in (("engine_id", engine.engine_id), ("incarnation", incarnation)):
-        if not text or len(text) > MAX_NAME:
+        if not text or len(text) > LONGEST_ID:
             raise RequestRefused(
-                "KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {MAX_NAME}"
+                "KVD-BAD-CARD", f"{what} has {len(text)} characters, wanted are 1 to {LONGEST_ID}"
             )
         if has_controls(text):
             raise RequestRefused(
