@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -42,6 +43,12 @@ WALL_SECONDS = 15.0
 """One turn may take this long by the clock, on a machine that gives the process little of its `CPU_SECONDS`."""
 START_SECONDS = 30.0
 """A process that has not imported what it needs by then is given up."""
+AGAIN_SECONDS = 1.0
+"""After a start that failed, nobody starts another for this long."""
+FROM_OUTSIDE = {-signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT, -signal.SIGKILL, -signal.SIGTERM}
+"""How a process ends that somebody else ended: an operator, the kernel where memory is short. No card does that."""
+END_SECONDS = 1.0
+"""A process that has closed its socket has ended by then."""
 MOST_WAITING = 256
 """Most comparisons that wait for one peer's turn: a host has some tens of engines."""
 LARGE_BYTES = 8 << 20
@@ -71,6 +78,7 @@ class Comparing:
         self._suspects: dict[Endpoint, float] = {}
         self._idle: list[_ComparerProcess] = []
         self._all: set[_ComparerProcess] = set()
+        self._not_before = 0.0  # time.monotonic()
 
     async def start(self) -> None:
         """Have a process that is ready for the first comparison."""
@@ -89,12 +97,18 @@ class Comparing:
         process: _ComparerProcess | None = None
         good = False
         try:
-            async with asyncio.timeout(WALL_SECONDS + START_SECONDS):
-                process = self._idle.pop() if self._idle else await self._begin()
-                async with asyncio.timeout(WALL_SECONDS):
-                    yield process
+            process = await self._idle_one() or await self._begin()
+            async with asyncio.timeout(WALL_SECONDS):
+                yield process
             good = not process.spoilt
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            code = await process.code() if process is not None else None
+            if code in FROM_OUTSIDE:
+                raise _unavailable(
+                    f"the process that compares engines was ended from outside ({code})"
+                ) from None
+            raise self._given_up(peer, error) from None
+        except (TimeoutError, msgspec.MsgspecError) as error:
             raise self._given_up(peer, error) from None
         finally:
             kept = good and (bool(self._waiting) or not self._idle)
@@ -103,6 +117,16 @@ class Comparing:
             self._free(peer)
             if process is not None and not kept:
                 await self._end(process)
+
+    async def _idle_one(self) -> _ComparerProcess | None:
+        """A process that waits for work. Those that ended while they waited are no peer's doing."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.lives:
+                return process
+            log.warning("a process that compares engines ended while it had nothing to do")
+            await self._end(process)
+        return None
 
     def _given_up(self, peer: Endpoint, error: Exception) -> RequestRefused:
         self._counters["handshakes.comparisons_given_up"] += 1
@@ -170,21 +194,24 @@ class Comparing:
                 self._running.add(peer)
 
     async def _begin(self) -> _ComparerProcess:
+        if time.monotonic() < self._not_before:
+            raise _unavailable("kvd could not start the process that compares engines just now")
         process = None
         try:
+            process = _ComparerProcess()
+            self._all.add(process)
             async with asyncio.timeout(START_SECONDS):
-                process = await _ComparerProcess.start()
-                self._all.add(process)
                 await process.hello()
-        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
+            log.exception("no process to compare engines can be started")
+            self._not_before = time.monotonic() + AGAIN_SECONDS
             if process is not None:
                 await self._end(process)
-            log.exception("no process to compare engines can be started")
-            raise RequestRefused(
-                "KVD-COMPARE-LIMIT",
-                f"kvd cannot start the process that compares engines: {error!r}",
-                hint="see the log of kvd; it needs some 100 MiB of memory",
-            ) from None
+            raise _unavailable(f"kvd cannot start the process that compares engines: {error!r}") from None
+        except asyncio.CancelledError:
+            if process is not None:
+                await self._end(process)
+            raise
         self._counters["handshakes.comparers_started"] += 1
         return process
 
@@ -193,47 +220,65 @@ class Comparing:
         await process.end()
 
 
+def _unavailable(what: str) -> RequestRefused:
+    """What is no card's fault: the next question may find it mended."""
+    return RequestRefused(
+        "KVD-COMPARE-UNAVAILABLE",
+        what,
+        hint="ask again; if it stays, see the log of kvd: the process needs some 100 MiB of memory",
+    )
+
+
 class _ComparerProcess:
     """One process, for one turn at a time."""
 
-    def __init__(
-        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self.spoilt = False
-        self._process = process
-        self._reader = reader
-        self._writer = writer
-        self._bytes = 0
-
-    @classmethod
-    async def start(cls) -> _ComparerProcess:
+    def __init__(self) -> None:
         """Start one. Raises `OSError`."""
-        ours, theirs = socket.socketpair()
+        self.spoilt = False
+        self._bytes = 0
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+        self._socket, theirs = socket.socketpair()
         # It tells systemd nothing, and starts no threads for numbers that are added on one.
         environment = {
             k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "WATCHDOG_", "LISTEN_"))
         }
-        with theirs:
-            process = subprocess.Popen(  # noqa: ASYNC220 - it returns when the program is found
-                [sys.executable, "-m", "kvd.service.peers.comparer"],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={**environment, "OPENBLAS_NUM_THREADS": "1"},
-            )
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(process, reader, writer)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "kvd.service.peers.comparer"],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},
+                )
+        except OSError:
+            self._socket.close()
+            raise
+
+    @property
+    def lives(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None and not self._reader.at_eof()
 
     async def hello(self) -> None:
         """Wait until it has imported what it needs."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
         await self._answer()
 
+    async def code(self) -> int | None:
+        """How it ended, as of `subprocess.Popen`; None where it still runs though it closed its socket."""
+        until = time.monotonic() + END_SECONDS
+        while (code := self._process.poll()) is None and time.monotonic() < until:  # noqa: ASYNC110 - see `end`
+            await asyncio.sleep(0.005)
+        return code
+
     async def shape(self, peer: EngineCard) -> Found:
-        """See `Comparer`."""
+        """The shape that it finds, or why there is none."""
         await self._tell(peer, local=False)
         return await self._ask(FindShape())
 
     async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
-        """See `Comparer`."""
+        """The factors that it finds. Raises `RequestRefused` where the two cannot be compared."""
         await self._tell(local, local=True)
         found = await self._ask(CompareSides())
         if found.refusal:
@@ -247,7 +292,10 @@ class _ComparerProcess:
     async def end(self) -> None:
         """Kill it and see it end."""
         self._process.kill()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._socket.close()
         while self._process.poll() is None:  # noqa: ASYNC110 - a killed process is gone within milliseconds
             await asyncio.sleep(0.005)
 
@@ -257,21 +305,25 @@ class _ComparerProcess:
         while first < total:
             part = part_from(card, first)
             first, total = part.next, part.total
-            self._put(Side(local=local, card=empty, part=part))
-            await self._writer.drain()
+            await self._put(Side(local=local, card=empty, part=part))
             await asyncio.sleep(0)  # so much for one turn of the loop
 
     async def _ask(self, question: FindShape | CompareSides) -> Found:
-        self._put(question)
+        await self._put(question)
         found = await self._answer()
         self.spoilt |= bool(found.refusal) or self._bytes > LARGE_BYTES
         return found
 
     async def _answer(self) -> Found:
         size = int.from_bytes(await self._reader.readexactly(FRAME))
-        return _FOUND.decode(await self._reader.readexactly(min(size, ANSWER_BYTES)))
+        if size > ANSWER_BYTES:
+            raise msgspec.ValidationError(f"an answer of {size} bytes, at most {ANSWER_BYTES} are taken")
+        return _FOUND.decode(await self._reader.readexactly(size))
 
-    def _put(self, message: Job) -> None:
+    async def _put(self, message: Job) -> None:
+        if self._writer is None:
+            raise ConnectionError("it was not waited for")
         data = _ENCODER.encode(message)
         self._bytes += len(data)
         self._writer.write(len(data).to_bytes(FRAME) + data)
+        await self._writer.drain()

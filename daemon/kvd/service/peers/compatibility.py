@@ -15,7 +15,7 @@ from kvd.service.peers.comparing import Comparer
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import Endpoint
-from kvd.wire.reply import RefusalFactor
+from kvd.wire.reply import RefusalFactor, Refused
 
 Factors = tuple[RefusalFactor, ...]
 Turn = Callable[[Endpoint], AbstractAsyncContextManager[Comparer]]
@@ -32,7 +32,7 @@ class _Verdict:
 
     bad: Factors
     at: float
-    refusal: RequestRefused | None = None
+    refusal: Refused | None = None
 
     def holds(self) -> bool:
         """Whether it may still be used. That two shapes fit does not change."""
@@ -79,7 +79,9 @@ class CompatibilityCache:
             del self._found[pair]
             return None
         if verdict.refusal is not None:
-            raise verdict.refusal
+            # A new one: raised again, one would gather the frames of all who ever asked.
+            it = verdict.refusal
+            raise RequestRefused(it.code, it.message, hint=it.hint, factors=it.factors, final=it.final)
         return verdict.bad
 
     async def _find(
@@ -98,12 +100,12 @@ class CompatibilityCache:
                 bad = await comparer.bad(local.card())
         except RequestRefused as refusal:
             if refusal.code == "KVD-COMPARE-LIMIT":
-                self._keep(pair, (), refusal)
+                self._keep(pair, (), refusal.refused)
             raise
         self._keep((mine, found.shape), bad)
         return bad
 
-    def _keep(self, pair: Pair, bad: Factors, refusal: RequestRefused | None = None) -> None:
+    def _keep(self, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
         self._found[pair] = _Verdict(bad, time.monotonic(), refusal)
         while len(self._found) > KEPT:
             self._found.popitem(last=False)

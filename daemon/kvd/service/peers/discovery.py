@@ -6,10 +6,12 @@ import asyncio
 import logging
 import time
 
+from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.handshakes import Handshakes, complementary
 from kvd.service.peers.links import PeerLinks
+from kvd.service.slices import SLICE_SECONDS
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import EngineList, EngineRow, ListEngines
@@ -64,22 +66,40 @@ async def _introduce(
     now = time.monotonic()
     for pair in [pair for pair, at in refused.items() if now - at > AGAIN_SECONDS]:
         del refused[pair]
+    ends = now + SLICE_SECONDS
     for row in engines:
-        for local in list(registry.engines.values()):
+        if time.monotonic() > ends:
+            await asyncio.sleep(0)
+            ends = time.monotonic() + SLICE_SECONDS
+        if not (row.local and row.state == "ready" and row.scheduler):
+            continue
+        for local in _without(row, endpoint, handshakes, registry):
             pair = (local.generation, row.generation)
-            wanted = row.local and row.state == "ready" and row.scheduler and local.up
-            if not wanted or pair in refused or not complementary(local.facts.role, row.engine.role):
+            if pair in refused or not local.up:
                 continue
             ask = GetPeer(
                 local_engine=local.facts.engine_id,
                 engine_id=row.engine.engine_id,
                 endpoint=endpoint,
                 generation=row.generation,
-                first=0,
             )
             try:
-                await handshakes.get(ask)
+                await handshakes.introduce(ask)
             except RequestRefused as refusal:
                 if refusal.code in SETTLED:
                     refused[pair] = now  # said once, in an event
                 log.info("%s: %s", endpoint.host, refusal.message)
+
+
+def _without(
+    row: EngineRow, endpoint: Endpoint, handshakes: Handshakes, registry: Registry
+) -> list[LocalEngine]:
+    """The local engines that may need a peer engine and have not been given it: as a rule none."""
+    users = handshakes.users(endpoint, row.engine.engine_id, row.generation)
+    return [
+        local
+        for engine_id, local in registry.engines.items()
+        if users.get(engine_id) != local.generation
+        and local.up
+        and complementary(local.facts.role, row.engine.role)
+    ]

@@ -25,8 +25,8 @@ MOST_OF_ONE = 1024
 class Greetings:
     """Peers on their way to engines that did not ask."""
 
-    def __init__(self, get: Callable[[GetPeer], Awaitable[object]], counters: Counter[str]) -> None:
-        self._get = get
+    def __init__(self, introduce: Callable[[GetPeer], Awaitable[None]], counters: Counter[str]) -> None:
+        self._introduce = introduce
         self._counters = counters
         self._under_way: dict[GetPeer, asyncio.Task[None]] = {}
         self._of: Counter[Endpoint] = Counter()
@@ -53,6 +53,6 @@ class Greetings:
     async def _give(self, ask: GetPeer) -> None:
         async with self._room:
             try:
-                await self._get(ask)
+                await self._introduce(ask)
             except RequestRefused as refusal:
                 log.info("%s is not given to %s: %s", ask.engine_id, ask.local_engine, refusal.message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -19,7 +19,7 @@ from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import HERE, Key, PeerEngine
-from kvd.service.peers.room import make_room
+from kvd.service.peers.room import room_for
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
@@ -74,7 +74,7 @@ class Handshakes:
         self._waiting: Counter[bytes] = Counter()
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._handing_out = asyncio.Lock()
-        self._greetings = Greetings(self.get, events.counters)
+        self._greetings = Greetings(self.introduce, events.counters)
         self._telling: set[asyncio.Task[None]] = set()
 
     def known(self, ask: GetPeer, asker: bytes = b"") -> PeerReady | None:
@@ -102,12 +102,26 @@ class Handshakes:
         self._asking[asked] += 1
         self._waiting[asker] += 1
         try:
-            return await self._get(ask, asker)
+            engine, key, peer, seconds = await self._introduced(ask)
         finally:
             _less(self._asking, asked)
             _less(self._waiting, asker)
+        return self._answer(peer, key[0], engine, asker, seconds, first=ask.first)
 
-    async def _get(self, ask: GetPeer, asker: bytes) -> PeerReady:
+    async def introduce(self, ask: GetPeer) -> None:
+        """Tell all clients of a local engine of a peer, though none asks. Raises `RequestRefused` as `get` does."""
+        await self._introduced(ask)
+
+    def users(self, endpoint: Endpoint, engine_id: str, generation: str) -> Mapping[str, str]:
+        """The local engines that were given that generation of a peer, with theirs then."""
+        for where in (endpoint, HERE):
+            peer = self.peers.get((where, engine_id))
+            if peer is not None and peer.state != "gone" and peer.card.generation == generation:
+                return peer.users
+        return {}
+
+    async def _introduced(self, ask: GetPeer) -> tuple[LocalEngine, Key, PeerEngine, float]:
+        """The local engine, the peer that it was given, and the seconds that this took."""
         began = time.monotonic()
         engine = await self._registry.wait_ready(ask.local_engine, self._peer.handshake_seconds)
         key = self._key(ask)
@@ -132,7 +146,7 @@ class Handshakes:
         seconds = 0.0 if cached else time.monotonic() - began
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             self._introduce(engine, key, peer, seconds)
-        return self._answer(peer, key[0], engine, asker, seconds, first=ask.first)
+        return engine, key, peer, seconds
 
     def _introduce(self, engine: LocalEngine, key: Key, peer: PeerEngine, seconds: float) -> None:
         """All clients of a local engine are to know the peer; those that wait for it get it as their answer."""
@@ -142,7 +156,6 @@ class Handshakes:
         self._events.emit(
             "handshake.done", key[1], local=engine_id, generation=peer.card.generation, seconds=seconds
         )
-        # Those that wait for it get it as their answer.
         others = [c for c in engine.clients if not self._asking[engine_id, key[1], c.route]]
         task = asyncio.get_running_loop().create_task(self._tell(engine, others, key, peer, seconds))
         self._telling.add(task)
@@ -292,9 +305,7 @@ class Handshakes:
         for local in local_engines:
             if (engine := self._registry.ready(local)) is None or not engine.up:
                 continue  # given it when it is there
-            ask = GetPeer(
-                local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation, first=0
-            )
+            ask = GetPeer(local_engine=local, engine_id=key[1], endpoint=key[0], generation=generation)
             self._greetings.greet(ask)
 
     async def _here(self, ask: GetPeer, key: Key) -> tuple[PeerEngine, bool]:
@@ -320,26 +331,29 @@ class Handshakes:
         return await self._flights.fetch(key, ask.generation, keyed=ask.keyed), False
 
     def _keep(self, key: Key, card: EngineCard) -> PeerEngine:
-        fetched = PeerEngine(card)
+        known = self.peers.get(key)
+        same = known is not None and known.state != "gone" and known.card.generation == card.generation
         live = [
             (where, peer.card, peer.state == "ready")
             for (where, engine_id), peer in self.peers.items()
             if engine_id == key[1] and peer.state != "gone"
         ]
-        for where, old in list(displaced(key[0], card, live, self.trusted)):
+        fetched = PeerEngine(card)
+        # Whatever refuses it does so before anything is taken back for its sake.
+        others = list(displaced(key[0], card, live, self.trusted))
+        leaving = [] if same or key[0] == HERE else room_for(self.peers, key, fetched.size)
+        for where, old in others:
             self.peer_engine_gone(where, key[1], old.generation, "another kvd, which is configured, has it")
-        known = self.peers.get(key)
+        if known is not None and same:
+            known.learn_key(card.digest_key)
+            return known
         if known is not None:
-            if known.state != "gone" and known.card.generation == fetched.card.generation:
-                known.learn_key(fetched.card.digest_key)
-                return known
-            if known.state != "gone":
-                self.peer_engine_gone(
-                    *key, known.card.generation, f"it restarted as generation {fetched.card.generation}"
-                )
+            self.peer_engine_gone(
+                *key, known.card.generation, f"it restarted as generation {card.generation}"
+            )
             fetched.friends |= known.friends
-        if key[0] != HERE:
-            make_room(self.peers, key, fetched.size)
+        for at in leaving:
+            del self.peers[at]
         self.peers[key] = fetched
         return fetched
 

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -94,7 +95,11 @@ class PeerLink:
         loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
-        self._tasks = [loop.create_task(self._stay_connected()), loop.create_task(self._ping(me))]
+        self._tasks: set[asyncio.Task[None]] = set()
+        for work in (self._stay_connected, partial(self._ping, me)):
+            task = loop.create_task(self._for_ever(work))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)  # each has this link in its frame: a circle
 
     @property
     def failed(self) -> bool:
@@ -111,23 +116,21 @@ class PeerLink:
             raise PeerAway(f"the kvd at {self.endpoint} is down since {time.time() - self.since:.1f} s")
         return await self._ask(message, seconds)
 
-    def end(self, reason: str) -> None:
-        """Whoever waits for an answer waits no longer, and nothing is taken from the peer; `close` is still to come."""
-        self._stop()
-        if self.state != "down":
+    def end(self, reason: str = "") -> None:
+        """Close the connection; who waits for an answer fails. With a reason a peer that once answered is down now."""
+        why = reason or "it is not used any more"
+        self._fail(list(self._asked), f"the link to the kvd at {self.endpoint} was ended: {why}")
+        for task in self._tasks:
+            task.cancel()
+        if self._channel is not None:
+            self._channel.end()
+        if reason and self.kvd_id and self.state != "down":
             self._change("down", reason)
 
-    def give_way(self) -> None:
-        """End a link that was never up, for another's sake."""
-        self._fail(
-            list(self._asked),
-            f"the link to the kvd at {self.endpoint}, which never answered, gave way to others",
-        )
-        self._stop()
-
     async def close(self) -> None:
-        """Stop, and close the connection."""
-        await asyncio.gather(*self._stop(), return_exceptions=True)
+        """End it, also where that was done before, and return when nothing of it runs any more."""
+        self.end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def row(self) -> PeerRow:
         """The link as operators see it."""
@@ -166,6 +169,16 @@ class PeerLink:
             self._connected = asyncio.get_running_loop().create_future()
         if not self._lost.done():
             self._lost.set_result(None)
+
+    async def _for_ever(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what a link does until it ends. An error that nobody thought of ends it for no longer than a pause."""
+        while True:
+            try:
+                await work()
+            except Exception:
+                self._events.counters["errors.internal"] += 1
+                log.exception("the link to the kvd at %s failed and starts again", self.endpoint)
+            await asyncio.sleep(RECONNECT_SECONDS[1])
 
     # --- the connection ---
 
@@ -219,9 +232,8 @@ class PeerLink:
         finally:
             self._sent.discard(correlation)
             del self._asked[correlation]
-            del (
-                answer
-            )  # its exception has this frame: a circle, which thousands of would be left to the collector
+            # Its exception has this frame: a circle. Thousands of them would be left to the collector.
+            del answer
 
     def _usable(self) -> Channel | None:
         """The connection; one on which too much waits already is ended."""
@@ -311,14 +323,6 @@ class PeerLink:
         for correlation in correlations:
             if not self._asked[correlation].done():
                 self._asked[correlation].set_exception(PeerAway(why))
-
-    def _stop(self) -> list[asyncio.Task[None]]:
-        tasks, self._tasks = self._tasks, []  # each has this link in its frame: a circle
-        for task in tasks:
-            task.cancel()
-        if self._channel is not None:
-            self._channel.end()
-        return tasks
 
 
 async def _first(one: asyncio.Future[Message], other: asyncio.Future[None], seconds: float) -> None:

@@ -131,7 +131,7 @@ class PeerLinks:
             gone = next((link for link in unproven if link.failed), unproven[0])
             self._events.counters["peers.gave_way"] += 1
             del self.links[gone.endpoint], self._unproven[gone.endpoint]
-            gone.give_way()
+            gone.end("it never answered, and gave way to others")
 
     def _expected(self, endpoint: Endpoint) -> bytes:
         """The key of the host of an endpoint. Raises `PeerAway` where none is trusted."""

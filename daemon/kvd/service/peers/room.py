@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.peer_engine import Key, PeerEngine
 
@@ -15,8 +17,8 @@ MOST_BYTES_OF_ONE = 112 << 20
 """Most of them from one kvd: one of the largest cards that are taken, and many others."""
 
 
-def make_room(peers: dict[Key, PeerEngine], key: Key, size: int) -> None:
-    """Forget peers that nobody uses until one of ``size`` bytes fits in; its own earlier card does not count.
+def room_for(peers: Mapping[Key, PeerEngine], key: Key, size: int) -> list[Key]:
+    """The unused peers to forget so that one of ``size`` bytes fits in; its own earlier card does not count.
 
     Raises `RequestRefused`, naming figure and limit.
     """
@@ -24,28 +26,22 @@ def make_room(peers: dict[Key, PeerEngine], key: Key, size: int) -> None:
     others = {at: peer for at, peer in peers.items() if at != key}
     ours = {at: peer for at, peer in others.items() if at[0] == endpoint}
     who = f"the kvd at {endpoint}"
-    _trim(peers, ours, size, MOST_OF_ONE, MOST_BYTES_OF_ONE, f"{who} has")
-    _trim(
-        peers,
-        {at: peer for at, peer in others.items() if at in peers},
-        size,
-        MOST,
-        MOST_BYTES,
-        "other kvds have",
-    )
+    leaving = _leaving(ours, size, MOST_OF_ONE, MOST_BYTES_OF_ONE, f"{who} has")
+    for at in leaving:
+        del others[at]
+    return leaving + _leaving(others, size, MOST, MOST_BYTES, "other kvds have")
 
 
-def _trim(
-    peers: dict[Key, PeerEngine], among: dict[Key, PeerEngine], size: int, count: int, most: int, who: str
-) -> None:
+def _leaving(among: Mapping[Key, PeerEngine], size: int, count: int, most: int, who: str) -> list[Key]:
     there, total = len(among), sum(peer.size for peer in among.values())
+    leaving: list[Key] = []
     if there < count and total + size <= most:
-        return
+        return leaving
     for at in sorted((at for at in among if not among[at].users), key=lambda at: among[at].since):
-        del peers[at]
+        leaving.append(at)
         there, total = there - 1, total - among[at].size
         if there < count and total + size <= most:
-            return
+            return leaving
     raise RequestRefused(
         "KVD-TOO-LARGE",
         f"{who} {there} engines in use here, with cards of {total} bytes; one more of {size} bytes is over"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
 
 Address = tuple[socket.AddressFamily, str]
 
@@ -88,20 +91,33 @@ class Resolver:
             host = self._waiting[known].popleft()
             self._running[known] += 1
             # Not an executor's: the end of kvd would wait for those until the system has given up.
-            threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(host, known, asyncio.get_running_loop()), name="kvd-name", daemon=True
-            ).start()
+            )
+            try:
+                thread.start()
+            except (
+                RuntimeError
+            ) as error:  # the host has no thread left for kvd; whoever asks again tries again
+                self._settle(host, known, NameFound((), f"{host!r}: {error}", time.monotonic()))
 
     def _run(self, host: str, known: bool, loop: asyncio.AbstractEventLoop) -> None:
         try:
             addresses, error = tuple(self._look(host)), ""
         except (OSError, UnicodeError) as failed:
             addresses, error = (), f"{host!r}: {getattr(failed, 'strerror', None) or failed}"
+        except Exception as failed:  # whatever it is, those who wait are to hear of it
+            log.exception("looking up %r failed", host)
+            addresses, error = (), f"{host!r}: {failed!r}"
         until = time.monotonic() + (FOUND_SECONDS if addresses else FAILED_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             loop.call_soon_threadsafe(self._done, host, known, NameFound(addresses, error, until))
 
     def _done(self, host: str, known: bool, found: NameFound) -> None:
+        self._settle(host, known, found)
+        self._start(known)
+
+    def _settle(self, host: str, known: bool, found: NameFound) -> None:
         self._running[known] -= 1
         self._found[host] = found
         self._found.move_to_end(host)
@@ -114,7 +130,6 @@ class Resolver:
         flight = self._flights.pop(host)
         if not flight.done():
             flight.set_result(found)
-        self._start(known)
 
 
 def _literal(host: str) -> tuple[Address, ...]:

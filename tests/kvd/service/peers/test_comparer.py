@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -122,6 +125,97 @@ def test_a_process_that_takes_too_long_is_ended_and_its_peer_may_have_half_of_th
             await pool.close()
 
     asyncio.run(run())
+
+
+def pooled(talk: Callable[[Comparing], Awaitable[None]]) -> None:
+    """Have a test talk to a pool of processes, which is closed after it."""
+
+    async def run() -> None:
+        pool = Comparing(Counter())
+        try:
+            await talk(pool)
+        finally:
+            await pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_ended_while_it_was_idle_is_replaced_and_no_peer_is_blamed() -> None:
+    async def talk(pool: Comparing) -> None:
+        await pool.start()
+        pool._idle[0]._process.terminate()
+        pool._idle[0]._process.wait()
+        async with pool.turn(THERE) as process:
+            assert (await process.shape(card("p"))).shape
+        assert (len(pool._all), pool._suspects) == (1, {})
+
+    pooled(talk)
+
+
+def test_a_process_that_is_ended_from_outside_at_work_makes_no_suspect() -> None:
+    async def talk(pool: Comparing) -> None:
+        async def compare() -> None:
+            async with pool.turn(THERE) as process:
+                cast("Any", process)._process.kill()
+                await process.shape(card("p"))
+
+        with pytest.raises(RequestRefused, match="ended from outside") as refused:
+            await compare()
+        assert (refused.value.code, pool._suspects) == ("KVD-COMPARE-UNAVAILABLE", {})
+
+    pooled(talk)
+
+
+def test_a_process_that_cannot_be_started_is_kvds_fault_and_not_tried_at_each_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = []
+
+    def full(*_given: object, **_more: object) -> None:
+        tried.append(1)
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def talk(pool: Comparing) -> None:
+        monkeypatch.setattr(subprocess, "Popen", full)
+        for _ in range(3):
+            with pytest.raises(RequestRefused, match="start the process") as refused:
+                async with pool.turn(THERE):
+                    pass
+            assert refused.value.code == "KVD-COMPARE-UNAVAILABLE"
+        assert (len(tried), pool._suspects) == (1, {})
+
+    pooled(talk)
+
+
+def test_a_turn_that_is_cancelled_while_its_process_starts_leaves_none() -> None:
+    async def talk(pool: Comparing) -> None:
+        async def compare() -> None:
+            async with pool.turn(THERE):
+                pass
+
+        task = asyncio.create_task(compare())
+        while not pool._all:  # noqa: ASYNC110 - the start of a process announces nothing
+            await asyncio.sleep(0)
+        (process,) = pool._all
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not pool._all
+        assert process._process.returncode is not None
+
+    pooled(talk)
+
+
+def test_an_answer_longer_than_any_is_not_read_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def talk(pool: Comparing) -> None:
+        await pool.start()
+        monkeypatch.setattr(comparing, "ANSWER_BYTES", 1)
+        with pytest.raises(RequestRefused) as refused:
+            async with pool.turn(THERE) as process:
+                await process.shape(card("p"))
+        assert (refused.value.code, pool._all) == ("KVD-COMPARE-LIMIT", set())
+
+    pooled(talk)
 
 
 def test_turns_go_round_the_peers_and_suspects_leave_room() -> None:

@@ -118,6 +118,12 @@ def test_a_comparison_that_took_too_long_is_refused_for_a_while_and_then_made_ag
             with pytest.raises(RequestRefused, match="5 s"):
                 await verdicts.find(local(), THERE, peer())
         assert comparisons.made == 1
+        refusals = []
+        for _ in range(2):
+            with pytest.raises(RequestRefused) as again:
+                await verdicts.find(local(), THERE, peer())
+            refusals.append(again.value)
+        assert refusals[0] is not refusals[1], "one would gather the frames of all who asked"
         monkeypatch.setattr(compatibility, "AGAIN_SECONDS", 0.0)
         assert await verdicts.find(local(), THERE, peer()) == (False, (BAD,))
 

@@ -15,15 +15,18 @@ from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
+from kvd.service.peers import discovery, room
 from kvd.service.peers.comparer_messages import Found
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.peer_engine import PeerEngine
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.names import generation_of
+from kvd.wire.query import EngineList, EngineRow, ListEngines
 from kvd.wire.reply import RefusalFactor, Refused
 from tests.support.daemons import facts, worker
 
@@ -138,5 +141,67 @@ def test_a_refusal_of_the_other_kvd_is_passed_on_whole() -> None:
         assert error.value.refused == Refused(
             code="KVD-X", message="the kvd at there:1: no", hint="do this", factors=factors, final=True
         )
+
+    asyncio.run(run())
+
+
+def test_a_card_that_finds_no_room_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 2000)
+
+    async def run() -> None:
+        made = handshakes_with(OtherKvd(Refused(code="KVD-ENGINE-UNKNOWN", message="none")), Counter())
+        used, unused = (THERE, "p"), (THERE, "q")
+        for key in (used, unused):
+            made.peers[key] = PeerEngine(EngineCard(engine=facts(key[1]), generation="g", workers=()))
+        made.peers[used].users["d"] = "g"
+        larger = EngineCard(engine=facts("p", model="m" * 3000), generation="h", workers=())
+        with pytest.raises(RequestRefused, match="one more of"):
+            made._keep(used, larger)
+        assert list(made.peers) == [used, unused]
+        assert made.peers[used].state == "ready"
+
+    asyncio.run(run())
+
+
+def test_discovery_hands_over_a_peer_once_and_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
+    card = worker(facts("p")).card
+    peer = EngineCard(engine=card.engine, generation=generation_of([card.incarnation]), workers=(card,))
+    row = EngineRow(
+        engine=peer.engine, generation=peer.generation, local=True, state="ready", ranks=(), since=0.0,
+        scheduler=True,
+    )  # fmt: skip
+
+    class Listing(OtherKvd):
+        async def ask(self, message: Message, seconds: float) -> Message:
+            if isinstance(message, ListEngines):
+                self.looks += 1
+                return EngineList(rows=(row,))
+            return await super().ask(message, seconds)
+
+        looks = 0
+
+    async def run() -> None:
+        other = Listing(EngineDescribed(card=peer, kvd_generation="k"))
+        made = handshakes_with(other, Counter())
+        made._registry.engines["d"].take(
+            Client("scheduler", facts("d"), "chief", 1, b"chief", policy="recompute")
+        )
+        asked: list[GetPeer] = []
+        introduce = made.introduce
+
+        async def counted(ask: GetPeer) -> None:
+            asked.append(ask)
+            await introduce(ask)
+
+        made.introduce = counted  # type: ignore[method-assign]
+        looking = asyncio.create_task(
+            discovery.discover(THERE, cast("PeerLinks", other), made, made._registry)
+        )
+        while other.looks < 5:  # noqa: ASYNC110 - a look announces nothing
+            await asyncio.sleep(0)
+        looking.cancel()
+        assert [ask.engine_id for ask in asked] == ["p"]
+        assert made.users(THERE, "p", peer.generation) == {"d": made._registry.engines["d"].generation}
 
     asyncio.run(run())

@@ -11,7 +11,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.peers import greetings, room
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.peer_engine import Key, PeerEngine
-from kvd.service.peers.room import make_room
+from kvd.service.peers.room import room_for
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint, EngineCard
 from tests.support.daemons import facts
@@ -33,10 +33,9 @@ def test_the_oldest_that_nobody_uses_makes_place(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(room, "MOST_OF_ONE", 3)
     a, b, c, d = ((ONE, name) for name in "abcd")
     peers = known(a, b, c, used=(a,))
-    make_room(peers, d, 10)
-    assert list(peers) == [a, c]
-    make_room(peers, a, 10)
-    assert list(peers) == [a, c], "its own earlier card does not count"
+    assert room_for(peers, d, 10) == [b]
+    del peers[b]
+    assert not room_for(peers, a, 10), "its own earlier card does not count"
 
 
 def test_where_all_are_used_one_more_is_refused_with_figure_and_limit(
@@ -48,9 +47,17 @@ def test_where_all_are_used_one_more_is_refused_with_figure_and_limit(
     with pytest.raises(
         RequestRefused, match="2 engines in use here, with cards of 20 bytes; one more of 10 bytes"
     ):
-        make_room(peers, (ONE, "c"), 10)
-    make_room(peers, (OTHER, "c"), 10)
+        room_for(peers, (ONE, "c"), 10)
+    assert not room_for(peers, (OTHER, "c"), 10)
     assert list(peers) == [a, b]
+
+
+def test_what_is_kept_for_one_kvd_is_counted_in_the_room_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(room, "MOST", 2)
+    a, b = (ONE, "a"), (OTHER, "b")
+    peers = known(a, b, used=(b,))
+    assert room_for(peers, (ONE, "c"), 10) == [a]
 
 
 async def turns() -> None:

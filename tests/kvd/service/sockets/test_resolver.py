@@ -102,3 +102,32 @@ def test_a_known_name_keeps_its_last_good_address_while_dns_fails() -> None:
         assert await made.resolve("peer.good") == tuple(HERE)
 
     resolved(talk)
+
+
+def test_a_host_without_threads_fails_those_who_ask_now_and_nobody_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def talk(made: Resolver, _names: Names) -> None:
+        with monkeypatch.context() as short:
+            short.setattr(threading.Thread, "start", full)
+            for number in range(THREADS + 1):
+                with pytest.raises(OSError, match="can't start new thread"):
+                    await made.resolve(f"{number}.good")
+        assert await made.resolve("0.good") == tuple(HERE)
+        assert await made.resolve("another.good") == tuple(HERE)
+
+    resolved(talk)
+
+
+def test_an_error_that_nobody_thought_of_reaches_those_who_wait() -> None:
+    def fails(_host: str) -> list[Address]:
+        raise ZeroDivisionError("by zero")
+
+    async def run() -> None:
+        with pytest.raises(OSError, match="by zero"):
+            await Resolver(fails).resolve("peer.good")
+
+    asyncio.run(run())
