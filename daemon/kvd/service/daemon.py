@@ -16,7 +16,7 @@ from kvd.service.engines.readers import Readers
 from kvd.service.engines.registry import Registry
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
-from kvd.service.peers.comparing import Comparing
+from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.subscribers import Subscribers
@@ -47,7 +47,7 @@ class Daemon:
     ledger: Ledger
     links: PeerLinks
     handshakes: Handshakes
-    comparing: Comparing
+    comparers: ComparerPool
     outcomes: OutcomeCounts
     sockets: Sockets
     local: Router

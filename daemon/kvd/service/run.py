@@ -35,7 +35,7 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
-from kvd.service.peers.comparing import Comparing
+from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.handshakes import Handshakes, Myself
@@ -180,7 +180,7 @@ async def _running(
         stack.callback(daemon.liveness.close)
         stack.callback(daemon.leases.close)
         stack.push_async_callback(daemon.links.close)
-        stack.push_async_callback(daemon.comparing.close)
+        stack.push_async_callback(daemon.comparers.close)
         stack.push_async_callback(daemon.readers.close)
         if config.metrics.listen:
             server = await _metrics(config, daemon)
@@ -199,7 +199,7 @@ async def _running(
 
 async def _prepare(daemon: Daemon) -> None:
     """Start what compares engines, before somebody waits for it."""
-    await daemon.comparing.start()
+    await daemon.comparers.start()
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     gc.set_threshold(*COLLECT)
     daemon.prepared = True
@@ -238,7 +238,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     registry = Registry(events, myself.started + config.liveness.settle_seconds)
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
-    comparing = Comparing(counters)
+    comparers = ComparerPool(counters)
     links = PeerLinks(
         Dialler(bound.sockets.shared, config.peer.max_message_bytes),
         config.peer,
@@ -248,7 +248,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         bound.sockets.counts.links,
     )
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, CompatibilityCache(comparing.turn, counters), config.peer,
+        myself, registry, links, events, router.send, CompatibilityCache(comparers.turn, counters), config.peer,
     )  # fmt: skip
     links.listener = handshakes
     daemon = Daemon(
@@ -264,7 +264,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         ledger=ledger,
         links=links,
         handshakes=handshakes,
-        comparing=comparing,
+        comparers=comparers,
         outcomes=counts,
         local=router,
         sockets=bound.sockets,

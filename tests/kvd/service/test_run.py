@@ -21,7 +21,7 @@ def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch:
         monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set, set_threshold=lambda *_: None))
         never = asyncio.get_running_loop().create_future()
         daemon = SimpleNamespace(
-            prepared=False, ledger=SimpleNamespace(opened=never), comparing=SimpleNamespace(start=at_once)
+            prepared=False, ledger=SimpleNamespace(opened=never), comparers=SimpleNamespace(start=at_once)
         )
         task = asyncio.create_task(run._prepare(cast("Daemon", daemon)))
         await asyncio.wait_for(frozen.wait(), 10.0)

@@ -1,6 +1,6 @@
 """Whether a peer's card can be true: it is about the engine that was asked for, and agrees with itself.
 
-Geometries are read elsewhere (`kvd.service.peers.comparer`): that takes time, and this is done on the loop.
+Geometries are read elsewhere (`kvd.service.peers.comparer.process`): that takes time, and this is done on the loop.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
-from kvd.service.peers.comparing import Comparer
+from kvd.service.peers.comparer.pool import Comparer
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import Endpoint

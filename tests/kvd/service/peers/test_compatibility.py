@@ -12,7 +12,7 @@ import pytest
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import compatibility
-from kvd.service.peers.comparer_messages import Found
+from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.wire.identity import Endpoint, EngineCard

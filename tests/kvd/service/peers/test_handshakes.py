@@ -16,7 +16,7 @@ from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import discovery, room
-from kvd.service.peers.comparer_messages import Found
+from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks

@@ -1,4 +1,4 @@
-"""What kvd and `kvd.service.peers.comparer`, which compares engines for it, say to each other, and its limits."""
+"""What kvd and the process that compares engines for it say to each other, and its limits."""
 
 from __future__ import annotations
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
@@ -17,18 +13,9 @@ from typing import Protocol
 
 import msgspec
 
-from kvd.client.card_parts import part_from
 from kvd.service.errors import RequestRefused
-from kvd.service.peers.comparer_messages import (
-    CPU_SECONDS,
-    FRAME,
-    MEMORY_BYTES,
-    CompareSides,
-    FindShape,
-    Found,
-    Job,
-    Side,
-)
+from kvd.service.peers.comparer.handle import ComparerProcess
+from kvd.service.peers.comparer.messages import CPU_SECONDS, MEMORY_BYTES, Found
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.reply import RefusalFactor
 
@@ -47,15 +34,8 @@ AGAIN_SECONDS = 1.0
 """After a start that failed, nobody starts another for this long."""
 FROM_OUTSIDE = {-signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT, -signal.SIGKILL, -signal.SIGTERM}
 """How a process ends that somebody else ended: an operator, the kernel where memory is short. No card does that."""
-END_SECONDS = 1.0
-"""A process that has closed its socket has ended by then."""
 MOST_WAITING = 256
 """Most comparisons that wait for one peer's turn: a host has some tens of engines."""
-LARGE_BYTES = 8 << 20
-"""A process that read this much is ended afterwards: it would keep the memory."""
-ANSWER_BYTES = 16 << 20
-_FOUND = msgspec.msgpack.Decoder(Found)
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 class Comparer(Protocol):
@@ -68,7 +48,7 @@ class Comparer(Protocol):
         """The factors that fail between a local engine and the peer whose `shape` was asked for before."""
 
 
-class Comparing:
+class ComparerPool:
     """The processes that compare, and who waits for one."""
 
     def __init__(self, counters: Counter[str]) -> None:
@@ -76,8 +56,8 @@ class Comparing:
         self._waiting: OrderedDict[Endpoint, deque[asyncio.Future[None]]] = OrderedDict()
         self._running: set[Endpoint] = set()
         self._suspects: dict[Endpoint, float] = {}
-        self._idle: list[_ComparerProcess] = []
-        self._all: set[_ComparerProcess] = set()
+        self._idle: list[ComparerProcess] = []
+        self._all: set[ComparerProcess] = set()
         self._not_before = 0.0  # time.monotonic()
 
     async def start(self) -> None:
@@ -94,7 +74,7 @@ class Comparing:
     async def turn(self, peer: Endpoint) -> AsyncIterator[Comparer]:
         """A process, when it is the peer's turn. Raises `RequestRefused` where it took too long, or none can be had."""
         await self._wait_for_turn(peer)
-        process: _ComparerProcess | None = None
+        process: ComparerProcess | None = None
         good = False
         try:
             process = await self._idle_one() or await self._begin()
@@ -118,7 +98,7 @@ class Comparing:
             if process is not None and not kept:
                 await self._end(process)
 
-    async def _idle_one(self) -> _ComparerProcess | None:
+    async def _idle_one(self) -> ComparerProcess | None:
         """A process that waits for work. Those that ended while they waited are no peer's doing."""
         while self._idle:
             process = self._idle.pop()
@@ -193,12 +173,12 @@ class Comparing:
                 waiter.set_result(None)
                 self._running.add(peer)
 
-    async def _begin(self) -> _ComparerProcess:
+    async def _begin(self) -> ComparerProcess:
         if time.monotonic() < self._not_before:
             raise _unavailable("kvd could not start the process that compares engines just now")
         process = None
         try:
-            process = _ComparerProcess()
+            process = ComparerProcess()
             self._all.add(process)
             async with asyncio.timeout(START_SECONDS):
                 await process.hello()
@@ -215,7 +195,7 @@ class Comparing:
         self._counters["handshakes.comparers_started"] += 1
         return process
 
-    async def _end(self, process: _ComparerProcess) -> None:
+    async def _end(self, process: ComparerProcess) -> None:
         self._all.discard(process)
         await process.end()
 
@@ -227,103 +207,3 @@ def _unavailable(what: str) -> RequestRefused:
         what,
         hint="ask again; if it stays, see the log of kvd: the process needs some 100 MiB of memory",
     )
-
-
-class _ComparerProcess:
-    """One process, for one turn at a time."""
-
-    def __init__(self) -> None:
-        """Start one. Raises `OSError`."""
-        self.spoilt = False
-        self._bytes = 0
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter | None = None
-        self._socket, theirs = socket.socketpair()
-        # It tells systemd nothing, and starts no threads for numbers that are added on one.
-        environment = {
-            k: v for k, v in os.environ.items() if not k.startswith(("NOTIFY_", "WATCHDOG_", "LISTEN_"))
-        }
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "kvd.service.peers.comparer"],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env={**environment, "OPENBLAS_NUM_THREADS": "1"},
-                )
-        except OSError:
-            self._socket.close()
-            raise
-
-    @property
-    def lives(self) -> bool:
-        """Whether it still runs."""
-        return self._process.poll() is None and not self._reader.at_eof()
-
-    async def hello(self) -> None:
-        """Wait until it has imported what it needs."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
-        await self._answer()
-
-    async def code(self) -> int | None:
-        """How it ended, as of `subprocess.Popen`; None where it still runs though it closed its socket."""
-        until = time.monotonic() + END_SECONDS
-        while (code := self._process.poll()) is None and time.monotonic() < until:  # noqa: ASYNC110 - see `end`
-            await asyncio.sleep(0.005)
-        return code
-
-    async def shape(self, peer: EngineCard) -> Found:
-        """The shape that it finds, or why there is none."""
-        await self._tell(peer, local=False)
-        return await self._ask(FindShape())
-
-    async def bad(self, local: EngineCard) -> tuple[RefusalFactor, ...]:
-        """The factors that it finds. Raises `RequestRefused` where the two cannot be compared."""
-        await self._tell(local, local=True)
-        found = await self._ask(CompareSides())
-        if found.refusal:
-            raise RequestRefused(
-                "KVD-COMPARE-LIMIT",
-                f"engine {local.engine.engine_id!r} and its peer cannot be compared: {found.refusal}",
-                hint="no real engine takes that: look at its card with `kvctl describe-topology`",
-            )
-        return found.bad
-
-    async def end(self) -> None:
-        """Kill it and see it end."""
-        self._process.kill()
-        if self._writer is not None:
-            self._writer.close()
-        else:
-            self._socket.close()
-        while self._process.poll() is None:  # noqa: ASYNC110 - a killed process is gone within milliseconds
-            await asyncio.sleep(0.005)
-
-    async def _tell(self, card: EngineCard, *, local: bool) -> None:
-        empty = msgspec.structs.replace(card, workers=(), digest_key=b"")
-        first, total = 0, 1
-        while first < total:
-            part = part_from(card, first)
-            first, total = part.next, part.total
-            await self._put(Side(local=local, card=empty, part=part))
-            await asyncio.sleep(0)  # so much for one turn of the loop
-
-    async def _ask(self, question: FindShape | CompareSides) -> Found:
-        await self._put(question)
-        found = await self._answer()
-        self.spoilt |= bool(found.refusal) or self._bytes > LARGE_BYTES
-        return found
-
-    async def _answer(self) -> Found:
-        size = int.from_bytes(await self._reader.readexactly(FRAME))
-        if size > ANSWER_BYTES:
-            raise msgspec.ValidationError(f"an answer of {size} bytes, at most {ANSWER_BYTES} are taken")
-        return _FOUND.decode(await self._reader.readexactly(size))
-
-    async def _put(self, message: Job) -> None:
-        if self._writer is None:
-            raise ConnectionError("it was not waited for")
-        data = _ENCODER.encode(message)
-        self._bytes += len(data)
-        self._writer.write(len(data).to_bytes(FRAME) + data)
-        await self._writer.drain()

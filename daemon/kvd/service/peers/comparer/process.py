@@ -1,7 +1,7 @@
 """The process that compares engines for kvd, so that a card which nobody can plan costs kvd nothing.
 
 A thread cannot be ended, and planning is calls into numpy that look at no clock: only a process can be given a limit of
-time and of memory that holds. kvd starts it with a socket as its standard input (`kvd.service.peers.comparing`), gives
+time and of memory that holds. kvd starts it with a socket as its standard input (`handle`), gives
 it one job after the other, and kills it when one takes too long.
 """
 
@@ -24,7 +24,7 @@ from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.service.peers.comparer_messages import (
+from kvd.service.peers.comparer.messages import (
     CPU_SECONDS,
     FRAME,
     MEMORY_BYTES,
