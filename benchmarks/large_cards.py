@@ -36,10 +36,10 @@ from kvctl.bench.handshake import METADATA_BYTES, processor_seconds
 from kvctl.engines.cards import engine_facts
 from kvctl.engines.sources import planned
 from kvctl.processes.daemons import Kvd, two_hosts
-from kvd.client.card_parts import Gathering
 from kvd.client.packing import packed
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Group, Region, WorkerGeometry
+from kvd.wire.card_parts import Gathering
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, WorkerCard

@@ -42,12 +42,6 @@ class ProtocolError(ClientError):
     code = "KVD-PROTOCOL"
 
 
-class BadCard(ClientError):
-    """Parts that do not make a card of an engine."""
-
-    code = "KVD-PEER-CARD"
-
-
 class RefusedByDaemon(ClientError):
     """kvd refused. ``code`` is the daemon's, ``factors`` are what it compared, where it compared anything."""
 

@@ -37,3 +37,9 @@ class TooLarge(WireError):
     """More bytes than a message of its kind may have; the message names both numbers."""
 
     code = "KVD-TOO-LARGE"
+
+
+class BadCard(WireError):
+    """Parts that do not make a card of an engine."""
+
+    code = "KVD-PEER-CARD"

@@ -8,9 +8,10 @@ from concurrent.futures import Future
 
 import msgspec
 
-from kvd.client.card_parts import Gathering, with_workers
 from kvd.client.errors import ClientError
 from kvd.shown import logger
+from kvd.wire.card_parts import Gathering, with_workers
+from kvd.wire.errors import BadCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import EngineCard
@@ -95,7 +96,7 @@ class _Asking:
                 self.take(answer)
                 return
             cause = Cause(f"{self._who}: kvd answered {type(answer).__name__}", "PEER_REFUSED")
-        except ClientError as error:
+        except (ClientError, BadCard) as error:
             cause = Cause(f"{self._who}: {error.message}", refusal_code(error))
         except Exception as error:
             log.exception("answer about %s", self._who)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Backend
-from kvd.client.errors import BadCard
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.shown import logger
@@ -23,6 +22,7 @@ from kvd.topology.checksum import Summer
 from kvd.topology.errors import OwnEngine
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.checksum import GetSums
+from kvd.wire.errors import BadCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterator
 from itertools import islice
 
-from kvd.client.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import refuse_other_user
 from kvd.service.sockets.router import Caller
+from kvd.wire.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, Ping, Pong
 from kvd.wire.limits import MOST_FOR_DAEMON

@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvd.client.card_parts import Gathering, with_workers
-from kvd.client.errors import BadCard
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.card_check import check_card
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.peer_engine import Key, PeerEngine
 from kvd.service.sockets.events import Events
+from kvd.wire.card_parts import Gathering, with_workers
+from kvd.wire.errors import BadCard
 from kvd.wire.frame import kind_of
 from kvd.wire.handshake import DescribeEngine, EngineDescribed
 from kvd.wire.identity import Endpoint, EngineCard

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from kvd.client.card_parts import card_bytes, part_from
+from kvd.wire.card_parts import card_bytes, part_from
 from kvd.wire.handshake import PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 

@@ -11,9 +11,9 @@ import time
 
 import msgspec
 
-from kvd.client.card_parts import part_from
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.comparer.messages import FRAME, CompareSides, FindShape, Found, Job, Side
+from kvd.wire.card_parts import part_from
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import RefusalFactor
 

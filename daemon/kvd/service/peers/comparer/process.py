@@ -17,9 +17,7 @@ import socket
 
 import msgspec
 
-from kvd.client.card_parts import Gathering, with_workers
 from kvd.client.cards import described_engine
-from kvd.client.errors import BadCard
 from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
@@ -36,6 +34,8 @@ from kvd.service.peers.comparer.messages import (
 )
 from kvd.topology import compat, effort
 from kvd.topology.errors import TopologyError
+from kvd.wire.card_parts import Gathering, with_workers
+from kvd.wire.errors import BadCard
 from kvd.wire.identity import EngineCard
 from kvd.wire.reply import RefusalFactor
 

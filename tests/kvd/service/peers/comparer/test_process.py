@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvd.client.card_parts import part_from
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.service.peers.comparer import process
 from kvd.service.peers.comparer.messages import CompareSides, FindShape, Found
+from kvd.wire.card_parts import part_from
 from kvd.wire.identity import EngineCard, WorkerCard
 from tests.support.daemons import facts, worker
 

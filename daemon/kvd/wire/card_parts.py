@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvd.client.errors import BadCard
 from kvd.geometry.alike import cut
+from kvd.wire.errors import BadCard
 from kvd.wire.handshake import PART_WORKERS, CardPart, CardRow
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from kvd.client import card_parts
-from kvd.client.card_parts import Gathering, card_bytes, part_bytes, part_from, with_workers
-from kvd.client.errors import BadCard
+from kvd.wire import card_parts
+from kvd.wire.card_parts import Gathering, card_bytes, part_bytes, part_from, with_workers
+from kvd.wire.errors import BadCard
 from kvd.wire.handshake import CardPart
 from kvd.wire.identity import EngineCard
 from tests.support.daemons import facts, worker
