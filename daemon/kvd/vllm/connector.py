@@ -37,9 +37,9 @@ from kvd.vllm.memory.pool import kv_memory
 from kvd.vllm.memory.streams import marker
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.vllm.scheduler.half import SchedulerHalf
+from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOrders, StepOutcomes
 from kvd.worker.push.prefiller import Pushing
-from kvd.worker.settings import read_settings
 from kvd.worker.worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -90,9 +90,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
         """The order of dimensions that gives the longest runs, between workers of different heads too."""
-        transfer = vllm_config.kv_transfer_config
-        extra = transfer.kv_connector_extra_config if transfer is not None else {}
-        return required_layout(vllm_config, read_settings(extra))
+        return required_layout(vllm_config, connector_settings(vllm_config)[0])
 
     @property
     def prefer_cross_layer_blocks(self) -> bool:
@@ -104,7 +102,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside_vllm()
-        self._settings = read_settings(self._kv_transfer_config.kv_connector_extra_config)
+        self._settings, of_stock = connector_settings(vllm_config)
+        if of_stock and role == KVConnectorRole.SCHEDULER:
+            log.warning("%s", of_stock)
         dcp = vllm_config.parallel_config.decode_context_parallel_size
         self._groups = group_facts(kv_cache_config, dcp)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)

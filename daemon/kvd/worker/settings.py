@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -13,6 +14,7 @@ import msgspec
 
 from kvd.topology.pieces import LEAST_BYTES
 from kvd.worker.errors import BadSettings
+from kvd.worker.stock import STOCK_SETTINGS, translate
 
 STAGED = "staged"
 """The backend of engines whose peers read a copy of their memory."""
@@ -130,17 +132,22 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
-    """The settings in an extra config. Raises `BadSettings` naming every bad entry and what it may be."""
+    """The settings in an extra config, those of stock connectors translated (`kvd.worker.stock`).
+
+    Raises `BadSettings` naming every bad entry and what it may be.
+    """
     hints = get_type_hints(ConnectorSettings, include_extras=True)
-    wrong = []
-    for name, value in extra.items():
+    translated = translate(extra)
+    wrong = list(translated.wrong)
+    for name, value in translated.extra.items():
         if name not in hints:
-            wrong.append(f"{name} is no setting; there are {', '.join(hints)}")
+            wrong.append(_unknown(name, hints))
             continue
+        given = translated.given.get(name, name)
         try:
             msgspec.convert(value, hints[name])
         except msgspec.ValidationError:
-            wrong.append(f"{name} is {value!r}; it must be {_name(hints[name])}")
+            wrong.append(f"{given} is {extra[given]!r}; it must be {_name(hints[name])}")
             continue
         if name == "weights" and not (
             value.isprintable() and 0 < len(value.strip()) == len(value) <= _LONGEST_ID
@@ -149,7 +156,7 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
                 f'weights is {value!r}; it must be "auto", "off" or a name of 1 to {_LONGEST_ID} printable characters'
             )
     if not wrong:
-        settings = msgspec.convert(dict(extra), ConnectorSettings)
+        settings = msgspec.convert(translated.extra, ConnectorSettings)
         if settings.lease_margin < settings.lease_seconds:
             return settings
         wrong.append(
@@ -157,6 +164,12 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
             " be smaller, or nothing is left of any lease"
         )
     raise BadSettings("kv_connector_extra_config: " + "; ".join(wrong))
+
+
+def _unknown(name: str, hints: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, [*hints, *STOCK_SETTINGS], n=1, cutoff=0.7)
+    meant = f"did you mean {close[0]}? " if close else ""
+    return f"{name} is no setting; {meant}there are {', '.join(hints)}"
 
 
 def _name(kind: Any) -> str:
