@@ -186,9 +186,20 @@ def _split_asserts(scheduler: _Source) -> Fact:
     if split is None:
         return scheduler.nowhere(_SPLIT)
     for node in ast.walk(split):
-        if isinstance(node, ast.Assert) and _EXTERNAL in _names(node.test):
+        if isinstance(node, ast.Assert) and _forbids_external(node.test):
             return scheduler.at(node)
     return scheduler.at(split, holds=False)
+
+
+def _forbids_external(test: ast.expr) -> bool:
+    """Whether an assertion lets no external token pass. One that asks for whole blocks of them does let some pass."""
+    if _EXTERNAL not in _names(test):
+        return False
+    if isinstance(test, ast.BoolOp):
+        parts = [_forbids_external(part) for part in test.values if _EXTERNAL in _names(part)]
+        return any(parts) if isinstance(test.op, ast.And) else all(parts)
+    remainders = (n for n in ast.walk(test) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod))
+    return not any(_EXTERNAL in _names(remainder.left) for remainder in remainders)
 
 
 def _claims_wedge(scheduler: _Source) -> Fact:

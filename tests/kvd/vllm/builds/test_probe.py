@@ -108,6 +108,27 @@ def test_an_assertion_on_external_tokens_is_no_place_for_states(tmp_path: Path) 
     assert safety(build, MIXED) == Safety("request")
 
 
+@pytest.mark.parametrize(
+    ("asserted", "forbidden"),
+    [
+        ("num_external_computed_tokens == 0", True),
+        ("not num_external_computed_tokens", True),
+        ("num_external_computed_tokens == 0 or not self.aligned", True),
+        ("n % self.block_size == 0 and num_external_computed_tokens == 0", True),
+        ("num_external_computed_tokens % self.block_size == 0", False),
+        ("(n + num_external_computed_tokens) % self.block_size == 0", False),
+        ("num_external_computed_tokens == 0 or num_external_computed_tokens % self.block_size == 0", False),
+        ("n % self.block_size == 0", False),
+    ],
+)
+def test_an_assertion_that_asks_for_whole_blocks_forbids_nothing(
+    tmp_path: Path, asserted: str, forbidden: bool
+) -> None:
+    build = probe(source(tmp_path, split=f"assert {asserted}"))
+    assert build.split_asserts.holds is forbidden
+    assert bool(safety(build, STATEFUL).refused) is forbidden
+
+
 @pytest.mark.parametrize("test", ["self.aligned", "self.aligned or not load_kv_async", "load_kv_async"])
 def test_an_asynchronous_claim_that_is_aligned_stops_the_queue(tmp_path: Path, test: str) -> None:
     build = probe(source(tmp_path, test=test))
