@@ -4,7 +4,8 @@ KvdError                     code, message, hint
 ├── geometry.GeometryError   a KV cache that cannot be described
 ├── topology.TopologyError   two sides that cannot be mapped onto each other
 ├── zmtp.ZmtpError           a connection whose bytes break the protocol or a limit
-├── wire.WireError           a frame that cannot be taken, and keys.KeyFileError
+├── wire.WireError           a frame that cannot be taken, parts that make no card
+├── keys.KeyFileError        a file of keys that cannot be used
 ├── trace.TraceError         a trace that cannot be read or written
 ├── backends.BackendError    a transfer engine said no
 ├── client.ClientError       a request to kvd that got no good answer

@@ -15,7 +15,7 @@ from kvctl.errors import PeerTimeout, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.worker_process import good
 from kvd.addresses import split_address
-from kvd.wire.keys import KeyFileError, KeyPair, read_pair
+from kvd.keys import KeyFileError, KeyPair, read_pair
 
 PORT = 5690
 PROTOCOL = 1

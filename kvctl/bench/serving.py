@@ -29,7 +29,7 @@ from kvctl.processes.worker_process import WorkerProcess
 from kvd.addresses import is_loopback
 from kvd.backends.registry import MEASURED
 from kvd.geometry.codec import worker_from_plain
-from kvd.wire.keys import KeyPair
+from kvd.keys import KeyPair
 
 IDLE_SECONDS = 120.0
 """Without a command for so long, the other side is taken to be gone."""

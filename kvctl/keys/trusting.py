@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.errors import CheckFailed, KvctlError, NotPermitted, RefusedError, UsageError
-from kvd.wire.keys import ANY_PORT, KeyFileError, TrustedKey, read_trusted, trusted_key, write_trusted
+from kvd.keys import ANY_PORT, KeyFileError, TrustedKey, read_trusted, trusted_key, write_trusted
 
 AS_OWNER = "type it as root, or as the user that kvd runs as"
 

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, Part, facts, table
-from kvd.wire.keys import TrustedKey
+from kvd.keys import TrustedKey
 
 
 class TrustedHost(Struct, frozen=True, kw_only=True):

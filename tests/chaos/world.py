@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
-from kvd.service.sockets import curve
+from kvd.service.peers import trust
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
@@ -237,7 +237,7 @@ def world(wire: Wire, dice: random.Random) -> Iterator[World]:
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-chaos-")))
         keys = place / "keys"
-        curve.create(keys)
+        trust.create(keys)
         hosts = [
             _host(wired, place / side, keys, stack) for wired, side in zip(wire.hosts, "ab", strict=True)
         ]

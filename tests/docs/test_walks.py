@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 FLOORS = {
     "kvctl": 6, "kvd.service": 5, "kvd.vllm": 5, "kvd.worker": 4, "kvd.trace": 3, "kvd.client": 3, "kvd.backends": 3,
-    "kvd.weights": 2, "kvd.wire": 2, "kvd.topology": 2, "kvd.geometry": 1, "kvd.zmtp": 1,
+    "kvd.keys": 2, "kvd.weights": 2, "kvd.wire": 2, "kvd.topology": 2, "kvd.geometry": 1, "kvd.zmtp": 1,
 }  # fmt: skip
 MOST = 12
 

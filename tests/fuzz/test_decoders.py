@@ -23,6 +23,7 @@ from msgspec import inspect
 
 from kvd.geometry.codec import decode_worker, encode_worker, shape_of
 from kvd.geometry.errors import GeometryError
+from kvd.keys import KeyFileError, read_pair, read_trusted, write_pair
 from kvd.service.config import load
 from kvd.service.errors import ConfigError
 from kvd.trace.errors import TraceError
@@ -37,7 +38,6 @@ from kvd.vllm.params import (
 )
 from kvd.wire.errors import WireError
 from kvd.wire.frame import MESSAGES, WIRE_VERSION, decode, encode
-from kvd.wire.keys import KeyFileError, read_pair, read_trusted, write_pair
 from tests.support import fuzzing, traces
 from tests.support.daemons import ROOT, geometry
 from tests.support.rigs.bench import prefill

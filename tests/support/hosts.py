@@ -11,8 +11,8 @@ from pathlib import Path
 
 import zmq
 
+from kvd.keys import KeyPair, TrustedKey, read_pair, write_pair, write_trusted
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.keys import KeyPair, TrustedKey, read_pair, write_pair, write_trusted
 from kvd.wire.reply import Refused
 from tests.support.daemons import Daemon, wait_for
 

@@ -20,9 +20,9 @@ from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.subscribers import Subscribers
+from kvd.service.peers.trust import Keys
 from kvd.service.permission import Operators
 from kvd.service.slices import Slices
-from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
 from kvd.service.sockets.sockets import Sockets

@@ -19,8 +19,8 @@ from kvd.service.errors import ServiceError
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.notify import from_environment
+from kvd.service.peers import trust
 from kvd.service.run import checked, run_daemon
-from kvd.service.sockets import curve
 
 log = logging.getLogger("kvd.service")
 
@@ -47,7 +47,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _act(given: argparse.Namespace) -> int:
     if given.new_keys:
-        public = curve.create(given.new_keys)
+        public = trust.create(given.new_keys)
         sys.stdout.write(f"wrote {given.new_keys}, public key {public}\n")
         return 0
     config = _load(given)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from kvd.service import metrics, trust
+from kvd.service import key_changes, metrics
 from kvd.service.config import RELOADABLE, Config, endpoint
 from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import LeaseTable
@@ -35,16 +35,17 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.notify import Notifier
+from kvd.service.peers import trust
 from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.trust import Keys
 from kvd.service.runtime_directory import RuntimeDirectory, hold
 from kvd.service.self_check import SelfCheck
 from kvd.service.slices import spread
-from kvd.service.sockets import bind, curve
-from kvd.service.sockets.curve import Keys
+from kvd.service.sockets import bind
 from kvd.service.sockets.dialling import Dialler
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.router import Router
@@ -130,7 +131,7 @@ async def run_daemon(
         log.info(
             "serving %s%s as %s generation %s", where, peers, daemon.myself.kvd_id, daemon.myself.generation
         )
-        if daemon.peer is not None and (given_up := curve.gives_up(daemon.keys)):
+        if daemon.peer is not None and (given_up := trust.gives_up(daemon.keys)):
             log.log(logging.WARNING if daemon.keys else logging.INFO, "%s", given_up)
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_measure_lag(daemon))
@@ -154,10 +155,10 @@ async def run_daemon(
 
 def checked(config: Config) -> Keys | None:
     """The keys that the settings name. Raises `ConfigError` for settings with which kvd does not start."""
-    keys = curve.load(config.peer.curve)
+    keys = trust.load(config.peer.curve)
     if config.peer.listen:
         listen = endpoint(config.peer.listen, "peer.listen")
-        curve.refuse_open_bind(listen[0], keys)
+        trust.refuse_open_bind(listen[0], keys)
         _advertised(config, listen)
     return keys
 
@@ -189,7 +190,7 @@ async def _running(
             bound.sockets.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
             _hold_ledger(ledger), _prepare(daemon),
         ]  # fmt: skip
-        work += [trust.follow(daemon, keys)] if keys is not None else []
+        work += [key_changes.follow(daemon, keys)] if keys is not None else []
         daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
         work += [discover(e, daemon.links, daemon.handshakes, daemon.registry) for e in daemon.links.kept]
         tasks = [asyncio.get_running_loop().create_task(w) for w in work]
@@ -212,7 +213,7 @@ async def _hold_ledger(ledger: Ledger) -> None:
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:
     counters: Counter[str] = Counter()
-    sockets = Sockets(counters, keys)
+    sockets = Sockets(counters)
     stack.callback(sockets.close)
     modes = {
         SOCKET_NAME: 0o660,
@@ -229,7 +230,7 @@ def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.
         host, port = endpoint(config.peer.listen, "peer.listen")
         peer = Router("peer", counters, config.peer.queue)
         reached, at = bind.bind_tcp(host, port)
-        sockets.serve_peers(reached, peer, config)
+        sockets.serve_peers(reached, peer, config, trust.mechanism_of(keys))
     return _Bound(counters, sockets, events, local, peer, at)
 
 

@@ -1,4 +1,1 @@
-"""The wire: message structs, framing, versions, keys.
-
-Pure: msgspec and zmq constants only, no sockets opened here.
-"""
+"""The wire: message structs, framing, versions. It opens no socket and no file."""

@@ -11,7 +11,7 @@ from kvctl.keys.places import ListFile, PairFile, key_files
 from kvctl.keys.trusting import listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show
-from kvd.wire.keys import KeyFileError, write_pair
+from kvd.keys import KeyFileError, write_pair
 
 SECTION = "Commands"
 

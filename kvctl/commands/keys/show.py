@@ -11,7 +11,7 @@ from kvctl.keys.places import ListFile, PairFile, key_files
 from kvctl.keys.trusting import AS_OWNER, listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show as print_document
-from kvd.wire.keys import KeyFileError, read_pair
+from kvd.keys import KeyFileError, read_pair
 
 SECTION = "Commands"
 NO_PAIR = "kvctl keys generate makes a pair; --key-file names another file"

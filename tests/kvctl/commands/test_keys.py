@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvd.wire.keys import read_pair, read_trusted, write_pair
+from kvd.keys import read_pair, read_trusted, write_pair
 from tests.support.daemons import wait_for
 from tests.support.hosts import hosts
 

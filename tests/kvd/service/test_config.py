@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import yaml
 
+from kvd.keys import write_pair
 from kvd.service.config import Config, load
 from kvd.service.errors import ConfigError
-from kvd.wire.keys import write_pair
 from kvd.wire.limits import MOST_FOR_DAEMON
 from tests.support.daemons import ROOT
 

@@ -17,7 +17,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.hosts import refuse_impostor
 from kvd.service.handlers.senders import registered
-from kvd.service.sockets.curve import identity_of
+from kvd.service.peers.trust import identity_of
 from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of

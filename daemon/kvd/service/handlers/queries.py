@@ -18,8 +18,8 @@ from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
 from kvd.service.handlers.sight import hidden_engine, hidden_worker, own_engines, sight_of
 from kvd.service.log import dropped
 from kvd.service.peers.peer_engine import HERE
+from kvd.service.peers.trust import identity_of
 from kvd.service.permission import EVERYTHING, Sight
-from kvd.service.sockets.curve import identity_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.query import (

@@ -11,8 +11,8 @@ from itertools import islice
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers.link import Listener, PeerLink
+from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
-from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.dialling import DialKind, Dialler
 from kvd.service.sockets.events import Events
 from kvd.wire.handshake import Ping

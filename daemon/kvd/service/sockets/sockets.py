@@ -6,18 +6,17 @@ import asyncio
 import socket
 import time
 from collections import Counter
+from collections.abc import Collection
 
 from kvd.service.config import Config
 from kvd.service.sockets.acceptor import Acceptor, Door, Service
 from kvd.service.sockets.channel import Shared
-from kvd.service.sockets.curve import Keys
 from kvd.service.sockets.limits import MAX_TOPIC_BYTES, connection_counts
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.publisher import Publisher
 from kvd.service.sockets.reservations import Reservations
 from kvd.service.sockets.unsent import Unsent
 from kvd.zmtp.connection import ConnectionLimits
-from kvd.zmtp.curve import CurveServer
 from kvd.zmtp.mechanism import Mechanism
 from kvd.zmtp.null import Null
 
@@ -28,10 +27,9 @@ _FLUSH_AGAIN_SECONDS = 0.005
 
 
 class Sockets:
-    """The listening sockets, and the budgets that all connections share. ``keys`` None: the peer socket has none."""
+    """The listening sockets, and the budgets that all connections share."""
 
-    def __init__(self, counters: Counter[str], keys: Keys | None) -> None:
-        self.keys = keys
+    def __init__(self, counters: Counter[str]) -> None:
         self.counts = connection_counts()
         self.poller = Poller(counters)
         self.shared = Shared(self.poller, Reservations(), Unsent())
@@ -54,21 +52,19 @@ class Sockets:
         self._acceptors.append(Acceptor(listening, door, publisher, self._events, self._counters))
         return publisher
 
-    def serve_peers(self, listening: socket.socket, service: Service, config: Config) -> None:
-        """Serve other kvds: with keys those whose key is let in, without whoever can connect."""
-        mechanism: Mechanism = Null()
-        if self.keys is not None:
-            mechanism = CurveServer(self.keys.secret, self._authorised)
+    def serve_peers(
+        self, listening: socket.socket, service: Service, config: Config, mechanism: Mechanism
+    ) -> None:
+        """Serve other kvds: those that ``mechanism`` lets in."""
         limits = ConnectionLimits(message=config.peer.max_message_bytes)
         door = Door("peer", "ROUTER", mechanism, limits, self.counts.peer)
         self._peers = Acceptor(listening, door, service, self.shared, self._counters)
         self._acceptors.append(self._peers)
 
-    def close_peers(self, keys: Keys) -> None:
-        """Let in the peers of ``keys`` from now on, and end connections of those that are let in no more."""
-        self.keys = keys
+    def end_peers(self, revoked: Collection[bytes]) -> None:
+        """End the connections of peers with these keys."""
         for channel in list(self._peers.open) if self._peers is not None else ():
-            if channel.key and not self._authorised(channel.key):
+            if channel.key in revoked:
                 channel.end()
 
     async def run(self) -> None:
@@ -95,6 +91,3 @@ class Sockets:
         for acceptor in self._acceptors:
             acceptor.close()
         self.poller.close()
-
-    def _authorised(self, key: bytes) -> bool:
-        return self.keys is not None and key in self.keys.authorized

@@ -13,11 +13,11 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.rank import Rank
+from kvd.keys import TrustedKey, read_trusted, write_trusted
 from kvd.wire.checksum import GetSums
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerGone, PeerReady, Ping, Pong
 from kvd.wire.identity import Endpoint, LeaseKey
-from kvd.wire.keys import TrustedKey, read_trusted, write_trusted
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.push import PushDone, PushKey, PushWithdraw
 from kvd.wire.reply import Ok

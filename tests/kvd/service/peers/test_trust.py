@@ -10,7 +10,7 @@ import zmq
 from kvd.client.errors import RefusedByDaemon
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
-from kvd.service.sockets import curve
+from kvd.service.peers import trust
 from kvd.wire.frame import encode
 from kvd.wire.handshake import GetPeer, PeerReady, Ping
 from tests.support.daemons import daemons, facts, session, worker
@@ -18,37 +18,37 @@ from tests.support.daemons import daemons, facts, session, worker
 
 def test_a_pair_is_written_once_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    public = curve.create(path)
-    keys = curve.load(CurveSettings(key_file=str(path)))
+    public = trust.create(path)
+    keys = trust.load(CurveSettings(key_file=str(path)))
     assert keys is not None
     assert keys.public.decode() == public
     assert keys.authorized == {keys.public}
     assert keys.of("h", 1) == keys.public
     assert keys.secret.decode() not in repr(keys)
     with pytest.raises(ConfigError, match="it exists"):
-        curve.create(path)
+        trust.create(path)
 
 
 def test_mistakes_in_key_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "key"
     with pytest.raises(ConfigError, match="key_file is not set"):
-        curve.load(CurveSettings(authorized_keys="x"))
+        trust.load(CurveSettings(authorized_keys="x"))
     with pytest.raises(ConfigError, match="No such file"):
-        curve.load(CurveSettings(key_file=str(path)))
+        trust.load(CurveSettings(key_file=str(path)))
     path.write_text("public abc\nsecret def\n")
     with pytest.raises(ConfigError, match="public: found 3 characters"):
-        curve.load(CurveSettings(key_file=str(path)))
+        trust.load(CurveSettings(key_file=str(path)))
     path.unlink()
-    curve.create(path)
+    trust.create(path)
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
-        curve.load(CurveSettings(key_file=str(path)))
+        trust.load(CurveSettings(key_file=str(path)))
 
 
 def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    curve.create(path)
-    keys = curve.load(CurveSettings(key_file=str(path)))
+    trust.create(path)
+    keys = trust.load(CurveSettings(key_file=str(path)))
     assert keys is not None
     with daemons(2) as (near, far):
         for kvd in (near, far):
@@ -72,7 +72,7 @@ def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: 
 
 def test_a_kvd_without_keys_is_told_that_the_peer_is_unreachable(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    curve.create(path)
+    trust.create(path)
     with daemons(2) as (near, far):
         far.kill()
         far.environment = {"KVD_PEER_CURVE_KEY_FILE": str(path)}

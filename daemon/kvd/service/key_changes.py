@@ -7,11 +7,11 @@ import contextlib
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+from kvd.keys import KeyFileError
 from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
 from kvd.service.peers.peer_engine import HERE
-from kvd.service.sockets.curve import Keys
-from kvd.wire.keys import KeyFileError
+from kvd.service.peers.trust import Keys
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.2
 
 async def follow(daemon: Daemon, keys: Keys) -> None:
     """Until cancelled: put the list in force whenever its file changed. One that cannot be read changes nothing."""
-    # A thread of its own: comparing the cards of a hostile peer must not put a revocation off.
+    # A thread of its own: a file system that hangs holds this one, and no other of the daemon.
     with ThreadPoolExecutor(1, "kvd-keys") as reader:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
@@ -50,7 +50,7 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
     for key in keys.authorized - before:
         daemon.events.emit("key.trusted", key.decode())
     daemon.counters["keys.changes"] += 1
-    daemon.sockets.close_peers(keys)
+    daemon.sockets.end_peers(revoked)
     await daemon.links.keys_changed()
     _link_again(daemon)
 

@@ -1,4 +1,4 @@
-"""CURVE keys of the peer socket: who we are, and which other kvds may talk to us.
+"""Trust among kvds: the keys that are in force, who we are by them, and which other kvds may talk to us.
 
 A host is known by its public key. Where all hosts share one pair they cannot be told apart, and each may speak for all.
 """
@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvd.addresses import is_loopback
-from kvd.service.config import CurveSettings
-from kvd.service.errors import ConfigError
-from kvd.wire.keys import (
+from kvd.keys import (
     ANY_PORT,
     KeyFileError,
     TrustedKey,
@@ -22,6 +20,11 @@ from kvd.wire.keys import (
     read_trusted,
     write_pair,
 )
+from kvd.service.config import CurveSettings
+from kvd.service.errors import ConfigError
+from kvd.zmtp.curve import CurveServer
+from kvd.zmtp.mechanism import Mechanism
+from kvd.zmtp.null import Null
 
 Signature = tuple[int, int, int, int]
 """What a file has that changes with what stands in it: its inode, its size, and when it was written and renamed."""
@@ -104,6 +107,13 @@ class Keys:
         self.servers = {(one.host, one.port): one.key for one in found if one.host}
         self.error, self._in_force = "", self._read
         return before != (self.authorized, self.servers)
+
+
+def mechanism_of(keys: Keys | None) -> Mechanism:
+    """How the peer socket lets others in: by a key that is authorized as they connect, or, without keys, all."""
+    if keys is None:
+        return Null()
+    return CurveServer(keys.secret, lambda key: key in keys.authorized)
 
 
 def identity_of(keys: Keys | None) -> Identity:
