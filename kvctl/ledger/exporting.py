@@ -18,9 +18,10 @@ from kvd.installed import own_version
 from kvd.trace.anonymous import digest
 from kvd.trace.model import SCHEMA, EngineLine, Header, TracedEngine
 from kvd.trace.write import write_trace
+from kvd.wire.codes import RefusalCode
 from kvd.wire.transfer import GetKeptEngine, KeptEngine, LedgerRow, ListTransfers
 
-NO_ENGINE = "KVD-NO-ENGINE"
+NO_ENGINE: RefusalCode = "KVD-NO-ENGINE"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from kvd.shown import logger
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
 from kvd.wire.registration import Heartbeat, NotRegistered, Registered, RegisterWorker, Unregister
-from kvd.wire.reply import Refused, Reply
+from kvd.wire.reply import Refused, Reply, refusal
 
 log = logger(__name__)
 
@@ -224,15 +224,15 @@ class SessionThread:
         except Exception as error:
             self.mailbox.counters["push.errors"] += 1
             log.exception("%s: the handler of %s failed", self.mailbox.name, kind_of(message))
-            answer = Refused(code="KVD-CLIENT-ERROR", message=f"{type(error).__name__}: {error}")
+            answer = refusal(code="KVD-CLIENT-ERROR", message=f"{type(error).__name__}: {error}")
         if correlation:
             if answer is None:
                 nobody = f"{self.mailbox.name} takes no {kind_of(message)}"
-                answer = Refused(code="KVD-NOT-TAKEN", message=nobody, final=True)
+                answer = refusal(code="KVD-NOT-TAKEN", message=nobody, final=True)
             try:
                 self._send(answer, correlation)
             except Unencodable as error:
-                self._send(Refused(code="KVD-CLIENT-ERROR", message=error.message), correlation)
+                self._send(refusal(code="KVD-CLIENT-ERROR", message=error.message), correlation)
 
     def _answered(self, pending: Pending, message: Message, correlation: int) -> None:
         if isinstance(message, Refused) and pending.key is not None:

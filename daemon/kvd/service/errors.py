@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvd.errors import KvdError
 from kvd.shown import brief
+from kvd.wire.codes import OthersCode, RefusalCode
 from kvd.wire.errors import Malformed, TooLarge, WireError
 from kvd.wire.reply import RefusalFactor, Refused, refusal
 
@@ -24,21 +25,6 @@ class PeerAway(ServiceError):
     """Another kvd is down, or did not answer in time."""
 
 
-PASSED_ON = frozenset(
-    f"KVD-{name}"
-    for name in (
-        "BAD-CARD", "BAD-PUSH", "BUSY", "CLIENT-ERROR", "CLIENT-PROTOCOL", "CONNECTOR-PUSH", "CONNECTOR-SUMS",
-        "DRAINING", "ENGINE-GONE", "ENGINE-PARTIAL", "ENGINE-UNKNOWN", "FORCE-BUSY", "FORCE-LATE", "FORCE-POLICY",
-        "FORCE-ROLE", "FORCE-UNKNOWN", "INCOMPATIBLE", "INTERNAL", "LEDGER", "NO-WAY-BACK", "NOT-HERE", "NOT-OWNER",
-        "NOT-REGISTERED", "NOT-TAKEN", "OWN-GENERATION", "PEER-GENERATION", "PEER-PROTOCOL", "PEER-UNREACHABLE",
-        "RANK-UNKNOWN", "TOO-LARGE", "WIRE-MALFORMED", "WIRE-UNKNOWN", "WIRE-VERSION", "WORKER-AWAY",
-    )
-)  # fmt: skip
-"""Codes of others' refusals that are counted by their names."""
-OTHER = "OTHER"
-"""Stands for all other codes of theirs."""
-
-
 class RequestRefused(ServiceError):
     """Raised by a handler to refuse. Codes are stable; the message names both values that disagree.
 
@@ -47,7 +33,7 @@ class RequestRefused(ServiceError):
 
     def __init__(
         self,
-        code: str,
+        code: RefusalCode | OthersCode,
         message: str,
         *,
         hint: str = "",
@@ -55,18 +41,16 @@ class RequestRefused(ServiceError):
         final: bool = False,
     ) -> None:
         super().__init__(brief(message), hint=hint)
-        self.code, self.factors, self.final = code, factors, final
-        self.counted = code
-        """The name under which it is counted."""
+        self.code: RefusalCode | OthersCode = code
+        self.factors, self.final = factors, final
 
     @classmethod
     def passed_on(cls, refused: Refused, who: str = "") -> RequestRefused:
         """What somebody else refused, to be refused in the same words; ``who`` is named before them."""
         message = f"{who}: {refused.message}" if who else refused.message
-        made = cls(refused.code, message, hint=refused.hint, factors=refused.factors, final=refused.final)
-        # Each name of a counter is a metric: others must not make up as many as they like.
-        made.counted = refused.code if refused.code in PASSED_ON else OTHER
-        return made
+        return cls(
+            OthersCode(refused.code), message, hint=refused.hint, factors=refused.factors, final=refused.final
+        )
 
     @property
     def refused(self) -> Refused:

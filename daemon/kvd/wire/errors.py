@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from kvd.errors import KvdError
+from kvd.wire.codes import RefusalCode
 
 
 class WireError(KvdError):
     """A frame that cannot be taken. ``correlation`` is the sender's id where it could be read, else 0."""
 
-    code = "KVD-WIRE"
+    code: RefusalCode = "KVD-WIRE"
 
     def __init__(self, message: str, correlation: int = 0) -> None:
         super().__init__(message)

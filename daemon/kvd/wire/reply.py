@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from kvd.shown import MAX_WORD, brief, cut
+from kvd.wire.codes import OthersCode, RefusalCode
 from kvd.wire.limits import MOST_FACTS, Id, Text
 
 Words: TypeAlias = Annotated[str, Meta(max_length=4 << 20)]
@@ -43,8 +44,8 @@ class RefusalFactor(msgspec.Struct, frozen=True):
 class Refused(Reply, tag="refused", frozen=True, kw_only=True):
     """Not done.
 
-    ``code`` is stable (``KVD...``), ``message`` names the cause and both values, ``hint`` the next step. ``final``:
-    sending it again will not help, so what would be kept and repeated ends with this.
+    ``code`` is stable (`kvd.wire.codes`), ``message`` names the cause and both values, ``hint`` the next step.
+    ``final``: sending it again will not help, so what would be kept and repeated ends with this.
     """
 
     code: Id
@@ -55,7 +56,7 @@ class Refused(Reply, tag="refused", frozen=True, kw_only=True):
 
 
 def refusal(
-    code: str,
+    code: RefusalCode | OthersCode,
     message: str,
     *,
     hint: str = "",

@@ -8,15 +8,16 @@ from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
+from kvd.wire.codes import RefusalCode
 from kvd.wire.miss import MissCode
 
-UNREACHABLE = "KVD-PEER-UNREACHABLE"
+UNREACHABLE: RefusalCode = "KVD-PEER-UNREACHABLE"
 """kvd's code for a peer's kvd that does not answer."""
-UNKNOWN_YET = "KVD-NOT-REGISTERED"
+UNKNOWN_YET: RefusalCode = "KVD-NOT-REGISTERED"
 """A kvd that has just been started: what was sent to the one before came to it ahead of our registration."""
-NOT_NOW = ("KVD-BUSY", "KVD-DRAINING")
+NOT_NOW: tuple[RefusalCode, ...] = ("KVD-BUSY", "KVD-DRAINING")
 """kvd's codes for "ask again": too many wait already, or the kvd that was asked is being started again."""
-OTHER_GENERATION = "KVD-PEER-GENERATION"
+OTHER_GENERATION: RefusalCode = "KVD-PEER-GENERATION"
 """kvd's code for an engine that restarted since it was named."""
 
 

@@ -8,12 +8,10 @@ import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvd.service.errors import OTHER, RequestRefused
 from kvd.service.metrics import render
 from kvd.wire.identity import Endpoint
 from kvd.wire.outcomes import OutcomeCount, OutcomeRow
 from kvd.wire.query import KvdStatus, PeerRow
-from kvd.wire.reply import Refused
 from tests.support.daemons import daemons, facts, session, worker
 
 
@@ -91,10 +89,3 @@ def test_the_page_can_be_read_whatever_names_others_choose() -> None:
     assert len(families) == len({family.name for family in families}) == text.count("# TYPE ")
     assert {s.value for f in families for s in f.samples if s.name == "kvd_refused_kvd_a_b_total"} == {2.0}
     assert all(ord(character) >= 32 for line in text.split("\n") for character in line)
-
-
-def test_codes_that_others_make_up_are_counted_as_one() -> None:
-    for code, counted in (("KVD-X-1", OTHER), ("x" * 500, OTHER), ("KVD-ENGINE-GONE", "KVD-ENGINE-GONE")):
-        refused = RequestRefused.passed_on(Refused(code=code, message="m"))
-        assert (refused.counted, refused.refused.code) == (counted, code)
-    assert RequestRefused("KVD-OURS", "m").counted == "KVD-OURS"

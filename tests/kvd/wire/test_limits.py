@@ -195,7 +195,7 @@ def test_what_cannot_be_decoded_leaves_its_id_where_that_can_be_read() -> None:
 
 def test_a_refusal_is_small() -> None:
     factors = tuple(RefusalFactor(f"f{n}", "x" * 9000, "y" * 9000, ok=n < 500) for n in range(1000))
-    small = refusal("KVD-X", "word " * 10_000, hint="h" * 100_000, factors=factors)
+    small = refusal("KVD-BUSY", "word " * 10_000, hint="h" * 100_000, factors=factors)
     assert len(small.message) < 1100
     assert small.message.endswith("... (50,000 characters)")
     assert len(small.hint) < 300

@@ -13,6 +13,7 @@ from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
+from kvd.wire.codes import OthersCode
 from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, WorkerCard
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import (
@@ -52,7 +53,7 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         found = daemon.geometries.check(card.geometry)
     except GeometryError as error:
         raise RequestRefused(
-            getattr(error, "code", "KVD-GEOMETRY"),
+            OthersCode(error.code),
             f"the geometry of {card.engine.engine_id}/{card.rank} cannot be used: {error}",
             hint="worker and kvd should be of one version",
         ) from None

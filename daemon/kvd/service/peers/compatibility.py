@@ -80,8 +80,7 @@ class CompatibilityCache:
             return None
         if verdict.refusal is not None:
             # A new one: raised again, one would gather the frames of all who ever asked.
-            it = verdict.refusal
-            raise RequestRefused(it.code, it.message, hint=it.hint, factors=it.factors, final=it.final)
+            raise RequestRefused.passed_on(verdict.refusal)
         return verdict.bad
 
     async def _find(

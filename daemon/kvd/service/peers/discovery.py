@@ -12,6 +12,7 @@ from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.handshakes import Handshakes, complementary
 from kvd.service.peers.links import PeerLinks
 from kvd.service.slices import SLICE_SECONDS
+from kvd.wire.codes import RefusalCode
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import EngineList, EngineRow, ListEngines
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 MOST_ROWS = 1024
 """Most engines of one other kvd that are looked at."""
-SETTLED = {"KVD-INCOMPATIBLE", "KVD-COMPARE-LIMIT", "KVD-PEER-CARD"}
+SETTLED: frozenset[RefusalCode] = frozenset({"KVD-INCOMPATIBLE", "KVD-COMPARE-LIMIT", "KVD-PEER-CARD"})
 """Refusals that the next look will not change."""
 AGAIN_SECONDS = 60.0
 """Two generations that were refused are tried again after this long: what is refused in error must not stay so."""

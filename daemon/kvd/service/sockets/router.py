@@ -18,6 +18,7 @@ from kvd.service.sockets.channel import Cause, Channel
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
 from kvd.service.sockets.shares import Waiter, WaitingShares
+from kvd.wire.codes import counted_as
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
 from kvd.wire.limits import MOST_FOR_DAEMON
@@ -163,7 +164,7 @@ class Router:
             self._counters["received.frames"] += 1
             what = f"a message is one frame, this one has {received.frames}"
             self.send(
-                caller.route, Refused(code=Malformed.code, message=what, hint="send [version, id, message]")
+                caller.route, refusal(code=Malformed.code, message=what, hint="send [version, id, message]")
             )
             return False
         try:
@@ -188,7 +189,7 @@ class Router:
             if inspect.iscoroutine(answer):
                 answer.close()
             self._counters["refused.busy"] += 1
-            self._reply(caller, Refused(code="KVD-BUSY", message=full, hint="try again"), correlation)
+            self._reply(caller, refusal(code="KVD-BUSY", message=full, hint="try again"), correlation)
             return False
         self._shares.take(waiter)
         line.working.add(correlation)
@@ -218,7 +219,7 @@ class Router:
             self._counters["received.not_here"] += 1
             here = ", ".join(sorted(str(t.__struct_config__.tag) for t in self.handlers))
             what = f"{kind_of(message)} is not taken on the {self.name} socket"
-            return Refused(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}")
+            return refusal(code="KVD-NOT-HERE", message=what, hint=f"taken here: {here}")
         try:
             return handler(caller, message)
         except Exception as error:  # noqa: BLE001 (it is turned into an answer and logged)
@@ -235,7 +236,7 @@ class Router:
 
     def _refusal(self, error: Exception, message: Message) -> Refused:
         if isinstance(error, RequestRefused):
-            self._counters[f"refused.{error.counted}"] += 1
+            self._counters[f"refused.{counted_as(error.code)}"] += 1
             return error.refused
         self._counters["errors.internal"] += 1
         log.error("handling %s failed", kind_of(message), exc_info=error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.wire.identity import Role
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan, OneRequest, PlannedMiss
-from kvd.wire.reply import Refused
+from kvd.wire.reply import Refused, refusal
 
 _ADDED = re.compile(r"-[0-9a-f]{8}")
 """What vLLM puts behind the id of a request that came from outside."""
@@ -45,14 +45,14 @@ def make_plan(
     a refusal.
     """
     if engine.policy != "recompute":
-        return Refused(
+        return refusal(
             code="KVD-FORCE-POLICY",
             message=f"kv_load_failure_policy of engine {engine.engine_id} is {engine.policy!r}: a request whose load"
             " misses fails there, and is not recomputed",
             hint='start the engine with "kv_load_failure_policy": "recompute" in --kv-transfer-config',
         )
     if engine.role == "prefill":
-        return Refused(
+        return refusal(
             code="KVD-FORCE-ROLE",
             message=f"engine {engine.engine_id} only prefills: it has no loads that could miss",
             hint="give the decoding engine; `kvctl engines` lists all",
@@ -114,7 +114,7 @@ def _not_one(
     else:
         what = f"engine {engine.engine_id} has no request {name!r} that waits for KV from elsewhere"
         hint = "`kvctl transfers` lists loads; --next 1 takes the next one, whatever it is called"
-    return Refused(code="KVD-FORCE-UNKNOWN", message=what, hint=hint)
+    return refusal(code="KVD-FORCE-UNKNOWN", message=what, hint=hint)
 
 
 def _late(message: ForceMiss, claim: Claim) -> Refused | None:
@@ -123,7 +123,7 @@ def _late(message: ForceMiss, claim: Claim) -> Refused | None:
     if claim.waiting or (message.when != "before" and part.group is None and not part.layer):
         return None
     what = '"before" is over' if message.when == "before" else "a layer or group is chosen when it begins"
-    return Refused(
+    return refusal(
         code="KVD-FORCE-LATE",
         message=f"the load of request {claim.request_id} is under way: {what}",
         hint="use --when flight, without --layer and --group",

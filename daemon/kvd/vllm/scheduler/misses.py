@@ -34,7 +34,7 @@ from kvd.wire.order import (
     PlannedMiss,
     ReportForced,
 )
-from kvd.wire.reply import Refused
+from kvd.wire.reply import Refused, refusal
 from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault
 
@@ -112,7 +112,7 @@ class Forced:
         with self._lock:
             self._standing = [order for order in self._standing if order.open]
             if len(self._standing) >= MAX_OPEN or len(self._followed) + len(plan.requests) > MAX_FOLLOWED:
-                return Refused(
+                return refusal(
                     code="KVD-FORCE-BUSY",
                     message=f"{len(self._standing)} orders are open and {len(self._followed)} forced misses under way",
                     hint="end some with `kvctl force-miss --clear`",

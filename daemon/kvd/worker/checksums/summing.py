@@ -19,7 +19,8 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
 from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Summer, TokenSpan, Words, layer_sums
 from kvd.wire.checksum import GetSums, Sums, SumsOf
-from kvd.wire.reply import Refused
+from kvd.wire.codes import RefusalCode
+from kvd.wire.reply import Refused, refusal
 from kvd.worker.orders import StepOrders, SumOrder, block_lists
 from kvd.worker.stream_event import StreamEvent
 
@@ -34,7 +35,7 @@ MOST_ANSWERED = 16 << 20
 """Bytes of sums in one answer; a worker of hundreds of layers with a state each has fewer."""
 LOOK = 200e-6
 """Seconds between two looks whether the device has come so far."""
-CODE = "KVD-CONNECTOR-SUMS"
+CODE: RefusalCode = "KVD-CONNECTOR-SUMS"
 """The code of what a worker refuses here."""
 
 
@@ -133,7 +134,7 @@ class Summing:
         if kept is None:
             return _refused(f"no checksums are kept of request {message.request_id}")
         if not kept.done:
-            return Refused(
+            return refusal(
                 code=CODE,
                 message=f"checksums of request {message.request_id} are not ready",
                 hint="ask again",
@@ -245,4 +246,4 @@ class Summing:
 
 
 def _refused(message: str) -> Refused:
-    return Refused(code=CODE, message=message, final=True)
+    return refusal(code=CODE, message=message, final=True)

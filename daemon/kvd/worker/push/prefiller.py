@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 from kvd.shown import logger
+from kvd.wire.codes import RefusalCode
 from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
-from kvd.wire.reply import Ok, Refused
+from kvd.wire.reply import Ok, Refused, refusal
 from kvd.worker.context import WorkerContext
 from kvd.worker.orders import StepOrders
 from kvd.worker.push.computed import Outgoing
@@ -19,7 +20,7 @@ from kvd.worker.stream_event import StreamEvent
 log = logger(__name__)
 
 MOST_SENDERS = 256
-CODE = "KVD-CONNECTOR-PUSH"
+CODE: RefusalCode = "KVD-CONNECTOR-PUSH"
 """The code of what a worker refuses here."""
 
 
@@ -85,7 +86,7 @@ class Pushing:
         if isinstance(message, PushAnnounce) and not self._outgoing.announced(
             key.transfer_id, key.decoder, key.rank, sender.wake
         ):
-            return Refused(
+            return refusal(
                 code=CODE,
                 message=f"too many transfers are announced: {key.transfer_id} is one more",
                 hint="send it again",
@@ -140,4 +141,4 @@ class Pushing:
 
 
 def _refused(message: str) -> Refused:
-    return Refused(code=CODE, message=message, final=True)
+    return refusal(code=CODE, message=message, final=True)
