@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvd.shown import logger
-from kvd.topology.blocks import wanted
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.prompt.digest import new_key
@@ -25,6 +24,7 @@ from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Leases, longest
+from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
@@ -39,7 +39,7 @@ from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of
-from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes, plain
+from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
@@ -183,42 +183,13 @@ class SchedulerHalf:
         if external_tokens <= 0:
             self._not_loaded(claim)
             return
-        now = time.monotonic()
-        most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
-        tokens = claim.computed + external_tokens
-        groups = {
-            index: wanted(
-                g.kind,
-                g.block_size,
-                g.window,
-                block_ids[index],
-                tokens=tokens,
-                computed=claim.computed,
-                scratch_blocks=g.scratch_blocks,
-            )
-            for index, g in enumerate(self.groups)
-        }
+        claim.cause = claim.cause or other_state(claim, self.groups, external_tokens)
         self._claims.order_load(claim)
         if claim.cause:
             self._served.decided(request.request_id, "refused", external_tokens, claim.cause.code)
         fault = None if claim.cause else self._forced.fault(claim)
-        self._orders.append(
-            LoadOrder(
-                request_id=request.request_id,
-                prefill=claim.prefill,
-                groups=plain(groups),
-                tokens=tokens,
-                seconds=min(most, claim.lease.valid_until - now),
-                claimed=now,
-                handshake_seconds=claim.handshake_seconds,
-                refused=claim.cause,
-                transfer_id=claim.transfer_id,
-                digest=claim.digest,
-                computed=claim.computed,
-                fault=fault,
-                again=claim.again,
-            )
-        )
+        most = self.settings.push_timeout if claim.transfer_id else self.settings.load_timeout
+        self._orders.append(load_order(claim, self.groups, block_ids, external_tokens, most, fault))
 
     def _not_loaded(self, claim: Claim) -> None:
         """Nothing will be loaded of a claim: vLLM computes its request, or has another connector load it."""

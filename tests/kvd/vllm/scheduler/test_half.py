@@ -147,6 +147,31 @@ def test_a_hybrid_loads_the_state_and_the_attention_together() -> None:
     assert order.groups == {0: (0, (30,)), 1: (0, (1, 2))}
 
 
+def test_a_hybrid_loads_the_state_also_where_all_attention_but_the_last_block_is_here() -> None:
+    engine = Engine("d", HYBRID)
+    request = engine.arrive(from_prefiller(9, ((41,), (5, 6))))
+    engine.answer()
+    assert engine.half.matched_tokens(request, 8) == (1, True)
+    engine.half.allocated(request, ([0, 30], [1, 2]), 1)
+    (order,) = engine.half.step_orders().loads
+    assert (order.computed, order.groups, order.refused) == (8, {0: (0, (30,)), 1: (1, (2,))}, None)
+
+
+@pytest.mark.parametrize("claimed", [0, 8])
+def test_a_state_is_never_loaded_for_another_position_than_its_own(claimed: int) -> None:
+    engine = Engine("d", HYBRID)
+    request = engine.arrive(from_prefiller(9, ((41,), (5, 6))))
+    engine.answer()
+    engine.half.matched_tokens(request, claimed)
+    engine.half.allocated(request, ([30], [1]), 8 - claimed or 4)
+    (order,) = engine.half.step_orders().loads
+    assert order.refused is not None
+    assert order.refused.code == "DOES_NOT_FIT"
+    assert f"asks for {order.tokens} tokens and the prefiller's state is the one after 9" in str(
+        order.refused
+    )
+
+
 def test_a_prompt_that_is_cached_here_needs_nothing_and_lets_the_lease_go() -> None:
     engine = Engine("d")
     request = engine.arrive(from_prefiller(8))

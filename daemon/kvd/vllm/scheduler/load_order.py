@@ -1,0 +1,67 @@
+"""What the workers are told to load for a claim that has blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kvd.topology.blocks import wanted
+from kvd.vllm.memory.groups import GroupFacts, has_state
+from kvd.vllm.scheduler.claim import Claim
+from kvd.vllm.vllm_types import Table
+from kvd.worker.cause import Cause
+from kvd.worker.orders import Fault, LoadOrder, plain
+
+
+def load_order(
+    claim: Claim,
+    groups: Sequence[GroupFacts],
+    table: Table,
+    external: int,
+    most_seconds: float,
+    fault: Fault | None,
+) -> LoadOrder:
+    """The order for ``external`` tokens behind those that are computed, into the blocks of ``table``.
+
+    It has ``most_seconds``, or less where the lease ends before.
+    """
+    now, tokens = time.monotonic(), claim.computed + external
+    blocks = {
+        index: wanted(
+            g.kind,
+            g.block_size,
+            g.window,
+            table[index],
+            tokens=tokens,
+            computed=claim.computed,
+            scratch_blocks=g.scratch_blocks,
+        )
+        for index, g in enumerate(groups)
+    }
+    return LoadOrder(
+        request_id=claim.request_id,
+        prefill=claim.prefill,
+        groups=plain(blocks),
+        tokens=tokens,
+        seconds=min(most_seconds, claim.lease.valid_until - now),
+        claimed=now,
+        handshake_seconds=claim.handshake_seconds,
+        refused=claim.cause,
+        transfer_id=claim.transfer_id,
+        digest=claim.digest,
+        computed=claim.computed,
+        fault=fault,
+        again=claim.again,
+    )
+
+
+def other_state(claim: Claim, groups: Sequence[GroupFacts], external: int) -> Cause | None:
+    """The cause where vLLM would go on behind another token than the one that the prefiller's state is of."""
+    tokens = claim.computed + external
+    if tokens == claim.prefill.tokens or claim.cause or not has_state(groups):
+        return None
+    return Cause(
+        f"vLLM asks for {tokens} tokens and the prefiller's state is the one after {claim.prefill.tokens}: no state"
+        " fits another position (does another connector or setting shorten what is loaded?)",
+        "DOES_NOT_FIT",
+    )
