@@ -21,6 +21,7 @@ from kvd.backends.registry import open_backend
 from kvd.client.session import KvdSession
 from kvd.shown import logger
 from kvd.vllm.builds.versions import (
+    brings_states,
     engine_facts,
     joins_layers,
     load_failure_policy,
@@ -97,6 +98,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Asked by vLLM 0.26 to 0.28: whether all layers of a block are to stand side by side."""
         return joins_layers(self._settings)
 
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Whether attention may hit deeper than states here: each load brings the state at its end."""
+        return self._brings_states
+
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -109,6 +115,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._groups = group_facts(kv_cache_config, dcp)
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
         self._safe = safe_loads(vllm_config, self._groups)
+        self._brings_states = brings_states(kv_cache_config, self._groups, self._safe)
         self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None

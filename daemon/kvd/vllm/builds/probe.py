@@ -88,6 +88,23 @@ def probe(root: Path | None = None) -> Build:
     )
 
 
+@functools.cache
+def completes_hits(root: Path | None = None) -> bool:
+    """Whether a vLLM may be told that loads bring the states which its own cache lacks.
+
+    It then takes a prefix that its attention has for a hit, whose states are to come with the load behind it. Where
+    nothing is loaded in the end it must fall back to what all groups have, else it would go on without a state. Raises
+    `UnsupportedBuild` where there is no source to read.
+    """
+    scheduler = _Source.read(_installed() if root is None else root, _SCHEDULER)
+    return any(
+        {_DIVERGED, _EXTERNAL} <= _names(node.test)
+        and any("get_computed_blocks" in _names(left) for left in node.body)
+        for node in ast.walk(scheduler.tree)
+        if isinstance(node, ast.If)
+    )
+
+
 def safety(build: Build, groups: Sequence[GroupFacts], *, loads: bool = True, scheduler: str = "") -> Safety:
     """How loads of these groups are safe on this build, or why they are not.
 
@@ -179,6 +196,7 @@ def _names(node: ast.AST) -> set[str]:
 
 _SPLIT = "_mamba_block_aligned_split"
 _EXTERNAL = "num_external_computed_tokens"
+_DIVERGED = "hit_diverged"
 
 
 def _split_asserts(scheduler: _Source) -> Fact:

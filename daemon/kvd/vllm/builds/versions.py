@@ -12,10 +12,10 @@ from typing import Any
 from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
 from kvd.installed import installed_version, own_version
-from kvd.vllm.builds.probe import Safety, probe, safety
+from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
-from kvd.vllm.memory.groups import GroupFacts
+from kvd.vllm.memory.groups import GroupFacts, begins_together
 from kvd.vllm.memory.tensors import Place, dtype_name
 from kvd.wire.identity import EngineFacts, Role
 from kvd.worker.settings import ConnectorSettings
@@ -95,6 +95,11 @@ def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
     if safe.refused:
         raise UnsupportedBuild(f"vLLM {vllm_version()} cannot load KV safely here: {safe.refused}")
     return safe
+
+
+def brings_states(kv_cache_config: Any, groups: tuple[GroupFacts, ...], safe: Safety) -> bool:
+    """Whether to tell the installed vLLM that a load brings the states that its own cache lacks."""
+    return safe.channel != "none" and begins_together(kv_cache_config, groups) and completes_hits()
 
 
 def _path_of(scheduler: Any) -> str:

@@ -77,6 +77,22 @@ def keeps_prefix(groups: Sequence[GroupFacts]) -> bool:
     return len(groups) == 1 and groups[0].kind in ("full", "mla") and groups[0].window is None
 
 
+def begins_together(kv_cache_config: Any, groups: Sequence[GroupFacts]) -> bool:
+    """Whether a load may begin behind what full attention has here, though groups of states have less.
+
+    A load brings the states at its end, and of attention what is behind its beginning. So all attention must have come
+    as far: vLLM looks up groups of one spec together, and others each by themselves.
+    """
+    rest = [
+        (facts.kind, group.kv_cache_spec)
+        for facts, group in zip(groups, kv_cache_config.kv_cache_groups, strict=True)
+        if facts.kind != "mamba"
+    ]
+    if not has_state(groups) or any(kind not in {"full", "mla"} for kind, _ in rest):
+        return False
+    return len(rest) > 0 and all(spec == rest[0][1] for _, spec in rest)
+
+
 def offered_by_group(groups: Sequence[GroupFacts], table: Sequence[Sequence[int]]) -> dict[int, BlockList]:
     """What a request's block table offers to peers, by group index."""
     return {index: offered(g.kind, table[index], g.scratch_blocks) for index, g in enumerate(groups)}

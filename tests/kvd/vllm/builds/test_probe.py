@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvd.vllm.builds.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, probe, safety
+from kvd.vllm.builds.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, completes_hits, probe, safety
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
 from tests.support.builds_matrix import CELLS, noted
@@ -60,6 +60,11 @@ RECEIVES = """
     def update_from_output(self, output):
         self.failed |= output.failed_recving
 """
+DIVERGED = """
+    def admit(self, request, hit_diverged, num_external_computed_tokens):
+        if hit_diverged and num_external_computed_tokens == 0:
+            {body}
+"""
 HANDS_ON = "output.failed_recving = results.failed_recving\n"
 
 
@@ -99,6 +104,22 @@ def test_a_build_that_handles_all_well(tmp_path: Path) -> None:
     assert safety(build, DENSE) == Safety("blocks")
     for groups in (WINDOWED, MIXED, STATEFUL):
         assert safety(build, groups) == Safety("request")
+
+
+@pytest.mark.parametrize(
+    ("fallen_back", "body"),
+    [
+        (True, "blocks, n = self.kv_cache_manager.get_computed_blocks(request)"),
+        (False, "n = 0"),
+    ],
+)
+def test_a_build_goes_on_without_a_state_unless_it_falls_back(
+    tmp_path: Path, fallen_back: bool, body: str
+) -> None:
+    path = source(tmp_path) / "v1/core/sched/scheduler.py"
+    assert not completes_hits(source(tmp_path / "older"))
+    path.write_text(path.read_text() + DIVERGED.format(body=body))
+    assert completes_hits(tmp_path) is fallen_back
 
 
 def test_an_assertion_on_external_tokens_is_no_place_for_states(tmp_path: Path) -> None:
