@@ -229,17 +229,17 @@ class Channel:
     def _reserve(self) -> None:
         """See to it that the rest of a large frame is read only when there is room for it."""
         wanted = self._zmtp.wanted
-        if self._hold is None:
-            if wanted <= SMALL_FRAME:
-                return
-            self._late = 0
-            self._hold = self._shared.reservations.ask(self.path, self._zmtp.held + wanted, self._granted)
-            if self._hold.granted:
-                self._start_timer()
-            else:
-                self._watch()
-        elif not wanted:
-            self._stop_waiting()  # the frame was none that is told of
+        size = self._zmtp.held + wanted if wanted else 0  # the same for as long as the same frame comes
+        if self._hold is not None and self._hold.size != size:
+            self._stop_waiting()  # that frame was none that is told of; the next one may have begun
+        if self._hold is not None or wanted <= SMALL_FRAME:
+            return
+        self._late = 0
+        self._hold = self._shared.reservations.ask(self.path, size, self._granted)
+        if self._hold.granted:
+            self._start_timer()
+        else:
+            self._watch()
 
     def _granted(self) -> None:
         self._start_timer()

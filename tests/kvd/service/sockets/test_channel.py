@@ -27,8 +27,9 @@ from kvd.wire.query import GetStatus
 from kvd.wire.registration import Heartbeat
 from kvd.wire.reply import Ok, Refused
 from kvd.zmtp.connection import Connection, ConnectionLimits
+from kvd.zmtp.curve import CurveClient, CurveServer, generate
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
-from kvd.zmtp.frames import LONG, buffers, command, metadata, named
+from kvd.zmtp.frames import LONG, buffers, command, header, metadata, named
 from kvd.zmtp.greeting import greeting
 from kvd.zmtp.null import Null
 
@@ -182,6 +183,45 @@ def test_a_large_frame_is_read_once_there_is_room_for_it() -> None:
 
 
 LARGE = bytes((LONG,)) + (100_000).to_bytes(8, "big") + bytes(100_000)
+
+
+def test_a_frame_that_begins_behind_another_of_its_message_needs_room_of_its_own() -> None:
+    """Under CURVE the end of a frame may be read together with the header of the next one."""
+
+    async def talk(pair: Pair) -> None:
+        (public, secret), (own_public, own_secret) = generate(), generate()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        limits = ConnectionLimits(message=16 << 20)
+        server = Connection("ROUTER", CurveServer(secret, lambda _: True), limits)
+        sealed = Channel(ours, server, pair.owner, pair.shared, (b"key", 0), plain=False)
+        client = Connection("DEALER", CurveClient(own_secret, public), limits)
+        loop = asyncio.get_running_loop()
+        theirs.sendall(client.start())
+        while not client.ready:
+            list(client.receive(await loop.sock_recv(theirs, 1 << 16)))
+            theirs.sendall(client.outgoing())
+        await until(lambda: sealed.ready)
+        reservations = pair.shared.reservations
+        first = b"".join(client.message(bytes(20_000), b""))
+        first = first[: 9 + int.from_bytes(first[1:9], "big")]
+        theirs.sendall(first[:-4000])
+        await until(lambda: reservations.total == len(first) - 9)
+        taken = reservations.ask((b"key", 0), 24 << 20, lambda: None)
+        large = 16_000_000
+        await loop.sock_sendall(theirs, first[-4000:] + header(0, large) + bytes(1000))
+        await until(lambda: reservations.total == 24 << 20)
+        theirs.sendall(bytes(50_000))
+        await asyncio.sleep(0.02)
+        assert server.held == 1000, "it is read once there is room for it"
+        taken.release()
+        assert reservations.total == large
+        await until(lambda: server.held == 51_000)
+        sealed.end()
+        theirs.close()
+
+    served(talk)
 
 
 def test_who_does_not_finish_a_large_frame_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
