@@ -14,6 +14,7 @@ from kvd.service.engines.miss_history import MissHistory
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import Readers
 from kvd.service.engines.registry import Registry
+from kvd.service.fairness.budget import Budget
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.peers.comparer.pool import ComparerPool
@@ -32,7 +33,7 @@ from kvd.service.sockets.sockets import Sockets
 class Daemon:
     """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
-    ``pushes_underway`` are messages of pushes that wait for an answer now, with ``push_ids_underway`` block ids.
+    ``push_places`` has the messages of pushes that wait for an answer now.
     """
 
     config: Config
@@ -62,5 +63,4 @@ class Daemon:
     prepared: bool = False
     loop_lag: float = 0.0
     loop_monitor: LoopMonitor = field(default_factory=LoopMonitor)
-    pushes_underway: int = 0
-    push_ids_underway: int = 0
+    push_places: Budget = field(default_factory=lambda: Budget("messages of pushes", "block ids"))

@@ -14,6 +14,7 @@ from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.budget import ALL, FairShare
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
 from kvd.service.handlers.hosts import refuse_impostor
 from kvd.service.handlers.senders import registered
@@ -28,10 +29,13 @@ from kvd.wire.reply import Ok
 
 Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
 
-MAX_UNDERWAY = 1024
-"""Most messages that wait for workers or other kvds at a time; well below `router.MAX_TASKS`, so others get through."""
+MAX_UNDERWAY = 4096
+"""Most messages that wait for workers or other kvds at a time."""
+MAX_UNDERWAY_OF_ONE = 1024
+"""Of one user, or one host or key; well below `limits.MAX_TASKS_CONNECTION`, so its other requests get through."""
 MAX_IDS_UNDERWAY = 4 << 20
 """Most block ids in them, which take some 40 bytes each; a single message may have more when it is alone."""
+MAX_IDS_UNDERWAY_OF_ONE = 2 << 20
 LONGEST_CAUSE = 500
 """Characters of a failure's cause that go into an event."""
 
@@ -45,12 +49,13 @@ async def from_worker(daemon: Daemon, caller: Caller, message: Push) -> Ok:
         sender, rank, receiver, endpoint = key.decoder, key.rank, key.prefiller, key.prefiller_endpoint
         here = msgspec.structs.replace(key, decoder_endpoint=daemon.myself.endpoint)
         message = msgspec.structs.replace(message, key=here)
-    with _underway(daemon, message, sender, receiver):
+    with _counted(daemon, message, sender, receiver):
         _check_sender(daemon, caller, message, sender, rank)
-        if is_ours(daemon, endpoint):
-            await _ask_workers(daemon, _receivers(daemon, message), message)
-        else:
-            await _pass_on(daemon, message, endpoint)
+        with _place(daemon, caller, message):
+            if is_ours(daemon, endpoint):
+                await _ask_workers(daemon, _receivers(daemon, message), message)
+            else:
+                await _pass_on(daemon, message, endpoint)
     return Ok()
 
 
@@ -60,21 +65,20 @@ async def from_peer(daemon: Daemon, caller: Caller, message: Push) -> Ok:
     here, there = (
         (key.decoder, key.prefiller) if isinstance(message, PushProgress) else (key.prefiller, key.decoder)
     )
-    with _underway(daemon, message, here, there):
+    with _counted(daemon, message, here, there):
         workers = tuple(_receivers(daemon, message))
-        await _check_host(daemon, caller, message)
-        await _ask_workers(daemon, workers, message)
+        await _check_host(daemon, caller, message)  # that may take long: it needs no place
+        with _place(daemon, caller, message):
+            await _ask_workers(daemon, workers, message)
     return Ok()
 
 
 @contextmanager
-def _underway(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[None]:
-    """Hold a place for a message while it is carried; count how that went, and tell of what operators look for."""
-    ids = sum(len(run.ids) for run in message.blocks) if isinstance(message, PushAnnounce) else 0
+def _counted(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[None]:
+    """Check a message; count how carrying it went, and tell of what operators look for."""
     try:
         _check(message)
-        with _place(daemon, ids):
-            yield
+        yield
     except RequestRefused:
         daemon.counters["push.refused"] += 1
         raise
@@ -82,20 +86,22 @@ def _underway(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[
 
 
 @contextmanager
-def _place(daemon: Daemon, ids: int) -> Iterator[None]:
-    if daemon.pushes_underway >= MAX_UNDERWAY or 0 < daemon.push_ids_underway > MAX_IDS_UNDERWAY - ids:
-        raise RequestRefused(
-            "KVD-BUSY",
-            f"{daemon.pushes_underway} messages of pushes with {daemon.push_ids_underway} block ids wait already",
-            hint="send it again",
-        )
-    daemon.pushes_underway += 1
-    daemon.push_ids_underway += ids
+def _place(daemon: Daemon, caller: Caller, message: Push) -> Iterator[None]:
+    """Hold a place for a message, among those of its user or host, while others are asked. Raises `RequestRefused`."""
+    ids = sum(len(run.ids) for run in message.blocks) if isinstance(message, PushAnnounce) else 0
+    shares = (
+        FairShare(
+            (caller.uid, caller.key), "of this user or host", MAX_UNDERWAY_OF_ONE, MAX_IDS_UNDERWAY_OF_ONE
+        ),
+        FairShare(ALL, "in all", MAX_UNDERWAY, MAX_IDS_UNDERWAY),
+    )
+    if full := daemon.push_places.full(shares, ids):
+        raise RequestRefused("KVD-BUSY", full, hint="send it again")
+    daemon.push_places.take(shares, ids)
     try:
         yield
     finally:
-        daemon.pushes_underway -= 1
-        daemon.push_ids_underway -= ids
+        daemon.push_places.give_back(shares, ids)
 
 
 def _tell(daemon: Daemon, message: Push, here: str, there: str) -> None:

@@ -14,6 +14,7 @@ from kvd.geometry.rank import Rank
 from kvd.installed import own_version
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine
+from kvd.service.fairness.budget import ALL
 from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
 from kvd.service.handlers.sight import hidden_engine, hidden_worker, own_engines, sight_of
 from kvd.service.log import dropped
@@ -250,7 +251,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     values["leases.open"] = float(len(daemon.leases.table))
     values["leases.readers"] = float(daemon.leases.readers)
     values["readers.remembered"] = float(len(daemon.readers.remembered))
-    values["pushes.underway"] = float(daemon.pushes_underway)
+    values["pushes.underway"] = float(daemon.push_places.counts[ALL])
     values["requests.waiting"] = float(daemon.local.busy + (daemon.peer.busy if daemon.peer else 0))
     values["peer_engines.known"] = float(len(daemon.handshakes.peers))
     values["handshakes.prepared"] = float(daemon.prepared)

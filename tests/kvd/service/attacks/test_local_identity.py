@@ -10,9 +10,12 @@ from uuid import uuid4
 
 import msgspec
 import pytest
+import zmq
 
+from kvd.geometry.rank import Rank
+from kvd.wire.frame import encode
 from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import LeaseKey
+from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import (
     AllWaiting,
@@ -25,6 +28,7 @@ from kvd.wire.order import (
     ReportForced,
 )
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, Outcomes, ReportOutcomes
+from kvd.wire.push import PushKey, PushWithdraw
 from kvd.wire.query import EngineList, ListEngines, ListWorkers, WorkerList
 from kvd.wire.registration import Heartbeat, NotRegistered, OpenLease, Registered, Unregister
 from kvd.wire.reply import Ok, Refused
@@ -356,3 +360,28 @@ def test_by_default_members_of_the_group_see_all(host: Daemon) -> None:
         engines = b.ask(ListEngines())
         assert isinstance(engines, EngineList)
         assert not any(row.hidden for row in engines.rows)
+
+
+def test_nobody_takes_all_places_of_pushes(two: Two) -> None:
+    """Messages for workers that do not answer wait for two seconds each."""
+
+    def withdraw(transfer: str, prefiller: str, decoder: str, rank: int = 0) -> PushWithdraw:
+        key = PushKey(
+            transfer_id=transfer, prefiller=prefiller, prefiller_endpoint=Endpoint(), decoder=decoder, rank=Rank(rank)
+        )  # fmt: skip
+        return PushWithdraw(key=key)
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as one, context.socket(zmq.DEALER) as silent:
+        for dealer, engine in ((one, "root-d"), (silent, "root-p")):
+            dealer.linger, dealer.sndhwm, dealer.rcvhwm, dealer.rcvtimeo = 0, 0, 0, 10_000
+            dealer.connect(f"ipc://{two.kvd.directory}/kvd.sock")
+            dealer.send(encode(worker(facts(engine)), 1))
+            dealer.recv()
+        for number in range(1100):
+            one.send(encode(withdraw(f"{number}", "root-p", "root-d"), 2 + number))
+        wait_for(lambda: two.kvd.status().gauges["pushes.underway"] >= 1024)
+        assert two.victim.refused(withdraw("v", "nobody", two.engine, 1)).code == "KVD-ENGINE-UNKNOWN"
+        assert two.kvd.status().gauges["pushes.underway"] == 1024
+        while b"KVD-BUSY" not in (answer := one.recv()):
+            pass
+        assert b"at most 1024 and 2097152 block ids may" in answer

@@ -22,9 +22,10 @@ from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
 from kvd.wire.push import PushDone, PushKey, PushWithdraw
 from kvd.wire.reply import Ok
 from tests.support.daemons import daemons, facts, scheduler, session, wait_for, worker
+from tests.support.halting import halted
 from tests.support.hosts import Host, Speaker, hosts, speaking
 from tests.support.lender import Lender
-from tests.support.rigs.pushes import LONG, Pair, pair_at, progress
+from tests.support.rigs.pushes import LONG, Pair, announcement, pair_at, progress
 
 Fleet = dict[str, Host]
 
@@ -150,6 +151,19 @@ def test_nobody_says_that_another_hosts_prefiller_has_written(both: Pair, fleet:
         assert (refusal.code, refusal.final) == ("KVD-NOT-YOUR-ENGINE", True)
         assert liar.refused(msgspec.structs.replace(forged, failed="no", quiet=True)).final
     assert not both.decoders[0].told
+
+
+def test_who_is_asked_whether_an_engine_is_its_own_holds_no_place_of_pushes(
+    fleet: Fleet, both: Pair, liar: Speaker
+) -> None:
+    third, far = fleet["third"].daemon, fleet["far"]
+    key = _with_endpoint(both.key(), third.endpoint)
+    announced = announcement(key, both.generations)
+    before = far.counter("handshakes.flights")
+    with halted((third.pid,)):
+        assert not liar.answered(announced, 0.0)
+        wait_for(lambda: far.counter("handshakes.flights") > before)
+        assert far.daemon.status().gauges["pushes.underway"] == 0
 
 
 # --- checksums ---

@@ -189,7 +189,7 @@ def test_a_frame_that_begins_behind_another_of_its_message_needs_room_of_its_own
     """Under CURVE the end of a frame may be read together with the header of the next one."""
 
     async def talk(pair: Pair) -> None:
-        (public, secret), (own_public, own_secret) = generate(), generate()
+        (public, secret), (_, own_secret) = generate(), generate()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         theirs.setblocking(False)

@@ -1,0 +1,29 @@
+"""How much of something each has, where nobody who has nothing any more is to be remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Tally(Generic[K]):
+    """A number for each key, and their ``total``. ``of`` has no zeros."""
+
+    __slots__ = ("of", "total")
+
+    def __init__(self) -> None:
+        self.of: dict[K, int] = {}
+        self.total = 0
+
+    def __getitem__(self, key: K) -> int:
+        return self.of.get(key, 0)
+
+    def add(self, key: K, amount: int = 1) -> None:
+        """So much more for ``key``, or less."""
+        self.total += amount
+        if now := self.of.get(key, 0) + amount:
+            self.of[key] = now
+        else:
+            self.of.pop(key, None)
