@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvd.service.fairness.queue import Path
 from kvd.service.sockets.channel import Cause, Channel, Shared
 from kvd.service.sockets.limits import (
     ACCEPT_PAUSE_SECONDS,
@@ -24,7 +25,6 @@ from kvd.service.sockets.limits import (
 )
 from kvd.service.sockets.poller import READ
 from kvd.service.sockets.reservations import Hold
-from kvd.service.sockets.turns import Path
 from kvd.zmtp.connection import Connection, ConnectionLimits, SocketType
 from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from kvd.service.fairness.queue import Path
 from kvd.service.sockets.limits import (
     FRAME_LATE,
     FRAME_SECONDS,
@@ -23,7 +24,6 @@ from kvd.service.sockets.limits import (
 )
 from kvd.service.sockets.poller import HUNG_UP, READ, WRITE, Poller
 from kvd.service.sockets.reservations import Hold, Reservations
-from kvd.service.sockets.turns import Path
 from kvd.service.sockets.unsent import Unsent
 from kvd.zmtp.connection import Connection
 from kvd.zmtp.errors import ZmtpError

@@ -9,8 +9,8 @@ import time
 from collections import Counter
 from typing import Protocol
 
+from kvd.service.fairness.queue import FairQueue, Path
 from kvd.service.sockets.limits import LEAST_TURN_SECONDS, TURN_SECONDS
-from kvd.service.sockets.turns import Path, Turns
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Poller:
         self._counters = counters
         self._epoll = select.epoll()
         self._members: dict[int, Member] = {}
-        self._turns: Turns[Member] = Turns()
+        self._turns: FairQueue[Member] = FairQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._soon = False
         self._others_from = 0.0  # processor time

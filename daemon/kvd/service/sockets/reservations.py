@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
+from kvd.service.fairness.queue import Path
 from kvd.service.sockets.limits import INCOMING_BYTES, INCOMING_PROCESS_BYTES, INCOMING_USER_BYTES
-from kvd.service.sockets.turns import Path
 
 
 @dataclass(slots=True, eq=False)

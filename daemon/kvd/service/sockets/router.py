@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from kvd.service.errors import RequestRefused, unreadable
+from kvd.service.fairness.budget import Budget
 from kvd.service.sockets.channel import Cause, Channel
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
-from kvd.service.sockets.shares import Waiter, WaitingShares
+from kvd.service.sockets.shares import shares_of_waiting
 from kvd.wire.codes import counted_as
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.frame import Message, body, decode, encode, kind_of
@@ -78,7 +79,7 @@ class Router:
         self.handlers: Mapping[type[Any], Handler] = {}
         self._counters = counters
         self._lines: dict[bytes, Line] = {}
-        self._shares = WaitingShares()
+        self._waiting = Budget("requests", "bytes")
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
         self._last: tuple[Message, msgspec.Raw] | None = None
@@ -184,21 +185,21 @@ class Router:
         if not inspect.isawaitable(answer):
             self._reply(caller, answer, correlation)
             return False
-        waiter = Waiter(caller.route, line.channel.path, kind_of(message), received.size)
-        if full := self._shares.full(waiter):
+        shares = shares_of_waiting(caller.route, line.channel.path, kind_of(message))
+        if full := self._waiting.full(shares, received.size):
             if inspect.iscoroutine(answer):
                 answer.close()
             self._counters["refused.busy"] += 1
             self._reply(caller, refusal(code="KVD-BUSY", message=full, hint="try again"), correlation)
             return False
-        self._shares.take(waiter)
+        self._waiting.take(shares, received.size)
         line.working.add(correlation)
         task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
         self._tasks.add(task)
 
         def over(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._shares.give_back(waiter)
+            self._waiting.give_back(shares, received.size)
             line.working.discard(correlation)
             if hold is not None:
                 hold.release()

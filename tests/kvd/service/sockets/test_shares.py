@@ -2,68 +2,75 @@
 
 from __future__ import annotations
 
+from kvd.service.fairness.budget import Budget
 from kvd.service.sockets import limits
-from kvd.service.sockets.shares import Waiter, WaitingShares
+from kvd.service.sockets.shares import shares_of_waiting
 
 
-def filled(shares: WaitingShares, kind: str, users: int, processes: int, connections: int) -> list[Waiter]:
-    """All that could wait of so many, each trying to get everything."""
-    waiting = []
-    for user in range(users):
-        for process in range(processes):
-            for connection in range(connections):
-                one = Waiter(b"%d.%d.%d" % (user, process, connection), (user, process), kind, 100)
-                while not shares.full(one):
-                    shares.take(one)
-                    waiting.append(one)
-    return waiting
+class Waiting:
+    """Requests of 100 bytes that wait, each of a user's process on a connection of it."""
+
+    def __init__(self) -> None:
+        self.budget = Budget("requests", "bytes")
+
+    def full(self, user: object, process: int, connection: int, kind: str) -> str:
+        """Why one more may not wait; where it may, it does."""
+        route = f"{user}.{process}.{connection}".encode()
+        shares = shares_of_waiting(route, (user, process), kind)
+        if not (full := self.budget.full(shares, 100)):
+            self.budget.take(shares, 100)
+        return full
+
+    def fill(self, kind: str, users: int, processes: int, connections: int) -> int:
+        """All that may wait of so many, each of which tries to get everything; how many that are."""
+        for user in range(users):
+            for process in range(processes):
+                for connection in range(connections):
+                    while not self.full(user, process, connection, kind):
+                        pass
+        return self.budget.counts["all"]
 
 
 def test_a_connection_and_a_process_have_shares() -> None:
-    shares = WaitingShares()
-    assert len(filled(shares, "get_peer", 1, 1, 1)) == limits.MAX_TASKS_CONNECTION
-    assert (
-        shares.full(Waiter(b"0.0.0", (0, 0), "x", 1))
-        == "1536 requests of this connection are waiting already"
-    )
-    shares = WaitingShares()
-    filled(shares, "get_peer", 1, 1, 9)
-    filled(shares, "get_sums", 1, 1, 9)
-    assert "2560 requests of this process" in shares.full(Waiter(b"new", (0, 0), "x", 1))
-    assert not shares.full(Waiter(b"new", (0, 1), "x", 1))
+    waiting = Waiting()
+    assert waiting.fill("get_peer", 1, 1, 1) == limits.MAX_TASKS_CONNECTION
+    assert waiting.full(0, 0, 0, "x").startswith("1536 requests of this connection with 153600 bytes wait")
+    waiting.fill("get_peer", 1, 1, 9)
+    waiting.fill("get_sums", 1, 1, 9)
+    assert "2560 requests of this process" in waiting.full(0, 0, 9, "x")
+    assert not waiting.full(0, 1, 0, "x")
 
 
 def test_one_kind_leaves_room_for_others_whoever_asks() -> None:
-    shares = WaitingShares()
-    filled(shares, "get_peer", 9, 9, 9)
-    claim = Waiter(b"innocent", (0, 99), "lease_claim", 100)
-    assert shares.full(claim) == ""
-    assert shares.full(Waiter(b"innocent", (0, 99), "get_peer", 100))
+    waiting = Waiting()
+    waiting.fill("get_peer", 9, 9, 9)
+    assert waiting.full(0, 99, 0, "lease_claim") == ""
+    assert waiting.full(0, 99, 0, "get_peer")
 
 
 def test_the_largest_host_that_starts_asks_for_its_peers_at_once_and_another_user_asks_too() -> None:
     """64 engines of one user, each with 128 workers and a scheduler."""
-    shares = WaitingShares()
+    waiting = Waiting()
     for client in range(64 * (128 + 1)):
-        one = Waiter(b"%d" % client, (0, client), "get_peer", 400)
-        assert not shares.full(one)
-        shares.take(one)
-    filled(shares, "get_peer", 1, 9, 9)
-    assert "of kind get_peer of this user" in shares.full(Waiter(b"new", (0, 9999), "get_peer", 400))
-    assert not shares.full(Waiter(b"other", (1, 9999), "get_peer", 400))
+        assert not waiting.full(0, client, 0, "get_peer")
+    waiting.fill("get_peer", 1, 9, 9)
+    assert "of kind get_peer of this user" in waiting.full(0, 9999, 0, "get_peer")
+    assert not waiting.full(1, 9999, 0, "get_peer")
 
 
-def test_all_is_given_back() -> None:
-    shares = WaitingShares()
-    for waiter in filled(shares, "get_peer", 9, 9, 9):
-        shares.give_back(waiter)
-    assert shares.full(Waiter(b"0.0.0", (0, 0), "get_peer", 100)) == ""
+def test_a_host_with_its_key_takes_less_than_a_third_of_a_kind() -> None:
+    waiting = Waiting()
+    for connection in range(9):
+        while not waiting.full(b"key", 0, connection, "describe_engine"):
+            pass
+    assert 3 * waiting.budget.counts["kind", "describe_engine"] < limits.MAX_TASKS_KIND
+    assert not waiting.full(b"another key", 0, 0, "describe_engine")
 
 
 def test_what_waits_is_bounded_in_bytes() -> None:
-    shares = WaitingShares()
-    large = Waiter(b"r", (0, 0), "push_announce", limits.MAX_WAITING_PROCESS_BYTES)
-    assert not shares.full(large)
-    shares.take(large)
-    assert "bytes are waiting already" in shares.full(large)
-    assert not shares.full(Waiter(b"s", (0, 1), "push_announce", 100))
+    budget, large = Budget("requests", "bytes"), limits.MAX_WAITING_PROCESS_BYTES
+    shares = shares_of_waiting(b"r", (0, 0), "push_announce")
+    assert not budget.full(shares, large)
+    budget.take(shares, large)
+    assert "of this process with 16777216 bytes wait already" in budget.full(shares, large)
+    assert not budget.full(shares_of_waiting(b"s", (0, 1), "push_announce"), 100)

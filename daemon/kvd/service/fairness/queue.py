@@ -12,7 +12,7 @@ Path = tuple[Hashable, Hashable]
 """Whose something is: a user and its process, or a key (or address) and nothing more."""
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Things that wait for their turn. A user with a thousand of them waits no less than one with a single one."""
 
     def __init__(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvd.service.sockets.turns import Turns
+from kvd.service.fairness.queue import FairQueue
 
 
 def test_users_take_turns_and_so_do_the_processes_of_each() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for item in ("a1", "a2", "a3"):
         turns.put(("anna", 1), item)
     turns.put(("anna", 2), "b1")
