@@ -8,10 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.budget import Budget, FairShare
+from kvd.service.fairness.queue import FairQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,16 @@ class QueueShare:
     size: int
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """A user's jobs, by client, in the order of their turns."""
-
-    clients: dict[bytes, deque[LedgerJob]] = field(default_factory=dict)
-    sizes: dict[bytes, int] = field(default_factory=dict)
-    jobs: int = 0
-    size: int = 0
-
-
-class FairQueue:
+class JobQueue:
     """Jobs for one thread. Users take turns, and the clients of each user; nobody waits behind another one's crowd.
 
-    Over its share a client is refused (``KVD-BUSY``), and so is a user; others are not. A client that has nothing
-    waiting is never refused for its own size: else a large job could never be done.
+    Over its share a client is refused (``KVD-BUSY``), and so is a user; others are not.
     """
 
     def __init__(self, what: str, client: QueueShare, user: QueueShare) -> None:
-        self._what = what
         self._client, self._user = client, user
-        self._users: dict[int, _Waiting] = {}
+        self._budget = Budget(what, "bytes")
+        self._jobs: FairQueue[LedgerJob] = FairQueue()
         self._urgent: deque[LedgerJob] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -76,12 +67,11 @@ class FairQueue:
     def put(self, job: LedgerJob) -> None:
         """Add a job. Raises `RequestRefused` where its client or its user has too much waiting."""
         with self._changed:
-            self._admit(job)
-            user = self._users.setdefault(job.client.uid, _Waiting())
-            user.clients.setdefault(job.client.route, deque()).append(job)
-            user.sizes[job.client.route] = user.sizes.get(job.client.route, 0) + job.size
-            user.jobs += 1
-            user.size += job.size
+            shares = self._shares(job.client)
+            if full := self._budget.full(shares, job.size):
+                raise RequestRefused("KVD-BUSY", full, hint="wait for their answers, then send it again")
+            self._budget.take(shares, job.size)
+            self._jobs.put((job.client.uid, job.client.route), job)
             self._changed.notify()
 
     def put_first(self, job: LedgerJob) -> None:
@@ -94,16 +84,17 @@ class FairQueue:
         """What is next: ``most`` jobs and about ``size`` bytes, none after ``timeout`` seconds without any."""
         ends = time.monotonic() + timeout
         with self._changed:
-            while not (self._urgent or self._users or self._closed):
+            while not (self._urgent or self._jobs or self._closed):
                 if (left := ends - time.monotonic()) <= 0:
                     return []
                 self._changed.wait(left)
             taken = list(self._urgent)
             self._urgent.clear()
             total = 0
-            while self._users and len(taken) < most and total < size:
-                taken.append(self._next())
-                total += taken[-1].size
+            while len(taken) < most and total < size and (job := self._jobs.take()) is not None:
+                taken.append(job)
+                total += job.size
+                self._budget.give_back(self._shares(job.client), job.size)
             return taken
 
     def take_urgent(self) -> list[LedgerJob]:
@@ -123,38 +114,10 @@ class FairQueue:
     def over(self) -> bool:
         """Whether it is closed, and empty."""
         with self._changed:
-            return self._closed and not (self._urgent or self._users)
+            return self._closed and not (self._urgent or self._jobs)
 
-    def _admit(self, job: LedgerJob) -> None:
-        user = self._users.get(job.client.uid)
-        if user is None:
-            return
-        client = len(user.clients.get(job.client.route, ()))
-        for who, jobs, size, share in (
-            ("client", client, user.sizes.get(job.client.route, 0), self._client),
-            ("user", user.jobs, user.size, self._user),
-        ):
-            if jobs and (jobs >= share.jobs or size + job.size > share.size):
-                raise RequestRefused(
-                    "KVD-BUSY",
-                    f"{jobs} {self._what} of this {who} wait for the ledger, {size} bytes: at most {share.jobs}, and"
-                    f" {share.size} bytes",
-                    hint="wait for their answers, then send it again",
-                )
-
-    def _next(self) -> LedgerJob:
-        """The first job of the client whose turn it is; its user and it go to the end of their lines."""
-        uid, user = next(iter(self._users.items()))
-        route, jobs = next(iter(user.clients.items()))
-        job = jobs.popleft()
-        del self._users[uid], user.clients[route]
-        user.jobs -= 1
-        user.size -= job.size
-        user.sizes[route] -= job.size
-        if jobs:
-            user.clients[route] = jobs
-        else:
-            del user.sizes[route]
-        if user.clients:
-            self._users[uid] = user
-        return job
+    def _shares(self, client: LedgerClient) -> tuple[FairShare, FairShare]:
+        return (
+            FairShare(("client", client.route), "of this client", self._client.jobs, self._client.size),
+            FairShare(("user", client.uid), "of this user", self._user.jobs, self._user.size),
+        )

@@ -17,7 +17,7 @@ from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError
 from kvd.service.ledger import lock, store
 from kvd.service.ledger.faults import told
-from kvd.service.ledger.jobs import NOBODY, FairQueue, LedgerClient, LedgerJob, QueueShare
+from kvd.service.ledger.jobs import NOBODY, JobQueue, LedgerClient, LedgerJob, QueueShare
 from kvd.service.ledger.query import Own, kept_engine, select
 from kvd.service.ledger.reader import LedgerReader
 from kvd.service.ledger.state import LedgerState
@@ -68,8 +68,8 @@ class Ledger:
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._closing = False
-        reports = FairQueue("reports", *REPORTS)
-        questions, long = FairQueue("questions", *QUESTIONS), FairQueue("long questions", *LONG_QUESTIONS)
+        reports = JobQueue("reports", *REPORTS)
+        questions, long = JobQueue("questions", *QUESTIONS), JobQueue("long questions", *LONG_QUESTIONS)
         serves = str(runtime) if runtime else ""
         self._writer = LedgerWriter(
             self.path, settings, serves, reports, self._answer, clock or SteadyClock()
@@ -185,7 +185,7 @@ class Ledger:
         return self._loop.create_future()
 
     async def _ask(
-        self, jobs: FairQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int
+        self, jobs: JobQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int
     ) -> Found:
         if self.ended.done():
             raise LedgerError(f"a thread of the ledger {self.path} has ended")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvd.service.errors import LedgerError, RequestRefused
 from kvd.service.ledger.faults import FaultLog, fault_of, told
-from kvd.service.ledger.jobs import FairQueue, LedgerJob
+from kvd.service.ledger.jobs import JobQueue, LedgerJob
 from kvd.service.ledger.state import LedgerState
 from kvd.service.ledger.store import open_for_reading
 
@@ -38,7 +38,7 @@ class LedgerReader:
     """
 
     def __init__(
-        self, path: Path, jobs: FairQueue, seconds: float, slower: FairQueue | None, answer: Answer
+        self, path: Path, jobs: JobQueue, seconds: float, slower: JobQueue | None, answer: Answer
     ) -> None:
         self.jobs = jobs
         self.in_hand: list[LedgerJob] = []

@@ -20,7 +20,7 @@ from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError, RequestRefused, StartError
 from kvd.service.ledger import files, lock, opening, store
 from kvd.service.ledger.faults import FaultLog, fault_of, told
-from kvd.service.ledger.jobs import FairQueue, LedgerJob
+from kvd.service.ledger.jobs import JobQueue, LedgerJob
 from kvd.service.ledger.pruning import Pruning
 from kvd.service.ledger.reader import Answer, LedgerReader
 from kvd.service.ledger.salvage import Salvage
@@ -56,7 +56,7 @@ class LedgerWriter:
         path: Path,
         settings: LedgerSettings,
         runtime: str,
-        jobs: FairQueue,
+        jobs: JobQueue,
         answer: Answer,
         clock: SteadyClock,
     ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.service.errors import RequestRefused
-from kvd.service.ledger.jobs import FairQueue, LedgerClient, LedgerJob, QueueShare
+from kvd.service.ledger.jobs import JobQueue, LedgerClient, LedgerJob, QueueShare
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def job(loop: asyncio.AbstractEventLoop, route: bytes, uid: int = 1, size: int =
     return LedgerJob(lambda _: None, loop.create_future(), LedgerClient(route, uid), size)
 
 
-def queue(jobs: int = 100, size: int = 1000) -> FairQueue:
-    return FairQueue("reports", QueueShare(jobs, size), QueueShare(2 * jobs, 2 * size))
+def queue(jobs: int = 100, size: int = 1000) -> JobQueue:
+    return JobQueue("reports", QueueShare(jobs, size), QueueShare(2 * jobs, 2 * size))
 
 
 def test_clients_of_a_user_take_turns(loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +57,7 @@ def test_who_has_too_much_waiting_is_refused_and_nobody_else(
     waiting = queue(jobs=3)
     for _ in range(fit):
         waiting.put(job(loop, b"a", size=size))
-    with pytest.raises(RequestRefused, match="of this client wait for the ledger") as refused:
+    with pytest.raises(RequestRefused, match="reports of this client with") as refused:
         waiting.put(job(loop, b"a", size=size))
     assert (refused.value.code, refused.value.final) == ("KVD-BUSY", False)
     waiting.put(job(loop, b"b", size=size))
@@ -87,7 +87,7 @@ def test_shares_are_given_back(loop: asyncio.AbstractEventLoop) -> None:
             for _ in range(3):
                 waiting.put(job(loop, route))
         assert len(waiting.take(10, 1000, 0)) == 6
-    assert (waiting._users, waiting.over) == ({}, False)
+    assert (waiting._budget.counts.of, waiting.over) == ({}, False)
     waiting.close()
     assert waiting.over
 
