@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -31,6 +31,7 @@ from kvd.service.engines.lease_entry import LeaseEntry, ReaderName
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.slices import spread
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
@@ -103,8 +104,8 @@ class LeaseTable:
         self._of_engine: dict[str, set[str]] = {}
         self._presented: dict[str, dict[str, _Presented]] = {}
         """By engine and request: leases that an owner has presented, and that are not in the table yet."""
-        self._held: Counter[str] = Counter()
-        self._open_of: Counter[int] = Counter()
+        self._held: Tally[str] = Tally()
+        self._open_of: Tally[int] = Tally()
         """Open leases by the user of the engine."""
         self._events = events
         self._outcomes = outcomes
@@ -297,7 +298,7 @@ class LeaseTable:
             timer.cancel()
             self._events.counters["leases.not_kept"] += 1
             return
-        self._open_of[owner.uid] += 1
+        self._open_of.add(owner.uid)
         opened = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, now, expires, timer)
         self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
@@ -319,7 +320,7 @@ class LeaseTable:
 
     def _count(self, lease: LeaseEntry, claimant: str) -> None:
         lease.held[claimant] = lease.held.get(claimant, 0) + 1
-        self._held[claimant] += 1
+        self._held.add(claimant)
 
     def _wanted(self, lease: LeaseEntry, claim: LeaseClaim, claimant: Claimant, now: float) -> float:
         """For how long from ``now`` the reader may ask."""
@@ -370,15 +371,13 @@ class LeaseTable:
     def _remove(self, name: Name) -> LeaseEntry:
         lease = self.table.pop(name)
         lease.timer.cancel()
-        self._open_of[lease.owner.uid] -= 1
+        self._open_of.add(lease.owner.uid, -1)
         self._of_engine[name[0]].discard(name[1])
         if not self._of_engine[name[0]]:
             del self._of_engine[name[0]]
         self.readers -= sum(reader != INHERITED for reader in lease.readers)
         for claimant, count in lease.held.items():
-            self._held[claimant] -= count
-            if self._held[claimant] <= 0:
-                del self._held[claimant]
+            self._held.add(claimant, -count)
         return lease
 
     def _remember_end(self, name: Name) -> None:

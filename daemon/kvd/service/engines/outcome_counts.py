@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import MOST
 from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
@@ -77,7 +78,7 @@ class OutcomeCounts:
 
     def __init__(self) -> None:
         self._engines: dict[str, _Engine] = {}
-        self._numbers: Counter[int] = Counter()
+        self._numbers: Tally[int] = Tally()
         self._waiting = 0
 
     def report(self, incarnation: str, report: ReportOutcomes, now: float, uid: int = -1) -> None:
@@ -106,7 +107,7 @@ class OutcomeCounts:
             if not engine.steps:
                 raise RequestRefused(
                     "KVD-TOO-MANY",
-                    f"{self._numbers[uid]} numbers of engines of uid {uid} are kept, {self._numbers.total()} of those"
+                    f"{self._numbers[uid]} numbers of engines of uid {uid} are kept, {self._numbers.total} of those"
                     f" of all users; at most {MOST_NUMBERS_OF_UID} and {MOST_NUMBERS} are",
                     hint="run fewer engines, or report fewer codes",
                 )
@@ -115,15 +116,13 @@ class OutcomeCounts:
 
     def _full(self, engine: _Engine, uid: int, wanted: int) -> bool:
         more = max(0, wanted - len(engine.reported) - len(engine.total.counts))
-        return self._numbers[uid] + more > MOST_NUMBERS_OF_UID or self._numbers.total() + more > MOST_NUMBERS
+        return self._numbers[uid] + more > MOST_NUMBERS_OF_UID or self._numbers.total + more > MOST_NUMBERS
 
     def _count(self, engine: _Engine, uid: int) -> None:
-        self._numbers[engine.uid] -= engine.numbers
-        if not self._numbers[engine.uid]:
-            del self._numbers[engine.uid]
+        self._numbers.add(engine.uid, -engine.numbers)
         steps = sum(len(step.counts) for step in engine.steps)
         engine.uid, engine.numbers = uid, len(engine.reported) + len(engine.total.counts) + steps
-        self._numbers[uid] += engine.numbers
+        self._numbers.add(uid, engine.numbers)
 
     def opened(self, engine_id: str, request_ids: Iterable[str], now: float) -> None:
         """Leases that were opened just now, and not said again."""
@@ -187,7 +186,7 @@ class OutcomeCounts:
         """That engine is not known any more."""
         if (engine := self._engines.pop(engine_id, None)) is not None:
             self._waiting -= len(engine.waiting)
-            self._numbers[engine.uid] -= engine.numbers
+            self._numbers.add(engine.uid, -engine.numbers)
 
     def _engine(self, engine_id: str) -> _Engine:
         return self._engines.setdefault(engine_id, _Engine())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import Counter
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -16,6 +15,7 @@ from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, size_of
 from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.sockets.events import Events
 from kvd.shown import MAX_NAMES, few
 from kvd.wire.names import generation_of
@@ -82,8 +82,8 @@ class Registry:
         self.settled = settled
         self.roster = Roster()
         self.engines: dict[str, LocalEngine] = {}
-        self.counts: Counter[str] = Counter()
-        self._living_of: Counter[int] = Counter()
+        self.counts: Tally[str] = Tally()
+        self._living_of: Tally[int] = Tally()
         self._gone = Departed(MOST_GONE_OF_UID)
         self._events = events
 
@@ -302,7 +302,7 @@ class Registry:
         living = self._living_of
         for count, most, whose in (
             (living[client.uid], MOST_ENGINES_OF_UID, f"uid {client.uid} has"),
-            (living.total(), MOST_ENGINES, "this host has"),
+            (living.total, MOST_ENGINES, "this host has"),
         ):
             if count >= most:
                 raise RequestRefused(
@@ -313,11 +313,9 @@ class Registry:
                 )
 
     def _count(self, engine: LocalEngine, number: int) -> None:
-        self.counts[f"engines.{engine.state}"] += number
+        self.counts.add(f"engines.{engine.state}", number)
         if engine.state != "gone":
-            self._living_of[engine.uid] += number
-            if not self._living_of[engine.uid]:
-                del self._living_of[engine.uid]
+            self._living_of.add(engine.uid, number)
 
     def _forget(self, engine: LocalEngine) -> None:
         self._count(engine, -1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client, ClientState
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 
 MOST_CLIENTS_OF_UID = 16_384
 """Most workers and schedulers of one user: 64 engines of 128 workers, each with its scheduler, are half as many."""
@@ -30,9 +31,9 @@ class Roster:
 
     def __init__(self) -> None:
         self.by_incarnation: dict[str, Client] = {}
-        self.counts: Counter[str] = Counter()
-        self.living_of: Counter[int] = Counter()
-        self.bytes_of: Counter[int] = Counter()
+        self.counts: Tally[str] = Tally()
+        self.living_of: Tally[int] = Tally()
+        self.bytes_of: Tally[int] = Tally()
         self._by_route: dict[bytes, Client] = {}
         self._alive: OrderedDict[str, Client] = OrderedDict()
         self._gone = Departed(MOST_GONE_OF_UID)
@@ -41,7 +42,7 @@ class Roster:
         """Raise `RequestRefused` where its user, or all users together, have as many clients as there may be."""
         for living, most, whose in (
             (self.living_of[client.uid], MOST_CLIENTS_OF_UID, f"uid {client.uid} has"),
-            (self.living_of.total(), MOST_CLIENTS, "this host has"),
+            (self.living_of.total, MOST_CLIENTS, "this host has"),
         ):
             if living >= most:
                 raise RequestRefused(
@@ -55,7 +56,7 @@ class Roster:
         more = client.size - (instead.size if instead is not None and instead.state != "gone" else 0)
         for held, most, whose in (
             (self.bytes_of[client.uid], MOST_BYTES_OF_UID, f"uid {client.uid}"),
-            (self.bytes_of.total(), MOST_BYTES, "this host"),
+            (self.bytes_of.total, MOST_BYTES, "this host"),
         ):
             if more > 0 and held + more > most:
                 raise RequestRefused(
@@ -104,29 +105,27 @@ class Roster:
         """Drop who has been gone since before Unix time ``before``, and of each user who is gone beyond the bound."""
         for incarnation in self._gone.forgotten(before):
             client = self.by_incarnation.pop(incarnation)
-            self.counts[f"{client.kind}s.gone"] -= 1
+            self.counts.add(f"{client.kind}s.gone", -1)
             self._drop_route(client)
 
     def _put_in(self, client: Client) -> None:
-        self.counts[f"{client.kind}s.{client.state}"] += 1
+        self.counts.add(f"{client.kind}s.{client.state}")
         if client.state == "gone":
             self._gone.add(client.incarnation, client.uid)
             return
-        self.living_of[client.uid] += 1
-        self.bytes_of[client.uid] += client.size
+        self.living_of.add(client.uid)
+        self.bytes_of.add(client.uid, client.size)
         if client.state == "alive":
             self._alive[client.incarnation] = client
 
     def _take_out(self, client: Client) -> None:
-        self.counts[f"{client.kind}s.{client.state}"] -= 1
+        self.counts.add(f"{client.kind}s.{client.state}", -1)
         if client.state == "gone":
             self._gone.discard(client.incarnation)
             return
         self._alive.pop(client.incarnation, None)
-        self.living_of[client.uid] -= 1
-        self.bytes_of[client.uid] -= client.size
-        if not self.living_of[client.uid]:
-            del self.living_of[client.uid], self.bytes_of[client.uid]
+        self.living_of.add(client.uid, -1)
+        self.bytes_of.add(client.uid, -client.size)
 
     def _drop_route(self, client: Client) -> None:
         if self._by_route.get(client.route) is client:

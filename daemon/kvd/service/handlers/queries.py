@@ -245,7 +245,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     ]
     values = dict.fromkeys(names, 0.0)
     for counts in (daemon.registry.counts, daemon.registry.roster.counts):
-        values |= {name: float(count) for name, count in counts.items()}
+        values |= {name: float(count) for name, count in counts.of.items()}
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
     values["leases.open"] = float(len(daemon.leases.table))

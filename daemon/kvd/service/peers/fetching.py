@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway, RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.peers.card_check import check_card
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.peer_engine import Key, PeerEngine
@@ -48,7 +48,7 @@ class Flights:
         self._settings = settings
         self._keep = keep
         self._flights: dict[Flight, asyncio.Task[PeerEngine]] = {}
-        self._of: Counter[Endpoint] = Counter()
+        self._of: Tally[Endpoint] = Tally()
 
     async def fetch(self, key: Key, generation: str, *, keyed: bool) -> PeerEngine:
         """The engine's card, fetched once for all who ask for it now. Raises `RequestRefused`."""
@@ -59,7 +59,7 @@ class Flights:
             self._events.counters["handshakes.flights"] += 1
             flight = asyncio.get_running_loop().create_task(self._fetch(key, keyed=keyed))
             self._flights[which] = flight
-            self._of[key[0]] += 1
+            self._of.add(key[0])
             flight.add_done_callback(lambda done: self._landed(which, done))
         try:
             # Shielded: one caller that is given up must not end the flight of the others.
@@ -78,10 +78,7 @@ class Flights:
 
     def _landed(self, flight: Flight, done: asyncio.Task[PeerEngine]) -> None:
         del self._flights[flight]
-        endpoint = flight[0][0]
-        self._of[endpoint] -= 1
-        if not self._of[endpoint]:
-            del self._of[endpoint]
+        self._of.add(flight[0][0], -1)
         if not done.cancelled():
             done.exception()  # looked at here, since everyone who waited may have left
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint
 
@@ -29,7 +30,7 @@ class Greetings:
         self._introduce = introduce
         self._counters = counters
         self._under_way: dict[GetPeer, asyncio.Task[None]] = {}
-        self._of: Counter[Endpoint] = Counter()
+        self._of: Tally[Endpoint] = Tally()
         self._room = asyncio.Semaphore(AT_A_TIME)
 
     def greet(self, ask: GetPeer) -> None:
@@ -39,16 +40,14 @@ class Greetings:
         if len(self._under_way) >= MOST or self._of[ask.endpoint] >= MOST_OF_ONE:
             self._counters["handshakes.greetings_dropped"] += 1
             return
-        self._of[ask.endpoint] += 1
+        self._of.add(ask.endpoint)
         task = asyncio.get_running_loop().create_task(self._give(ask))
         self._under_way[ask] = task
         task.add_done_callback(lambda _: self._given(ask))
 
     def _given(self, ask: GetPeer) -> None:
         del self._under_way[ask]
-        self._of[ask.endpoint] -= 1
-        if not self._of[ask.endpoint]:
-            del self._of[ask.endpoint]
+        self._of.add(ask.endpoint, -1)
 
     async def _give(self, ask: GetPeer) -> None:
         async with self._room:

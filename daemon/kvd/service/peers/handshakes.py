@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.peers.compatibility import CompatibilityCache, next_step
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
@@ -25,7 +26,6 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, Role
 
-T = TypeVar("T")
 Push = Callable[[bytes, Message], None]
 MOST_WAITING = 1024
 """Most questions about peers of one client that wait: a scheduler asks once for each engine that requests name."""
@@ -70,8 +70,8 @@ class Handshakes:
         self._compatibility = compatibility
         question = DescribeEngine(engine_id="", kvd_id=myself.kvd_id, kvd_generation=myself.generation)
         self._flights = Flights(question, links, events, peer, self._keep)
-        self._asking: Counter[tuple[str, str, bytes]] = Counter()
-        self._waiting: Counter[bytes] = Counter()
+        self._asking: Tally[tuple[str, str, bytes]] = Tally()
+        self._waiting: Tally[bytes] = Tally()
         self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._handing_out = asyncio.Lock()
         self._greetings = Greetings(self.introduce, events.counters)
@@ -99,13 +99,13 @@ class Handshakes:
                 "KVD-BUSY", f"{MOST_WAITING} questions of yours about peers wait already", hint="try again"
             )
         asked = ask.local_engine, ask.engine_id, asker
-        self._asking[asked] += 1
-        self._waiting[asker] += 1
+        self._asking.add(asked)
+        self._waiting.add(asker)
         try:
             engine, key, peer, seconds = await self._introduced(ask)
         finally:
-            _less(self._asking, asked)
-            _less(self._waiting, asker)
+            self._asking.add(asked, -1)
+            self._waiting.add(asker, -1)
         return self._answer(peer, key[0], engine, asker, seconds, first=ask.first)
 
     async def introduce(self, ask: GetPeer) -> None:
@@ -387,12 +387,6 @@ class Handshakes:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.change(state, reason)
-
-
-def _less(counts: Counter[T], what: T) -> None:
-    counts[what] -= 1
-    if not counts[what]:
-        del counts[what]
 
 
 def complementary(local: Role, peer: Role) -> bool:

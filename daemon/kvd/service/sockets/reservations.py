@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from kvd.service.fairness.queue import Path
+from kvd.service.fairness.tally import Tally
 from kvd.service.sockets.limits import INCOMING_BYTES, INCOMING_PROCESS_BYTES, INCOMING_USER_BYTES
 
 
@@ -69,13 +70,17 @@ class Reservations:
     """
 
     def __init__(self) -> None:
-        self.total = 0
-        self._users: Counter[Hashable] = Counter()
-        self._processes: Counter[Path] = Counter()
+        self._users: Tally[Hashable] = Tally()
+        self._processes: Tally[Path] = Tally()
         self._wishes: dict[Hashable, Wishes] = {}
         self._turns: OrderedDict[Hashable, None] = OrderedDict()
         """Users of whom something may fit; the first is next."""
         self._granting = False
+
+    @property
+    def total(self) -> int:
+        """Bytes that are granted now."""
+        return self._users.total
 
     def ask(self, path: Path, size: int, on_granted: Callable[[], None]) -> Hold:
         """A hold that is granted now, or later: then ``on_granted`` is called."""
@@ -151,13 +156,8 @@ class Reservations:
         self._queue(user)
 
     def _count(self, hold: Hold, size: int) -> None:
-        self.total += size
-        self._users[hold.path[0]] += size
-        self._processes[hold.path] += size
-        if not self._processes[hold.path]:
-            del self._processes[hold.path]
-        if not self._users[hold.path[0]]:
-            del self._users[hold.path[0]]
+        self._users.add(hold.path[0], size)
+        self._processes.add(hold.path, size)
 
 
 def _fits(taken: int, size: int, most: int) -> bool:

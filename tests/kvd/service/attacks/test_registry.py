@@ -303,7 +303,7 @@ def test_ten_thousand_that_fall_silent_and_end_do_so_in_short_turns(
 
     async def end() -> None:
         here.liveness._end_soon(list(here.registry.clients), 1 << 22)
-        while here.registry.roster.living_of.total():  # noqa: ASYNC110 (its turns are looked at)
+        while here.registry.roster.living_of.total:  # noqa: ASYNC110 (its turns are looked at)
             await asyncio.sleep(0)
 
     assert run(here.measured(end())) < TURN_SECONDS

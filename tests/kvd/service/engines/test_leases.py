@@ -72,7 +72,7 @@ def run(work: Callable[[Table], Awaitable[None]], **settings_of: float) -> None:
         await work(table)
         table.leases.close()
         assert table.leases.readers == 0
-        assert not table.leases._held
+        assert not table.leases._held.of
 
     asyncio.run(with_table())
 

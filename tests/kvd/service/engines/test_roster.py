@@ -92,9 +92,9 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, str, int, str]]
         except RequestRefused:
             pass
         there = Counter(f"{c.kind}s.{c.state}" for c in registry.clients.values())
-        assert +registry.roster.counts == there
-        assert +registry.counts == Counter(f"engines.{e.state}" for e in registry.engines.values())
-        assert +registry.roster.living_of == Counter(
+        assert registry.roster.counts.of == there
+        assert registry.counts.of == Counter(f"engines.{e.state}" for e in registry.engines.values())
+        assert registry.roster.living_of.of == Counter(
             c.uid for c in registry.clients.values() if c.state != "gone"
         )
         assert {e.facts.engine_id for e in registry.engines.values() if e.alive} == {
@@ -154,7 +154,7 @@ def test_cards_of_a_user_take_so_many_bytes_and_no_more(monkeypatch: pytest.Monk
         registry.register(client("f", uid=2, size=51))
     registry.register(client("f", uid=2, size=50))
     registry.end(registry.clients["i-e0"], "it ended")
-    assert registry.roster.bytes_of == {1: 40, 2: 50}
+    assert registry.roster.bytes_of.of == {1: 40, 2: 50}
     registry.register(client("e2", size=60))
 
 
