@@ -31,7 +31,7 @@ from kvd.service.engines.lease_entry import LeaseEntry, ReaderName
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
-from kvd.service.fairness.tally import Tally
+from kvd.service.fairness.tally import Tally, beyond
 from kvd.service.slices import spread
 from kvd.service.sockets.events import Detail, Events
 from kvd.wire.frame import Message
@@ -120,11 +120,10 @@ class LeaseTable:
         """
         engine_id = owner.engine.engine_id
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
-        if new and self._full(owner, len(new)):
+        if new and (full := self._full(owner, len(new))):
             raise RequestRefused(
                 "KVD-TOO-MANY",
-                f"{owner.name} opens {len(new)} leases: uid {owner.uid} has {self._open_of[owner.uid]}, all users have"
-                f" {len(self.table)}; at most {MAX_OPEN_OF_UID} and {MAX_OPEN} are kept",
+                f"{owner.name} opens {len(new)} leases: {full}",
                 hint="the router may send more prompts to prefill than decoders take: see `kvctl doctor`",
             )
         if held:
@@ -305,8 +304,8 @@ class LeaseTable:
             opened.readers[INHERITED] = expires
         self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
 
-    def _full(self, owner: Client, more: int) -> bool:
-        return self._open_of[owner.uid] + more > MAX_OPEN_OF_UID or len(self.table) + more > MAX_OPEN
+    def _full(self, owner: Client, more: int) -> str:
+        return beyond(self._open_of, "leases", owner.uid, more, (MAX_OPEN_OF_UID, MAX_OPEN))
 
     def _let_in(self, lease: LeaseEntry, reader: ReaderName) -> None:
         if self._held[reader[0]] >= MAX_HELD:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.service.errors import RequestRefused
-from kvd.service.fairness.tally import Tally
+from kvd.service.fairness.tally import Tally, beyond
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import MOST
 from kvd.wire.outcomes import OTHER, Outcome, OutcomeCount, OutcomeRow, ReportOutcomes
@@ -103,20 +103,19 @@ class OutcomeCounts:
         self._count(engine, uid)
 
     def _make_room(self, engine: _Engine, uid: int, wanted: int) -> None:
-        while self._full(engine, uid, wanted):
+        while full := self._full(engine, uid, wanted):
             if not engine.steps:
                 raise RequestRefused(
                     "KVD-TOO-MANY",
-                    f"{self._numbers[uid]} numbers of engines of uid {uid} are kept, {self._numbers.total} of those"
-                    f" of all users; at most {MOST_NUMBERS_OF_UID} and {MOST_NUMBERS} are",
+                    f"{wanted} numbers of an engine are not taken: {full}",
                     hint="run fewer engines, or report fewer codes",
                 )
             engine.steps.popleft()
             self._count(engine, uid)
 
-    def _full(self, engine: _Engine, uid: int, wanted: int) -> bool:
+    def _full(self, engine: _Engine, uid: int, wanted: int) -> str:
         more = max(0, wanted - len(engine.reported) - len(engine.total.counts))
-        return self._numbers[uid] + more > MOST_NUMBERS_OF_UID or self._numbers.total + more > MOST_NUMBERS
+        return beyond(self._numbers, "numbers of engines", uid, more, (MOST_NUMBERS_OF_UID, MOST_NUMBERS))
 
     def _count(self, engine: _Engine, uid: int) -> None:
         self._numbers.add(engine.uid, -engine.numbers)

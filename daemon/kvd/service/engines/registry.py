@@ -15,7 +15,7 @@ from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, size_of
 from kvd.service.engines.roster import Roster
 from kvd.service.errors import RequestRefused
-from kvd.service.fairness.tally import Tally
+from kvd.service.fairness.tally import Tally, beyond
 from kvd.service.sockets.events import Events
 from kvd.shown import MAX_NAMES, few
 from kvd.wire.names import generation_of
@@ -299,18 +299,12 @@ class Registry:
         return made
 
     def _check_room(self, client: Client) -> None:
-        living = self._living_of
-        for count, most, whose in (
-            (living[client.uid], MOST_ENGINES_OF_UID, f"uid {client.uid} has"),
-            (living.total, MOST_ENGINES, "this host has"),
-        ):
-            if count >= most:
-                raise RequestRefused(
-                    "KVD-TOO-MANY",
-                    f"engine {client.engine.engine_id!r} is not taken: {whose} {count} engines, at most {most}"
-                    " are taken",
-                    hint="stop some; `kvctl engines` lists them",
-                )
+        if full := beyond(self._living_of, "engines", client.uid, 1, (MOST_ENGINES_OF_UID, MOST_ENGINES)):
+            raise RequestRefused(
+                "KVD-TOO-MANY",
+                f"engine {client.engine.engine_id!r} is not taken: {full}",
+                hint="stop some; `kvctl engines` lists them",
+            )
 
     def _count(self, engine: LocalEngine, number: int) -> None:
         self.counts.add(f"engines.{engine.state}", number)

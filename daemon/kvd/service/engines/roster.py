@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client, ClientState
 from kvd.service.errors import RequestRefused
-from kvd.service.fairness.tally import Tally
+from kvd.service.fairness.tally import Tally, beyond
 
 MOST_CLIENTS_OF_UID = 16_384
 """Most workers and schedulers of one user: 64 engines of 128 workers, each with its scheduler, are half as many."""
@@ -40,31 +40,23 @@ class Roster:
 
     def check_room(self, client: Client) -> None:
         """Raise `RequestRefused` where its user, or all users together, have as many clients as there may be."""
-        for living, most, whose in (
-            (self.living_of[client.uid], MOST_CLIENTS_OF_UID, f"uid {client.uid} has"),
-            (self.living_of.total, MOST_CLIENTS, "this host has"),
-        ):
-            if living >= most:
-                raise RequestRefused(
-                    "KVD-TOO-MANY",
-                    f"{client.name} is not taken: {whose} {living} workers and schedulers, at most {most} are taken",
-                    hint="stop some; `kvctl workers` lists them",
-                )
+        bounds = MOST_CLIENTS_OF_UID, MOST_CLIENTS
+        self._refuse(client, beyond(self.living_of, "workers and schedulers", client.uid, 1, bounds))
 
     def check_size(self, client: Client, instead: Client | None) -> None:
         """Raise `RequestRefused` where there is no room for its card, when it comes ``instead`` of another."""
         more = client.size - (instead.size if instead is not None and instead.state != "gone" else 0)
-        for held, most, whose in (
-            (self.bytes_of[client.uid], MOST_BYTES_OF_UID, f"uid {client.uid}"),
-            (self.bytes_of.total, MOST_BYTES, "this host"),
-        ):
-            if more > 0 and held + more > most:
-                raise RequestRefused(
-                    "KVD-TOO-MANY",
-                    f"{client.name} is not taken: its card has {client.size} bytes, those of {whose} have {held}, at"
-                    f" most {most} are kept",
-                    hint="stop some; `kvctl workers` lists them",
-                )
+        bounds = MOST_BYTES_OF_UID, MOST_BYTES
+        if more > 0:
+            self._refuse(client, beyond(self.bytes_of, "bytes of cards", client.uid, more, bounds))
+
+    def _refuse(self, client: Client, full: str) -> None:
+        if full:
+            raise RequestRefused(
+                "KVD-TOO-MANY",
+                f"{client.name}, whose card has {client.size} bytes, is not taken: {full}",
+                hint="stop some; `kvctl workers` lists them",
+            )
 
     def add(self, client: Client) -> None:
         """A client that lives, in the place of what its incarnation was before."""

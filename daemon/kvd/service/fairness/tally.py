@@ -27,3 +27,17 @@ class Tally(Generic[K]):
             self.of[key] = now
         else:
             self.of.pop(key, None)
+
+
+def beyond(users: Tally[int], what: str, uid: int, more: int, bounds: tuple[int, int]) -> str:
+    """Which bound ``more`` of a user's would be over, as an error says it; empty where none.
+
+    ``bounds`` are the most of one user and the most of all.
+    """
+    for has, most, whose in (
+        (users[uid], bounds[0], f"uid {uid} has"),
+        (users.total, bounds[1], "all users have"),
+    ):
+        if has + more > most:
+            return f"{whose} {has} {what}, at most {most} are kept"
+    return ""

@@ -116,7 +116,7 @@ def test_more_clients_of_a_user_than_may_be_are_refused_and_another_user_has_roo
     registry.register(client("e0"))  # who is here already says it again
     for number in range(2):
         registry.register(client(f"f{number}", uid=2))
-    with pytest.raises(RequestRefused, match="this host has 5"):
+    with pytest.raises(RequestRefused, match="all users have 5"):
         registry.register(client("f2", uid=2))
     registry.end(registry.clients["i-e0"], "it ended")
     registry.register(client("e3"))
@@ -142,15 +142,14 @@ def test_cards_of_a_user_take_so_many_bytes_and_no_more(monkeypatch: pytest.Monk
     registry = made()
     registry.register(client("e0", size=60))
     registry.register(client("e1", size=40))
-    with pytest.raises(
-        RequestRefused, match="its card has 1 bytes, those of uid 1 have 100, at most 100"
-    ) as error:
+    refused = "whose card has 1 bytes, is not taken: uid 1 has 100 bytes of cards, at most 100"
+    with pytest.raises(RequestRefused, match=refused) as error:
         registry.register(client("e2", size=1))
     assert error.value.code == "KVD-TOO-MANY"
     registry.register(client("e0", size=60))
-    with pytest.raises(RequestRefused, match="its card has 61 bytes"):
+    with pytest.raises(RequestRefused, match="whose card has 61 bytes"):
         registry.register(client("e0", size=61))  # it is here already, and may not grow
-    with pytest.raises(RequestRefused, match="this host have 100"):
+    with pytest.raises(RequestRefused, match="all users have 100 bytes of cards"):
         registry.register(client("f", uid=2, size=51))
     registry.register(client("f", uid=2, size=50))
     registry.end(registry.clients["i-e0"], "it ended")

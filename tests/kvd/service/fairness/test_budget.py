@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvd.service.fairness.budget import ALL, Budget, FairShare
-from kvd.service.fairness.tally import Tally
+from kvd.service.fairness.tally import Tally, beyond
 
 
 def shares(user: str) -> tuple[FairShare, FairShare]:
@@ -66,3 +66,12 @@ def test_a_tally_has_the_total_of_all() -> None:
     assert (tally["a"], tally["b"], tally["c"], tally.total) == (1, 3, 0, 4)
     tally.add("b", -3)
     assert tally.of == {"a": 1}
+
+
+def test_more_than_a_user_or_all_users_may_have_is_said_with_both_numbers() -> None:
+    users: Tally[int] = Tally()
+    users.add(1, 9)
+    users.add(2, 3)
+    assert beyond(users, "engines", 1, 1, (10, 13)) == ""
+    assert beyond(users, "engines", 1, 2, (10, 20)) == "uid 1 has 9 engines, at most 10 are kept"
+    assert beyond(users, "engines", 2, 2, (10, 13)) == "all users have 12 engines, at most 13 are kept"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvd.service.fairness.budget import Budget
+from collections.abc import Hashable
+
+from kvd.service.fairness.budget import ALL, Budget
 from kvd.service.sockets import limits
 from kvd.service.sockets.shares import shares_of_waiting
 
@@ -13,7 +15,7 @@ class Waiting:
     def __init__(self) -> None:
         self.budget = Budget("requests", "bytes")
 
-    def full(self, user: object, process: int, connection: int, kind: str) -> str:
+    def full(self, user: Hashable, process: int, connection: int, kind: str) -> str:
         """Why one more may not wait; where it may, it does."""
         route = f"{user}.{process}.{connection}".encode()
         shares = shares_of_waiting(route, (user, process), kind)
@@ -28,7 +30,7 @@ class Waiting:
                 for connection in range(connections):
                     while not self.full(user, process, connection, kind):
                         pass
-        return self.budget.counts["all"]
+        return self.budget.counts[ALL]
 
 
 def test_a_connection_and_a_process_have_shares() -> None:
