@@ -14,6 +14,7 @@ from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
+from kvd.service.peers.comparer.messages import CPU_SECONDS
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import DescribeEngine, EngineDescribed, GetPeer, PeerReady
 from kvd.wire.identity import Endpoint
@@ -82,6 +83,7 @@ def describe(engine_id: str) -> DescribeEngine:
 
 
 def test_eight_cards_that_nobody_can_plan_hold_up_no_honest_handshake_and_no_end() -> None:
+    """Each of them is compared until it is given up, one after the other; nobody else waits for that."""
     port = free_port()
     with ExitStack() as stack:
         near, far = stack.enter_context(daemons(2))
@@ -95,23 +97,32 @@ def test_eight_cards_that_nobody_can_plan_hold_up_no_honest_handshake_and_no_end
         watch = stack.enter_context(attacked(near))
         hostile = [one.call(question(f"h{number}", port), LONG) for number in range(CARDS)]
         wait_for(lambda: near.status().counters.get("handshakes.comparisons", 0) > 0, LONG)
-        waits = []
+        before, began = given_up(near), time.monotonic()
         for number in range(10):  # each of a shape of its own, so that each has to be compared
-            began = time.monotonic()
             ready = one.call(question(f"p{number}", far.port), LONG).result(LONG)
-            waits.append(time.monotonic() - began)
             assert isinstance(ready, PeerReady)
+        measured("ten honest handshakes beside hostile ones", time.monotonic() - began)
+        meanwhile = given_up(near) - before
         verdict = watch.verdict()
-        given_up = [future.exception() for future in hostile if future.done()]
+        done = [future.exception() for future in hostile if future.done()]
         began = time.monotonic()
-        assert near.stop() == 0
+        assert near.stop(LONG) == 0
         ended = time.monotonic() - began
-    assert all(getattr(error, "code", "") == "KVD-COMPARE-LIMIT" for error in given_up), given_up
-    measured("the slowest of ten honest handshakes beside hostile ones", max(waits))
+    assert all(getattr(error, "code", "") == "KVD-COMPARE-LIMIT" for error in done), done
+    # However little of the processor there is, ten honest cards need less of it than a few hostile ones. Had an honest
+    # one waited for the hostile ones, all of these would have been given up.
+    assert meanwhile < CARDS // 2, (
+        f"{meanwhile} hostile ones were given up while ten honest ones were compared"
+    )
     measured("from SIGTERM to the end, of which 1 s to drain", ended)
-    assert max(waits) < 2.5, f"honest handshakes beside hostile ones took {sorted(waits)}"
-    assert ended < 4, f"kvd ended {ended:.1f} s after SIGTERM"
+    least = CPU_SECONDS * (CARDS - len(done) - 1)  # what those that were left would have taken
+    assert ended < least, f"kvd ended {ended:.1f} s after SIGTERM, with {CARDS - len(done)} left to compare"
     assert_unfelled(verdict)
+
+
+def given_up(kvd: Daemon) -> int:
+    """The comparisons that took too long."""
+    return kvd.status().counters.get("handshakes.comparisons_given_up", 0)
 
 
 @pytest.fixture
