@@ -58,7 +58,7 @@ e2e-routers:  ## vllm-router and vLLM's own proxies, unmodified, in front of rea
 	@.ci/setup routers
 	@$(BIN)/python .ci/checks routers
 
-nightly:  ## 50,000 random pairs of engines against the byte-level oracle (2,000 take about a minute)
+nightly:  ## 50,000 random pairs of engines against the byte-level oracle (500 in each run of the tests)
 	@.ci/setup base
 	@HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest -q --timeout 7200 tests/kvd/topology/test_oracle.py
 
