@@ -154,6 +154,7 @@ def test_a_router_that_drops_the_params_is_named_on_both_sides(servers: Servers,
     assert "went to no decoder: nobody claims them" in prefiller["found"]
 
 
+@pytest.mark.matrix
 def test_a_finding_ends_with_what_it_is_of(servers: Servers) -> None:
     become(servers.hosts, "skipped")
 
