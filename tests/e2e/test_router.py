@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ANSWER = 24
 MODES = ("pull", "push")
+OF_STOCK = {"backends": ["UCX"], "num_threads": 4, "enforce_handshake_compat": True}
+"""What somebody may have left of a stock connector's settings."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def serve(
         cache_dir=found_out(folder),
         env=CALM,
     )
-    config = transfer_config(host, engine_id(host), role, extra={**PATIENT, "mode": "push"})
+    config = transfer_config(host, engine_id(host), role, extra={**PATIENT, **OF_STOCK, "mode": "push"})
     words = serve_words(model, port, config)
     sockets = folder / f"{host.name}-tmp"
     sockets.mkdir()
@@ -149,6 +151,22 @@ def test_answers_are_the_decoders_own_whole_or_as_a_stream(servers: Servers, mod
             assert "".join(event["choices"][0]["text"] for event in through["events"]) == alone
         else:
             assert through["choices"][0]["text"] == alone
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_engines_own_metrics_count_what_came_from_the_other(servers: Servers, mode: str) -> None:
+    def counted() -> tuple[float, float, float]:
+        from_peers = metric(servers.decode, "vllm:prompt_tokens_cached_by_source_total", 'source="p2p"')
+        moved = metric(servers.decode, "vllm:kvd_bytes_transferred_count")
+        return moved, metric(servers.decode, "vllm:kvd_bytes_transferred_sum"), from_peers
+
+    before, transferred = counted(), len(transfers(servers.hosts[1]))
+    asked(servers.routers[mode], prompt=prompt_of(700, seed=50 + MODES.index(mode)))
+    (record,) = done_since(servers, transferred)
+    wait_for(lambda: counted()[0] > before[0], 30.0)
+    moved, nbytes, tokens = (now - then for now, then in zip(counted(), before, strict=True))
+    assert (moved, nbytes) == (1, record.bytes)
+    assert tokens >= 700 - 1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -23,6 +23,7 @@ from kvd.shown import logger
 from kvd.vllm.builds.versions import (
     brings_states,
     engine_facts,
+    hit_source,
     joins_layers,
     load_failure_policy,
     log_beside_vllm,
@@ -37,6 +38,7 @@ from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.pool import kv_memory
 from kvd.vllm.memory.streams import marker
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
+from kvd.vllm.metrics import KvdPromMetrics, KvdTransferStats, transfer_stats
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOrders, StepOutcomes
@@ -87,6 +89,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     See docs/connector.md for what goes into its configuration.
     """
+
+    _cache_hit_source = hit_source()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
@@ -231,6 +235,29 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         """Why loads failed, for the scheduler's half."""
         outcomes = self._worker.outcomes() if self._worker is not None else None
         return _WorkerMetadata(outcomes) if outcomes is not None else None
+
+    # --- metrics, of both halves ---
+
+    def get_kv_connector_stats(self) -> KvdTransferStats | None:
+        """What became of transfers since the last step, as far as this half knows."""
+        half = self._worker or self._scheduler
+        return transfer_stats(half.tally) if half is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvdTransferStats:
+        """The same out of what crossed to the process that logs it."""
+        return KvdTransferStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[Any], type[Any]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KvdPromMetrics:
+        """`vllm:kvd_*`, beside vLLM's own metrics."""
+        return KvdPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         """End both halves."""

@@ -15,6 +15,7 @@ from kvd.worker.load import Load
 from kvd.worker.records import record
 from kvd.worker.session import SessionProtocol
 from kvd.worker.slow_paths import Paths
+from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
@@ -31,6 +32,7 @@ class LoadEnds:
         session: Callable[[], SessionProtocol],
         checking: Checking,
         paths: Paths,
+        tally: TransferTally,
     ) -> None:
         self._incarnation = incarnation
         self._engine_id = engine_id
@@ -39,6 +41,7 @@ class LoadEnds:
         self._session = session
         self._checking = checking
         self._paths = paths
+        self._tally = tally
         self._ended: queue.Queue[Load] = queue.Queue()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
@@ -74,6 +77,7 @@ class LoadEnds:
             log.exception("no record of the load of %s", load.order.request_id)
             return
         self._paths.note(entry)
+        self._tally.note(entry)
         self._session().deliver(
             f"transfer {entry.transfer_id} {load.ended}",
             ReportTransfers(incarnation=self._incarnation, records=(entry,)),

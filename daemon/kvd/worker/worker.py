@@ -49,6 +49,7 @@ from kvd.worker.slow_paths import Paths
 from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
 from kvd.worker.streams import StreamGate
+from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
@@ -96,6 +97,7 @@ class WorkerHalf:
         self.incarnation = uuid.uuid4().hex
         self.topology = TransferTopology(_engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
+        self.tally = TransferTally()
         self._backend = backend
         self._begun: dict[str, Load] = {}
         self._record_event = record_event
@@ -112,7 +114,7 @@ class WorkerHalf:
         paths = Paths(geometry.regions[0].device if geometry.regions else "cpu")
         self._ends = LoadEnds(
             engine.engine_id, self.incarnation, settings.backend, geometry, lambda: self._session, self._checking,
-            paths,
+            paths, self.tally,
         )  # fmt: skip
         self._context = WorkerContext(
             settings, self.topology, backend, lambda: self._session, self._ends, self._register

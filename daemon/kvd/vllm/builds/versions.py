@@ -116,6 +116,15 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
 
+def hit_source() -> Any:
+    """As what vLLM counts prompt tokens that came from a peer; None on builds that do not count by source."""
+    try:
+        from vllm.v1.metrics.cache_hit_source import CacheHitSource
+    except ImportError:
+        return None
+    return CacheHitSource.P2P
+
+
 def required_layout(vllm_config: Any, settings: ConnectorSettings) -> str | None:
     """What to ask of vLLM for the dimensions of KV memory, by the name that this build has for it.
 

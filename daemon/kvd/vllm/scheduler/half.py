@@ -30,19 +30,19 @@ from kvd.vllm.scheduler.misses import Forced
 from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
-from kvd.vllm.scheduler.unloaded import UNLOADED_KEPT_SECONDS, record_unloaded
+from kvd.vllm.scheduler.unloaded import deliver_unloaded
 from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_token, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.outcomes import NotOffered, Outcome
 from kvd.wire.registration import OpenReader, RegisterScheduler
-from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings
+from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
@@ -64,7 +64,8 @@ class SchedulerHalf:
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
         self._digest_key = new_key()
-        self._leases = Leases(settings.lease_grace)
+        self.tally = TransferTally()
+        self._leases = Leases(settings.lease_grace, self.tally.expire)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
         self._pushes = Pushes(settings, self.groups, self._table, self._digest)
         self._staged = CompletedPrefills(self.groups, self._table)
@@ -204,9 +205,8 @@ class SchedulerHalf:
 
     def _write_down(self, claim: Claim) -> None:
         """No worker will report this miss."""
-        entry = record_unloaded(claim, engine_id=self.engine.engine_id, backend=self.settings.backend)
-        message = ReportTransfers(incarnation=self.incarnation, records=(entry,))
-        self._session.deliver(f"transfer {entry.transfer_id}", message, UNLOADED_KEPT_SECONDS)
+        at = (self.engine.engine_id, self.settings.backend, self.incarnation)
+        self.tally.note(deliver_unloaded(claim, self._session, *at))
 
     def loads_ended(self, finished: set[str], outcomes: StepOutcomes | None) -> None:
         """Workers reported: note causes, and release the lease of what is finished on all of them."""

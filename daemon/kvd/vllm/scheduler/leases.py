@@ -46,8 +46,10 @@ class Lease:
 class Leases:
     """The open leases, and those that ended and wait for the next step to free their blocks."""
 
-    def __init__(self, grace: float) -> None:
+    def __init__(self, grace: float, expired: Callable[[], None] = lambda: None) -> None:
+        """``expired`` is told of each lease that ended by its time."""
         self._grace = grace
+        self._expired = expired
         self._lock = threading.Lock()
         self._open: dict[str, Lease] = {}
         self._ended: set[str] = set()
@@ -69,8 +71,11 @@ class Leases:
         """Take kvd's word on a lease. Answers an extension with what now remains."""
         if isinstance(message, LeaseEnded):
             with self._lock:
-                if message.request_id in self._open:
+                ended = message.request_id in self._open and message.request_id not in self._ended
+                if ended:
                     self._ended.add(message.request_id)
+            if ended and message.end == "expired":
+                self._expired()
             return None
         if isinstance(message, LeaseExtend):
             with self._lock:
@@ -102,6 +107,7 @@ class Leases:
                 self._open.pop(request_id, None)
             self._ended.clear()
         for request_id in overdue:
+            self._expired()
             closed(request_id)
         return freed
 

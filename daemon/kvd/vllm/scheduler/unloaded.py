@@ -5,11 +5,22 @@ from __future__ import annotations
 import time
 
 from kvd.vllm.scheduler.claim import Claim
-from kvd.wire.transfer import SCHEDULER_RANK, TransferRecord, bounded
+from kvd.wire.transfer import SCHEDULER_RANK, ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import code_of, text_of
+from kvd.worker.session import SessionProtocol
 
 UNLOADED_KEPT_SECONDS = 600.0
 """How long such a record is kept for a kvd that is away."""
+
+
+def deliver_unloaded(
+    claim: Claim, session: SessionProtocol, engine_id: str, backend: str, incarnation: str
+) -> TransferRecord:
+    """Have the ledger keep the claim; the record of it."""
+    entry = record_unloaded(claim, engine_id=engine_id, backend=backend)
+    message = ReportTransfers(incarnation=incarnation, records=(entry,))
+    session.deliver(f"transfer {entry.transfer_id}", message, UNLOADED_KEPT_SECONDS)
+    return entry
 
 
 def record_unloaded(claim: Claim, *, engine_id: str, backend: str) -> TransferRecord:
