@@ -178,6 +178,14 @@ class Outgoing:
             wake()
         return free
 
+    def abandon(self) -> set[str]:
+        """Requests whose blocks are held, and will be sent to nobody any more."""
+        with self._lock:
+            held = {self._transfers[name].step.request_id for name in self._ended}
+            for name in list(self._ended):
+                self._forget(name, NOT_KEPT, time.monotonic())
+        return held
+
     # --- for senders, and on the session's thread ---
 
     def computed(self, transfer_id: str) -> Computed | None:

@@ -48,6 +48,7 @@ class Pushing:
         self._senders: dict[str, Sender] = {}
         self._generation = ""
         self._closed = False
+        """The senders are the session's thread's, but for `stop` and `join`."""
 
     # --- vLLM's step ---
 
@@ -68,6 +69,10 @@ class Pushing:
     def sent(self) -> set[str]:
         """Requests whose blocks are needed no longer, each once."""
         return self._outgoing.sent(time.monotonic())
+
+    def abandon(self) -> set[str]:
+        """Requests whose blocks are held, and will be sent to nobody any more: after `join`."""
+        return self._outgoing.abandon()
 
     # --- the session's thread ---
 
@@ -98,6 +103,7 @@ class Pushing:
         """Another generation of a decoder is registered, or none: that ends what the one before was owed."""
         with self._lock:
             sender = self._senders.get(engine_id)
+            self._part_from_gone()
         if sender is not None:
             sender.on_peer_changed()
 
@@ -135,9 +141,18 @@ class Pushing:
             if self._closed:
                 return None
             sender = self._senders.get(decoder)
+            if sender is None:
+                self._part_from_gone()
             if sender is None and len(self._senders) < MOST_SENDERS:
                 sender = self._senders[decoder] = Sender(decoder, self._context, self._outgoing, self._stager)
             return sender
+
+    def _part_from_gone(self) -> None:
+        """End the senders to decoders that are gone and owed nothing. Only this thread gives them anything to do."""
+        for decoder, sender in list(self._senders.items()):
+            if self._context.topology.find(decoder) is None and sender.idle:
+                sender.stop()
+                del self._senders[decoder]
 
 
 def _refused(message: str) -> Refused:

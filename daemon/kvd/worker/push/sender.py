@@ -118,6 +118,16 @@ class Sender:
         """Another generation of the decoder is registered, or none."""
         self._put(PeerChanged())
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is owed, remembered, waited for or under way; so it stays until a message is put in."""
+        return (
+            not self._inbox.unfinished_tasks
+            and self._asked is None
+            and not self._targets
+            and self._lanes.clean
+        )
+
     def stop(self) -> None:
         """Give up whatever is under way and end the thread: begin that."""
         self._put(None)
@@ -154,7 +164,10 @@ class Sender:
                 break
             if item is None:
                 return False
-            self._handle(item)
+            try:
+                self._handle(item)
+            finally:
+                self._inbox.task_done()
         now = time.monotonic()
         self._behind = False
         for target in self._open():

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList
+from kvd.wire.push import PushWithdraw
 from kvd.wire.reply import Ok, Refused
 from kvd.worker.orders import PushEnd
 from kvd.worker.push import computed as outgoing
+from kvd.worker.push import prefiller
 from kvd.worker.push.target import Post
 from kvd.worker.push.write_lanes import WriteLanes
 from tests.kvd.topology.test_oracle import cases
@@ -349,6 +352,38 @@ def test_a_step_without_pushes_notes_nothing(rig: SendRig) -> None:
     from kvd.worker.orders import StepOrders
 
     assert not rig.workers[0].half.pushing.begin(StepOrders())
+
+
+def test_decoders_that_are_gone_make_room_for_others(rig: SendRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefiller, "MOST_SENDERS", 1)
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: len(rig.there()) == 2)
+    pushing = rig.workers[0].half.pushing
+    other = PushWithdraw(key=msgspec.structs.replace(rig.key(name="y"), decoder="e"))
+    (refused,) = rig.send(other)
+    assert isinstance(refused, Refused), "one that is there is not parted from"
+    (before,) = pushing._senders.values()
+    rig.decoder_gone()
+    eventually(lambda: before.idle)
+    assert rig.send(other) == [Ok()]
+    assert list(pushing._senders) == ["e"]
+    eventually(lambda: not before._thread.is_alive())
+
+
+def test_a_decoder_that_comes_back_is_pushed_to_again(rig: SendRig) -> None:
+    pushing = rig.workers[0].half.pushing
+    announce(rig, name="old")
+    (before,) = pushing._senders.values()
+    eventually(lambda: before._peer.remote is not None)
+    rig.decoder_gone()
+    eventually(lambda: before.idle)
+    rig.workers[0].half._on_peer_changed("another")
+    assert pushing._senders == {}
+    announce(rig)
+    rig.run(step(REQUEST.remote, 40, 40))
+    eventually(lambda: len(rig.there()) == 2)
+    assert rig.as_pulled(REQUEST)
 
 
 def test_closing_ends_what_is_under_way(rig: SendRig) -> None:
