@@ -22,6 +22,7 @@ from kvd.client.session import KvdSession
 from kvd.shown import logger
 from kvd.vllm.builds.versions import (
     brings_states,
+    check_sleep,
     engine_facts,
     hit_source,
     joins_layers,
@@ -43,10 +44,10 @@ from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.vllm.stock import connector_settings
 from kvd.worker.orders import StepOrders, StepOutcomes
 from kvd.worker.push.prefiller import Pushing
-from kvd.worker.worker import WorkerHalf
+from kvd.worker.worker import Results, WorkerHalf
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -112,6 +113,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside_vllm()
+        check_sleep(vllm_config)
         self._settings, of_stock = connector_settings(vllm_config)
         if of_stock and role == KVConnectorRole.SCHEDULER:
             log.warning("%s", of_stock)
@@ -123,6 +125,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
+        self._kv_caches: dict[str, torch.Tensor] = {}
+        self._owed = Results(), StepOutcomes()
         self._bad_blocks: set[int] = set()
         self._idle = False
         self._pushing: Pushing | None = None
@@ -146,10 +150,11 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
+        self._kv_caches = kv_caches
         kv_caches = in_one_form(kv_caches, torch.int8)
         where = place(self._vllm_config)
         geometry = worker_geometry(kv_caches, self._kv_cache_config, self._groups, where)
-        self._worker = WorkerHalf(
+        half = WorkerHalf(
             self._settings,
             self._engine,
             geometry,
@@ -163,6 +168,24 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             marker(self._vllm_config.device_config.device_type),
             summer_of,
         )
+        half.inherit(*self._owed)
+        self._worker = half
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: KVTransferConfig) -> bool:  # noqa: ARG003 - vLLM's
+        """Asked by vLLM 0.33 and later. A backend that cannot have such memory says so when it is registered."""
+        return True
+
+    def unregister_kv_caches(self) -> None:
+        """The KV memory is about to be unmapped: this worker leaves as if its process ended. Peers hear of it first."""
+        if self._worker is not None:
+            self._owed = self._worker.retire()
+            self._worker = None
+
+    def restore_kv_caches(self) -> None:
+        """It is mapped again, with nothing in it: a new worker, and so a new generation of this engine."""
+        if self._worker is None and self._kv_caches:
+            self.register_kv_caches(self._kv_caches)
 
     def register_cross_layers_kv_cache(
         self, kv_cache: torch.Tensor, attn_backend: type[AttentionBackend]

@@ -68,7 +68,7 @@ class KvdTransferStats(KVConnectorStats):
             self.data[name] = self.data[name] + value
         return self
 
-    def reduce(self) -> dict[str, int | float]:
+    def reduce(self) -> dict[str, Any]:
         """The line in the engine's log, in the words of stock's."""
         seconds, posts, sizes, descriptors = (np.asarray(self.data[name], float) for name in _HISTOGRAMS)
         megabytes = sizes / 2**20

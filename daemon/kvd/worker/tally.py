@@ -15,7 +15,7 @@ NOBODYS_FAILURE: frozenset[MissCode] = frozenset({"REQUEST_OVER", "SHUTDOWN"})
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedPart:
     """A worker's part of a transfer that came whole.
 
     ``seconds`` are from its first post to its last byte, of a push from the first layer to the last. ``post_seconds``
@@ -32,7 +32,7 @@ class Moved:
 class Counted:
     """Transfers that came whole, how many missed, and prefills that nobody fetched while they were kept."""
 
-    moved: list[Moved] = field(default_factory=list)
+    moved: list[MovedPart] = field(default_factory=list)
     failed: int = 0
     expired: int = 0
 
@@ -66,9 +66,9 @@ class TransferTally:
         return counted
 
 
-def _moved(record: TransferRecord) -> Moved:
+def _moved(record: TransferRecord) -> MovedPart:
     post = record.stages.get("post")
-    return Moved(
+    return MovedPart(
         record.stages.get("wire", 0.0) + (post or 0.0),
         post,
         record.bytes,

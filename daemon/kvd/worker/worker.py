@@ -35,6 +35,7 @@ from kvd.worker.checksums.pages import in_host_memory
 from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
+from kvd.worker.errors import ConnectorError
 from kvd.worker.handshake import ask_for_peer, complete
 from kvd.worker.load import Load
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
@@ -216,8 +217,31 @@ class WorkerHalf:
         outcomes, self._outcomes = self._outcomes, StepOutcomes()
         return outcomes
 
-    def close(self) -> None:
+    def retire(self) -> tuple[Results, StepOutcomes]:
+        """Close because the memory goes; gives what is yet to be reported, for the `inherit` of whoever is next.
+
+        Raises `ConnectorError` where the memory must stay.
+        """
+        if stuck := self.close():
+            raise ConnectorError(
+                f"the KV memory cannot be given up: transfers are stuck ({', '.join(stuck)}) and may still touch it",
+                hint="stop this engine and start it again",
+            )
+        self._results = self.results()
+        for load in list(self._begun.values()):
+            self._ends.refuse(load, SHUTTING_DOWN)
+        results = self.results()
+        results.sent |= self.pushing.abandon()
+        return results, self._outcomes
+
+    def inherit(self, results: Results, outcomes: StepOutcomes) -> None:
+        """Report this with the next step: it is of a half whose memory this one has now."""
+        self._results, self._outcomes = results, outcomes
+
+    def close(self) -> list[str]:
         """Give up loads, destroy lanes and the backend, say goodbye to kvd; in about `CLOSE_SECONDS`.
+
+        Gives the threads that may still touch memory.
 
         Where a lane's thread is stuck in the backend the backend stays as it is: pulling memory from under a call
         that is at work would crash the process, and its end is near anyway.
@@ -236,6 +260,7 @@ class WorkerHalf:
             log.error("shutting down with lanes at work (%s): the memory stays registered", ", ".join(stuck))
         else:
             self._backend.close()
+        return stuck
 
     # --- loads ---
 

@@ -144,3 +144,15 @@ def test_the_page_about_switching_says_what_becomes_of_each() -> None:
         PAGE.write_text(now)
     assert table() in PAGE.read_text()
     assert PAGE.read_text() == now
+
+
+def test_every_flag_on_that_page_is_one_and_all_of_kv_are_there(vllm: Path) -> None:
+    flags = set(re.findall(r'"(--[a-z-]+)"', (vllm / "engine" / "arg_utils.py").read_text()))
+    assert "--kv-transfer-config" in flags
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `--")]
+    named = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)`", row.split("|")[1])}
+    assert named - flags == set()
+    touching = {
+        flag for flag in flags if re.search(r"kv-(?!cache-metrics)|prefix-caching|-parallel-size$", flag)
+    }
+    assert touching - named == set()

@@ -116,6 +116,19 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
     return KVConnectorTransferResults(finished_sending=sent, finished_recving=received, failed_recving=failed)
 
 
+def check_sleep(vllm_config: Any) -> None:
+    """Refuse vLLM's sleep mode where vLLM does not tell connectors of it. Raises `UnsupportedBuild`."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+
+    if not getattr(vllm_config.model_config, "enable_sleep_mode", False):
+        return
+    if not hasattr(KVConnectorBase_V1, "restore_kv_caches"):
+        raise UnsupportedBuild(
+            f"--enable-sleep-mode: vLLM {vllm_version()} does not tell its connector when it unmaps KV memory, which"
+            " peers may be reading or writing then; leave it out, or use vLLM 0.33 or later"
+        )
+
+
 def hit_source() -> Any:
     """As what vLLM counts prompt tokens that came from a peer; None on builds that do not count by source."""
     try:

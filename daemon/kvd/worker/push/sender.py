@@ -16,7 +16,6 @@ import queue
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from kvd.backends.errors import BackendError
 from kvd.client.errors import RefusedByDaemon
@@ -35,6 +34,8 @@ from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.send_step import advance, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
+    DecoderAnswered,
+    Heard,
     Name,
     PushTarget,
     TargetPhase,
@@ -62,22 +63,7 @@ LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    target: PushTarget
-    layers: dict[str, int]
-    nobody: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _DecoderAnswered:
-    """kvd was asked for this generation: the decoder is registered, or ``cause`` says why not."""
-
-    generation: str
-    cause: Cause | None = None
-
-
-_Inbox = PushAnnounce | PushWithdraw | PushDone | _Heard | _DecoderAnswered | PeerChanged
+_Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged
 
 
 class Sender:
@@ -234,9 +220,9 @@ class Sender:
                     self._release(target)
             case PeerChanged():
                 self._follow()
-            case _DecoderAnswered():
+            case DecoderAnswered():
                 self._answered(item)
-            case _Heard():
+            case Heard():
                 self._heard(item)
 
     def _find(self, key: PushKey) -> PushTarget | None:
@@ -304,7 +290,7 @@ class Sender:
         if target not in self._live:
             self._live.append(target)
 
-    def _heard(self, item: _Heard) -> None:
+    def _heard(self, item: Heard) -> None:
         for name, tokens in item.layers.items():
             if item.target.unheard.get(name) == tokens:
                 del item.target.unheard[name]
@@ -325,7 +311,7 @@ class Sender:
         def answered(found: EngineCard | Cause) -> None:
             if not isinstance(found, Cause):
                 self._context.register(found)
-            self._put(_DecoderAnswered(generation, found if isinstance(found, Cause) else None))
+            self._put(DecoderAnswered(generation, found if isinstance(found, Cause) else None))
 
         question = GetPeer(
             local_engine=self._context.engine_id,
@@ -361,7 +347,7 @@ class Sender:
         except (TopologyError, BackendError) as error:
             target.close(from_error(error, f"decoder {self.decoder} does not fit"))
 
-    def _answered(self, item: _DecoderAnswered) -> None:
+    def _answered(self, item: DecoderAnswered) -> None:
         """Whoever waits for that generation has it now, or never will."""
         self._asked = None
         self._follow()
@@ -403,9 +389,9 @@ class Sender:
         """On the session's thread."""
         error = done.exception()
         if error is None:
-            self._put(_Heard(target, layers, nobody=False))
+            self._put(Heard(target, layers, nobody=False))
         elif isinstance(error, RefusedByDaemon):
-            self._put(_Heard(target, {}, nobody=True))
+            self._put(Heard(target, {}, nobody=True))
 
     def _forget(self, now: float) -> None:
         for name in forgettable(self._targets, now):

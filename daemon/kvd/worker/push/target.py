@@ -163,6 +163,23 @@ class PushTarget:
         self.looked = None
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A decoding worker has been told how far these layers are; ``nobody``: it waits for nothing any more."""
+
+    target: PushTarget
+    layers: dict[str, int]
+    nobody: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderAnswered:
+    """kvd was asked for this generation: the decoder is registered, or ``cause`` says why not."""
+
+    generation: str
+    cause: Cause | None = None
+
+
 def same(announce: PushAnnounce, other: PushAnnounce) -> bool:
     """Whether two messages announce the same thing, whatever time is left."""
     return msgspec.structs.replace(announce, seconds=0.0) == msgspec.structs.replace(other, seconds=0.0)
