@@ -131,6 +131,25 @@ class DocumentChecker:
         return CheckedDocument(_rank(parsed), parsed.regions, _shape(digest, parsed))
 
 
+class PlacedShape(NamedTuple):
+    """A worker's rank, and its shape: a digest of all of its document but the addresses."""
+
+    rank: Rank
+    shape: str
+
+
+def read_shape(head: bytes, tail: bytes) -> PlacedShape | None:
+    """What a reader would find, at the cost of a digest: pages and groups are not read, so they may be bad.
+
+    None for a document of another form, which only a reader understands. Raises `BadGeometry` for a rank or an address
+    that cannot be.
+    """
+    parsed = _parse(_HEAD, head + b"}") if tail else None
+    if parsed is None or _parse(_TAIL, b"{" + tail[1:]) is None:
+        return None
+    return PlacedShape(_rank(parsed), _shape(_digest(_alike(parsed, tail)), parsed))
+
+
 def _alike(head: _HeadDocument, tail: bytes) -> _SameButPlace:
     regions = tuple((r.length, r.device) for r in head.regions)
     return _SameButPlace(head.format, head.num_blocks, regions, tail)
@@ -141,9 +160,11 @@ def _digest(alike: _SameButPlace) -> bytes:
 
 
 def _rank(head: _HeadDocument) -> Rank:
-    """The rank that a head says. Raises `BadGeometry` for what is below zero in it."""
+    """The rank that a head says. Raises `BadGeometry` for a rank below zero and a region outside of 64 bits."""
     if min(head.rank) < 0 or min((r.address for r in head.regions), default=0) < 0:
         raise BadGeometry(f"a worker of rank {head.rank} has a negative rank or address")
+    if (end := max((r.address + r.length for r in head.regions), default=0)) > 1 << 64:
+        raise BadGeometry(f"a worker of rank {head.rank} has a region that ends at {end:#x}, beyond 64 bits")
     tp, pp, dcp = head.rank
     return Rank(tp=tp, pp=pp, dcp=dcp)
 

@@ -7,7 +7,6 @@ client refers to no engine, and who waits for an engine is taken from it when th
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Iterator
 from typing import Literal
@@ -15,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from kvd.geometry.rank import Rank
+from kvd.service.engines.shape import engine_shape
 from kvd.service.errors import RequestRefused
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 
@@ -199,7 +199,4 @@ class LocalEngine(msgspec.Struct, gc=False):
         workers = [(worker.card.backend if worker.card else "", worker.shape) for worker in self.ordered]
         if not all(shape for _, shape in workers):
             return ""
-        facts = msgspec.structs.replace(
-            self.facts, engine_id="", facts=dict(sorted(self.facts.facts.items()))
-        )
-        return hashlib.blake2b(msgspec.msgpack.encode((facts, workers)), digest_size=16).hexdigest()
+        return engine_shape(self.facts, workers)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
+from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.pool import Comparer
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
@@ -42,12 +43,13 @@ class _Verdict:
 class CompatibilityCache:
     """The factors that fail, by the shapes of two engines: an engine's replicas, and its next start, are alike.
 
-    A peer's shape is made here from its card. What its kvd says of it decides nothing.
+    A peer's shape is made here from its card, a small one's without a process. What its kvd says of it decides nothing.
     """
 
     def __init__(self, turn: Turn, counters: Counter[str]) -> None:
         """``turn`` gives somebody who compares, when it is a peer's turn."""
         self._turn = turn
+        self._shapes = CardShapes()
         self._counters = counters
         self._found: OrderedDict[Pair, _Verdict] = OrderedDict()
         self._underway: dict[Pair, asyncio.Task[Factors]] = {}
@@ -86,6 +88,10 @@ class CompatibilityCache:
     async def _find(
         self, local: LocalEngine, where: Endpoint, peer: PeerEngine, mine: str, pair: Pair
     ) -> Factors:
+        # Made once for all who ask: this task is theirs together.
+        peer.shape = peer.shape or await self._shapes.find(peer.card)
+        if peer.shape and (known := self._known((mine, peer.shape))) is not None:
+            return known
         try:
             async with self._turn(where) as comparer:
                 found = await comparer.shape(peer.card)

@@ -12,12 +12,13 @@ import pytest
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import compatibility
+from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.reply import RefusalFactor
-from tests.support.daemons import facts
+from tests.support.daemons import facts, worker
 
 BAD = RefusalFactor("tp", "1", "3", ok=False)
 THERE = Endpoint("there", 1)
@@ -76,6 +77,26 @@ def test_all_who_ask_at_once_share_one_comparison_and_a_replica_is_found_known()
 
     asyncio.run(ask())
     assert (comparisons.made, comparisons.shapes) == (1, 2)
+
+
+def test_a_small_replica_of_a_known_peer_needs_nobody_who_compares() -> None:
+    async def ask() -> None:
+        def small(engine_id: str, model: str = "tiny") -> PeerEngine:
+            card = worker(facts(engine_id, model=model)).card
+            return PeerEngine(EngineCard(engine=card.engine, generation="h", workers=(card,)))
+
+        shape = await CardShapes().find(small("p").card)
+        comparisons = Comparisons(shape=shape)
+        verdicts = verdicts_by(comparisons)
+        for peer_engine in (small("p"), small("replica")):
+            together = await asyncio.gather(*(verdicts.find(local(), THERE, peer_engine) for _ in range(5)))
+            assert together == [(False, (BAD,))] * 5
+            assert await verdicts.find(local(), THERE, peer_engine) == (True, (BAD,))
+        assert (comparisons.made, comparisons.shapes) == (1, 1)
+        await verdicts.find(local(), THERE, small("other", model="another"))
+        assert comparisons.shapes == 2
+
+    asyncio.run(ask())
 
 
 def test_a_pair_that_was_refused_is_compared_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

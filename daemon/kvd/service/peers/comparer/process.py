@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 import resource
 import signal
@@ -22,6 +21,7 @@ from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import BadGeometry, GeometryError
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
+from kvd.service.engines.shape import engine_shape
 from kvd.service.peers.comparer.messages import (
     CPU_SECONDS,
     FRAME,
@@ -130,22 +130,18 @@ def rehearse() -> None:
 
 
 def _read(side: _SideRead) -> EngineGeometry:
-    """The geometry of a side. Its shape is a digest of all that decides what it fits: not its id, and no address."""
+    """The geometry of a side, and with it its shape."""
     if side.geometry is None:
         reader, workers = AlikeReader(), side.parts.workers
         geometries: list[WorkerGeometry] = []
-        digest = hashlib.blake2b(digest_size=16)
-        facts = dict(sorted(side.card.engine.facts.items()))
-        digest.update(
-            msgspec.msgpack.encode(msgspec.structs.replace(side.card.engine, engine_id="", facts=facts))
-        )
+        shapes: list[tuple[str, str]] = []
         for worker in workers:
             geometry, shape = reader.read_document(worker.geometry)
             if geometry.rank != worker.rank:
                 raise BadGeometry(f"the card says rank {worker.rank}, its geometry says {geometry.rank}")
             geometries.append(geometry)
-            digest.update(msgspec.msgpack.encode((worker.backend, shape)))
-        side.shape = digest.hexdigest()
+            shapes.append((worker.backend, shape))
+        side.shape = engine_shape(side.card.engine, shapes)
         card = with_workers(side.card, workers)
         engine = msgspec.structs.replace(card.engine, facts=card.facts)
         side.geometry = described_engine(engine, card.generation, tuple(geometries))
