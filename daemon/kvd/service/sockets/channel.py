@@ -72,8 +72,8 @@ class Channel:
 
     __slots__ = (
         "_events", "_hold", "_late", "_mask", "_outbox", "_owner", "_paused", "_sent_of_first", "_shared", "_socket",
-        "_timer", "_zmtp", "ended", "key", "mask", "path", "pid", "plain", "queued", "route", "uid", "unread_since",
-        "unsent",
+        "_timer", "_zmtp", "ended", "first_since", "key", "mask", "path", "pid", "plain", "queued", "route", "uid",
+        "unread_since", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -90,7 +90,7 @@ class Channel:
         self.route = os.urandom(16)
         self.pid, self.uid, self.key = 0, -1, b""
         self.mask, self.queued, self.ended = 0, False, False
-        self.unsent, self.unread_since = 0, 0.0
+        self.unsent, self.unread_since, self.first_since = 0, 0.0, 0.0
         self._socket, self._zmtp, self._owner, self._shared = connected, zmtp, owner, shared
         self._mask = READ
         self._events: Iterator[ZmtpEvent] | None = None  # of bytes that are here and not taken apart yet
@@ -152,7 +152,7 @@ class Channel:
         self._stop_waiting()
         if self._outbox:
             for buffer in self._outbox:
-                self._shared.unsent.remove(buffer)
+                self._shared.unsent.remove(self, buffer)
             self._outbox.clear()
             del self._shared.unsent.waiting[self]
         self._owner.ended(self, cause)
@@ -302,11 +302,10 @@ class Channel:
         unsent = self._shared.unsent
         if not self._outbox:
             self._sent_of_first = 0
-            self.unread_since = time.monotonic()
-            unsent.waiting[self] = None
+            self.unread_since = self.first_since = time.monotonic()
         self._outbox.append(buffer)
         self.unsent += len(buffer)
-        unsent.add(buffer)
+        unsent.add(self, buffer)
         if self.unsent > UNSENT_PAUSE_BYTES and not self._paused:
             self._paused = True
             self._watch()
@@ -334,7 +333,8 @@ class Channel:
             sent -= len(buffer)
             self._outbox.popleft()
             self.unsent -= len(buffer)
-            self._shared.unsent.remove(buffer)
+            self._shared.unsent.remove(self, buffer)
+            self.first_since = self.unread_since
         self._sent_of_first = sent
         if not self._outbox:
             del self._shared.unsent.waiting[self]

@@ -34,9 +34,11 @@ UNSENT_PAUSE_BYTES = 256 << 10
 UNSENT_BYTES = 64 << 20
 """Most that waits to be sent on one connection, besides one message. Only what kvd sends unasked gets there."""
 UNSENT_TOTAL_BYTES = 64 << 20
-"""Most that waits to be sent in all. Over it the connection that has read nothing for longest ends."""
+"""Most that waits to be sent in all. Over it connections end, of users with over three quarters of it first."""
 UNREAD_SECONDS = 10.0
 """Who reads nothing of what waits for it for so long has its connection ended; a client that lives makes another."""
+STOPPED_SECONDS = 1.0
+"""Sweeps that are late by more mean that kvd stood still: for as long again nobody is judged by the clock."""
 
 HANDSHAKE_SECONDS = 3.0
 """How long a connection may take until it has said what it is."""
@@ -61,7 +63,7 @@ MAX_TOPIC_BYTES = 256
 EVENTS_UNSENT_BYTES = 1 << 20
 """Events that wait for one reader; it loses further ones and sees the gap in their numbers."""
 EVENTS_UNSENT_TOTAL_BYTES = 32 << 20
-"""Events that wait for all readers."""
+"""Events that wait for all readers; over it readers lose their connections, by the same rule as clients."""
 
 MAX_TASKS = 13_312
 """Most requests of one socket that wait for something at a time; further ones are refused."""

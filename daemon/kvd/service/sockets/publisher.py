@@ -1,22 +1,26 @@
-"""The socket of events: who subscribed to what, and how much of it waits for whom."""
+"""The socket of events: who subscribed to what, and how much of it waits for each."""
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 from kvd.service.sockets.channel import Cause, Channel
-from kvd.service.sockets.limits import EVENTS_UNSENT_BYTES, EVENTS_UNSENT_TOTAL_BYTES, MAX_TOPICS
+from kvd.service.sockets.limits import EVENTS_UNSENT_BYTES, MAX_TOPICS
 from kvd.service.sockets.reservations import Hold
-from kvd.service.sockets.unsent import Unsent
 from kvd.zmtp.events import Received, Subscribed, Unsubscribed
 from kvd.zmtp.frames import buffers
 
+log = logging.getLogger(__name__)
+
 
 class Publisher:
-    """Sends each event to those that want what its topic begins with. Whoever does not read loses events."""
+    """Sends each event to those that want what its topic begins with.
 
-    def __init__(self, unsent: Unsent, counters: Counter[str]) -> None:
-        self._unsent = unsent
+    Who reads slowly loses events, and who reads nothing its connection: see `Unsent`, which bounds what waits in all.
+    """
+
+    def __init__(self, counters: Counter[str]) -> None:
         self._counters = counters
         self._topics: dict[Channel, Counter[bytes]] = {}
         self._readers: dict[bytes, dict[Channel, None]] = {}
@@ -36,9 +40,7 @@ class Publisher:
             return
         message = b"".join(buffers(topic, body))
         for channel in readers:
-            # What waits in all is looked at for each: it grows with each.
-            full = channel.unsent + len(message) > EVENTS_UNSENT_BYTES
-            if full or self._unsent.total + len(message) > EVENTS_UNSENT_TOTAL_BYTES:
+            if channel.unsent + len(message) > EVENTS_UNSENT_BYTES:
                 self._counters["sent.events_lost"] += 1
             else:
                 channel.post(message)
@@ -68,8 +70,10 @@ class Publisher:
                 del topics[event.topic]
                 self._forget(channel, event.topic)
 
-    def left(self, channel: Channel, _cause: Cause) -> None:
+    def left(self, channel: Channel, cause: Cause) -> None:
         """It wants nothing any more."""
+        if cause == "unread":
+            log.info("events socket: a reader does not read what is sent to it (pid %d)", channel.pid)
         for topic in self._topics.pop(channel):
             self._forget(channel, topic)
 

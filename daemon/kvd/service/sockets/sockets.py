@@ -11,7 +11,12 @@ from collections.abc import Collection
 from kvd.service.config import Config
 from kvd.service.sockets.acceptor import Acceptor, Door, Service
 from kvd.service.sockets.channel import Shared
-from kvd.service.sockets.limits import MAX_TOPIC_BYTES, connection_counts
+from kvd.service.sockets.limits import (
+    EVENTS_UNSENT_TOTAL_BYTES,
+    MAX_TOPIC_BYTES,
+    STOPPED_SECONDS,
+    connection_counts,
+)
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.publisher import Publisher
 from kvd.service.sockets.reservations import Reservations
@@ -33,7 +38,7 @@ class Sockets:
         self.counts = connection_counts()
         self.poller = Poller(counters)
         self.shared = Shared(self.poller, Reservations(), Unsent())
-        self._events = Shared(self.poller, self.shared.reservations, Unsent())  # these may wait for ever
+        self._events = Shared(self.poller, self.shared.reservations, Unsent(EVENTS_UNSENT_TOTAL_BYTES))
         self._counters = counters
         self._acceptors: list[Acceptor] = []
         self._peers: Acceptor | None = None
@@ -46,7 +51,7 @@ class Sockets:
 
     def serve_events(self, listening: socket.socket) -> Publisher:
         """Serve readers of events."""
-        publisher = Publisher(self._events.unsent, self._counters)
+        publisher = Publisher(self._counters)
         limits = ConnectionLimits(message=0, topic=MAX_TOPIC_BYTES)
         door = Door("events", "PUB", Null(), limits, self.counts.events)
         self._acceptors.append(Acceptor(listening, door, publisher, self._events, self._counters))
@@ -70,15 +75,25 @@ class Sockets:
     async def run(self) -> None:
         """Serve until cancelled."""
         serving = asyncio.get_running_loop().create_task(self.poller.run())
+        swept, judges_from = time.monotonic(), 0.0
         try:
             while not serving.done():
                 await asyncio.wait([serving], timeout=SWEEP_SECONDS)
-                for acceptor in self._acceptors:
-                    acceptor.sweep()
-                self.shared.unsent.sweep()
+                late, swept = time.monotonic() - swept - SWEEP_SECONDS, time.monotonic()
+                if late > STOPPED_SECONDS:  # what came meanwhile is to be read first
+                    judges_from = swept + STOPPED_SECONDS
+                if swept >= judges_from:
+                    self._sweep()
             serving.result()
         finally:
             serving.cancel()
+
+    def _sweep(self) -> None:
+        """End the connections of those that are too slow."""
+        for acceptor in self._acceptors:
+            acceptor.sweep()
+        for one in (self.shared.unsent, self._events.unsent):
+            one.sweep()
 
     def close(self) -> None:
         """Send what is still to be sent, for a short time, and close all."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Hashable
 from typing import Protocol
 
-from kvd.service.sockets.limits import UNREAD_SECONDS, UNSENT_TOTAL_BYTES
+from kvd.service.fairness.queue import Path
+from kvd.service.sockets.limits import UNREAD_SECONDS, UNSENT_TOTAL_BYTES, share_of
 
 LARGE = 64 << 10
 """A buffer of more bytes may wait for many readers (the card of a large engine), and counts once."""
@@ -14,9 +17,14 @@ OVERHEAD = 64
 
 
 class Unread(Protocol):
-    """A connection on which something waits to be read. ``unread_since`` is time.monotonic()."""
+    """A connection on which something waits to be read; ``path`` says whose it is. Times are time.monotonic().
 
+    Since ``unread_since`` its peer has read nothing, since ``first_since`` the same buffer is first in line.
+    """
+
+    path: Path
     unread_since: float
+    first_since: float
 
     def flush(self) -> None:
         """Send what the kernel takes."""
@@ -26,37 +34,63 @@ class Unread(Protocol):
 
 
 class Unsent:
-    """Counts buffers that wait, and ends the connections of those that do not read."""
+    """Counts buffers that wait, in all and by user, and ends the connections of those that do not read.
 
-    def __init__(self) -> None:
+    Over ``most`` bytes connections end.
+    """
+
+    def __init__(self, most: int = UNSENT_TOTAL_BYTES) -> None:
         self.total = 0
-        self.waiting: dict[Unread, None] = {}
-        """Connections with something that waits."""
-        self._large: dict[int, int] = {}
+        self.waiting: dict[Unread, Hashable] = {}
+        """Connections with something that waits, and the user (address, key) that each counted for when it began to."""
+        self._most = most
+        self._users: Counter[Hashable] = Counter()
+        self._large: dict[int, Counter[Hashable]] = {}
 
-    def add(self, buffer: bytes) -> None:
+    def add(self, connection: Unread, buffer: bytes) -> None:
         """A connection has to send it later."""
+        user = self.waiting.setdefault(connection, connection.path[0])
+        first = True
         if len(buffer) > LARGE:
-            users = self._large.get(id(buffer), 0)
-            self._large[id(buffer)] = users + 1
-            if users:
+            readers = self._large.setdefault(id(buffer), Counter())
+            readers[user] += 1
+            if readers[user] > 1:
                 return
-        self.total += len(buffer) + OVERHEAD
+            first = len(readers) == 1
+        self._users[user] += len(buffer) + OVERHEAD
+        if first:
+            self.total += len(buffer) + OVERHEAD
 
-    def remove(self, buffer: bytes) -> None:
+    def remove(self, connection: Unread, buffer: bytes) -> None:
         """It was sent, or will never be; the caller still holds it."""
+        user = self.waiting[connection]
+        last = True
         if len(buffer) > LARGE:
-            users = self._large.pop(id(buffer)) - 1
-            if users:
-                self._large[id(buffer)] = users
+            readers = self._large[id(buffer)]
+            readers[user] -= 1
+            if readers[user]:
                 return
-        self.total -= len(buffer) + OVERHEAD
+            del readers[user]
+            last = not readers
+            if last:
+                del self._large[id(buffer)]
+        self._users[user] -= len(buffer) + OVERHEAD
+        if not self._users[user]:
+            del self._users[user]
+        if last:
+            self.total -= len(buffer) + OVERHEAD
 
     def make_room(self) -> None:
-        """End connections, the one that has read nothing for longest first, until the total is within its bound."""
+        """End connections until the total is within its bound: the one that has been at the same buffer for longest.
+
+        While users with several connections are over their share it is one of theirs.
+        """
         # One alone may exceed it: a single large message, which its reader takes soon, or else `sweep` ends it.
-        while self.total > UNSENT_TOTAL_BYTES and len(self.waiting) > 1:
-            min(self.waiting, key=lambda connection: connection.unread_since).give_up()
+        while self.total > self._most and len(self.waiting) > 1:
+            share, counts = share_of(self._most), Counter(self.waiting.values())
+            over = {user for user, size in self._users.items() if size > share and counts[user] > 1}
+            those = [one for one, user in self.waiting.items() if not over or user in over]
+            min(those, key=lambda connection: connection.first_since).give_up()
 
     def sweep(self) -> None:
         """End who has read nothing for too long."""

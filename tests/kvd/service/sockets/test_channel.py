@@ -63,8 +63,8 @@ class Owner:
 class Pair:
     """A channel, and the socket at its other end."""
 
-    def __init__(self) -> None:
-        self.shared = Shared(Poller(Counter()), Reservations(), Unsent())
+    def __init__(self, counted: Unsent) -> None:
+        self.shared = Shared(Poller(Counter()), Reservations(), counted)
         self.owner = Owner()
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)
@@ -81,11 +81,11 @@ async def until(look: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-def served(talk: Callable[[Pair], Awaitable[None]]) -> None:
+def served(talk: Callable[[Pair], Awaitable[None]], counted: Unsent | None = None) -> None:
     """Run ``talk`` with a channel that is served."""
 
     async def run() -> None:
-        pair = Pair()
+        pair = Pair(counted or Unsent())
         serving = asyncio.get_running_loop().create_task(pair.shared.poller.run())
         try:
             await until(lambda: pair.channel.ready)
@@ -135,11 +135,10 @@ def test_who_reads_nothing_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPa
     served(talk)
 
 
-def test_over_the_total_who_has_read_nothing_for_longest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_the_total_who_is_at_one_message_for_longest_goes() -> None:
     async def talk(pair: Pair) -> None:
-        monkeypatch.setattr(unsent, "UNSENT_TOTAL_BYTES", 4 << 20)
         pair.channel.send(b"", bytes(1 << 20))
-        pair.channel.unread_since = time.monotonic() - 5
+        pair.channel.first_since = time.monotonic() - 5
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         late = Owner()
@@ -150,19 +149,7 @@ def test_over_the_total_who_has_read_nothing_for_longest_goes(monkeypatch: pytes
         other.end()
         theirs.close()
 
-    served(talk)
-
-
-def test_a_large_body_for_many_counts_once() -> None:
-    counted = Unsent()
-    card = bytes(1 << 20)
-    for _ in range(3):
-        counted.add(card)
-    assert counted.total < 2 << 20
-    for _ in range(3):
-        assert counted.total
-        counted.remove(card)
-    assert counted.total == 0
+    served(talk, Unsent(4 << 20))
 
 
 def test_a_large_frame_is_read_once_there_is_room_for_it() -> None:
