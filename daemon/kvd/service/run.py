@@ -135,13 +135,7 @@ async def run_daemon(
             log.log(logging.WARNING if daemon.keys else logging.INFO, "%s", given_up)
         notifier.ready(f"serving {where}{peers}")
         heart = loop.create_task(_measure_lag(daemon))
-        check = SelfCheck(
-            held,
-            notifier,
-            loop=loop,
-            ledger=daemon.ledger.round_trip,
-            threads=lambda: [w.thread for w in writers()],
-        )
+        check = SelfCheck(held, notifier, lambda: [writer.thread for writer in writers()])
         with check.running():
             await _until(stop, [*tasks, heart])
         daemon.draining = True
@@ -177,6 +171,7 @@ async def _running(
         myself = _myself(config, bound.at)
         ledger = Ledger(config.state_directory / LEDGER_NAME, config.ledger, directory)
         stack.callback(ledger.close, config.drain_seconds)
+        await ledger.begun()
         daemon = _assemble(config, myself, keys, bound, ledger)
         stack.callback(daemon.liveness.close)
         stack.callback(daemon.leases.close)
@@ -188,7 +183,7 @@ async def _running(
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             bound.sockets.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
-            _hold_ledger(ledger), _prepare(daemon),
+            ledger.watch(), _prepare(daemon),
         ]  # fmt: skip
         work += [key_changes.follow(daemon, keys)] if keys is not None else []
         daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
@@ -205,10 +200,6 @@ async def _prepare(daemon: Daemon) -> None:
     gc.set_threshold(*COLLECT)
     daemon.prepared = True
     await asyncio.Event().wait()  # a part that returns counts as one that died
-
-
-async def _hold_ledger(ledger: Ledger) -> None:
-    await ledger.ended  # a thread of it that ends ends the daemon: nobody would be answered
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:

@@ -5,26 +5,23 @@ A thread of its own does it. So a loop that stands still, or spins, is noticed a
 | what is looked at | where it fails |
 |---|---|
 | a heartbeat over the local socket is answered | the watchdog is not fed; after 6 failures in a row kvd ends |
-| the ledger answers, if only that it cannot be used | the same after 60 s, but see `_ledger_answers` |
 | the threads that kvd has for good | kvd ends |
 | the runtime directory and its sockets are those that this kvd made | kvd ends: new clients would not find it |
+
+Not the ledger: another start would not mend a disk that hangs, and kvd serves all else without it (`Ledger.watch`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from kvd.service.ending import end_now
-from kvd.service.errors import LedgerError
 from kvd.service.notify import Notifier
 from kvd.service.runtime_directory import RuntimeDirectory
 from kvd.wire.errors import WireError
@@ -44,43 +41,26 @@ ASK_SECONDS = 5.0
 """How often kvd is asked, at least, and how long its answer may take."""
 FAILURES = 6
 """So many in a row end kvd. Not a time: a process that was stopped for an hour has failed once."""
-LEDGER_SECONDS = 60.0
-"""A disk that is busy may well hold up the ledger for seconds; nothing else of kvd waits for it."""
-LEDGER_GIVEN_UP_SECONDS = 86400.0
-"""A question to it is asked once, and waited for: see `LEDGER_SECONDS`."""
 NOBODY = "kvd itself"
 LIMITS = ConnectionLimits(message=1 << 16)
 
-Ask = Callable[[float], Coroutine[Any, Any, object]]
-
 
 class SelfCheck:
-    """What one kvd asks itself. `running` does it.
-
-    ``ledger`` is a round trip through the ledger's threads, for the loop; ``threads`` gives those that never end.
-    """
+    """What one kvd asks itself. `running` does it. ``threads`` gives those that never end."""
 
     def __init__(
         self,
         directory: RuntimeDirectory,
         notifier: Notifier,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        ledger: Ask | None = None,
         threads: Callable[[], Sequence[threading.Thread]] = tuple,
     ) -> None:
         self.failures = 0
         """Checks in a row that found kvd not serving."""
         self._directory = directory
         self._notifier = notifier
-        self._loop = loop
-        self._ledger = ledger
         self._threads = threads
         self._stop = threading.Event()
         self._client: LocalClient | None = None
-        self._asked: concurrent.futures.Future[object] | None = None
-        self._ledger_was_well = False
-        self._ledger_waited = 0.0
         feeding = notifier.watchdog_seconds / 3 or ASK_SECONDS
         self._ask_every = min(feeding, ASK_SECONDS)
         self._every = min(EVERY_SECONDS, self._ask_every)
@@ -117,8 +97,6 @@ class SelfCheck:
 
     def _ask(self) -> None:
         why = self._unanswered()
-        if not why and not self._ledger_answers():
-            why = f"its ledger has not answered for {LEDGER_SECONDS:g} s"
         if self._stop.is_set():
             return
         if not why:
@@ -142,27 +120,6 @@ class SelfCheck:
             self._client = None
             return f"{type(error).__name__}: {error}"
         return ""
-
-    def _ledger_answers(self) -> bool:
-        """Whether the ledger answered lately. One that says why it cannot be used has answered.
-
-        One that never answered is no reason to end: its disk hangs, another start would not help, and kvd serves all
-        else without it.
-        """
-        if self._ledger is None:
-            return True
-        if self._asked is None:
-            self._asked = asyncio.run_coroutine_threadsafe(self._ledger(LEDGER_GIVEN_UP_SECONDS), self._loop)
-            self._ledger_waited = 0.0
-        try:
-            self._asked.result(timeout=min(self._ask_every, EVERY_SECONDS))
-        except TimeoutError:
-            self._ledger_waited += self._ask_every
-            return not self._ledger_was_well or self._ledger_waited < LEDGER_SECONDS
-        except (LedgerError, concurrent.futures.CancelledError):
-            pass
-        self._asked, self._ledger_was_well = None, True
-        return True
 
 
 class LocalClient:

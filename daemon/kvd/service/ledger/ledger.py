@@ -13,9 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from kvd.service.config import LedgerSettings
-from kvd.service.errors import LedgerError
-from kvd.service.ledger import lock, store
+from kvd.service.errors import LedgerError, StartError
+from kvd.service.ledger import store
 from kvd.service.ledger.faults import told
 from kvd.service.ledger.jobs import NOBODY, JobQueue, LedgerClient, LedgerJob, QueueShare
 from kvd.service.ledger.query import Own, kept_engine, select
@@ -38,13 +40,23 @@ SHORT_SECONDS = 0.25
 LONG_SECONDS = 10.0
 """What a question may take of the ledger's time: a look at each of a million records takes 1 to 3 s on a disk."""
 
+BEGIN_SECONDS = 5.0
+"""How long kvd's start waits for the disk, to hear whether another kvd has it."""
+REFUSED_SECONDS = 0.25
+"""Pause after it heard that: the start fails, and nothing more is to be told."""
+WATCH_SECONDS = 2.0
+"""How often its threads are asked whether they live."""
+SILENT_SECONDS = 10.0
+"""After so long without an answer the disk hangs: records are refused, and workers keep them."""
+
 Found = TypeVar("Found")
 
 
 class Ledger:
     """The ledger. Methods are for the event loop that made it; its threads own the database.
 
-    So a slow disk delays the records and nothing else, and a long question delays no record and no short question.
+    So a slow disk delays the records and nothing else, also at the start, and a long question delays no record and no
+    short question. Where a disk hangs the ledger is away until it answers (`watch`).
     A disk that is full, files that are damaged or gone, make it be away for a time (``state``): records are refused
     as ``KVD-LEDGER`` then and workers keep them. What was acknowledged is on disk under its name.
 
@@ -59,14 +71,13 @@ class Ledger:
         runtime: Path | None = None,
         clock: SteadyClock | None = None,
     ) -> None:
-        """Open the ledger at ``path`` for the kvd of that runtime directory.
-
-        Raises `StartError` where another kvd has its directory. Whatever else is wrong with that, it is tried again.
-        """
-        self.path = Path(os.path.realpath(path))
+        """Open the ledger at ``path`` for the kvd of that runtime directory. Whatever is wrong, it is tried again."""
+        self.path = path.absolute()
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._locked: asyncio.Future[StartError | None] = self._loop.create_future()
+        self._silent_since = 0.0  # time.monotonic()
         self._closing = False
         reports = JobQueue("reports", *REPORTS)
         questions, long = JobQueue("questions", *QUESTIONS), JobQueue("long questions", *LONG_QUESTIONS)
@@ -74,8 +85,6 @@ class Ledger:
         self._writer = LedgerWriter(
             self.path, settings, serves, reports, self._answer, clock or SteadyClock()
         )
-        with suppress(OSError):  # the writer says what is wrong, and tries again
-            self._writer.lock = lock.take(self.path.parent, serves)
         self._writer.opened = self._first_attempt
         self._reader = LedgerReader(self.path, questions, SHORT_SECONDS, long, self._answer)
         self._long_reader = LedgerReader(self.path, long, LONG_SECONDS, None, self._answer)
@@ -110,7 +119,47 @@ class Ledger:
     @property
     def state(self) -> LedgerState:
         """Whether it can be written now, and why not."""
-        return self._writer.state
+        state = self._writer.state
+        if not self._silent_since:
+            return state
+        reason = f"its disk has not answered for {time.monotonic() - self._silent_since:.0f} s"
+        return replace(state, open=False, reason=reason, since=self._silent_since)
+
+    async def begun(self) -> None:
+        """Return once its directory is held for this kvd, at the latest after `BEGIN_SECONDS`.
+
+        Raises `StartError` where another kvd has it.
+        """
+        await asyncio.wait([self._locked], timeout=BEGIN_SECONDS)
+        if not self._locked.done():
+            log.error(
+                "the ledger %s: its disk has not answered for %g s; kvd serves without",
+                self.path,
+                BEGIN_SECONDS,
+            )
+        elif refused := self._locked.result():
+            raise refused
+
+    async def watch(self) -> None:
+        """Tell, until cancelled, when its threads stop answering and when they do again. Raises where one has ended."""
+        while not self.ended.done():
+            asked = time.monotonic()
+            answer = self._loop.create_task(self._answers())
+            await asyncio.wait(
+                [answer, self.ended], timeout=SILENT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not answer.done() and not self.ended.done():
+                self._silent_since = asked
+                log.error(
+                    "the ledger %s is away: %s; workers keep their records, kvd serves on",
+                    self.path,
+                    self.state.reason,
+                )
+                await asyncio.wait([answer, self.ended], return_when=asyncio.FIRST_COMPLETED)
+                self._silent_since = 0.0
+                log.warning("the ledger %s answers again, after %.0f s", self.path, time.monotonic() - asked)
+            await asyncio.wait([self.ended], timeout=WATCH_SECONDS)
+        await self.ended
 
     async def append(
         self,
@@ -158,6 +207,12 @@ class Ledger:
         """
         if self.ended.done():
             raise LedgerError(f"a thread of the ledger {self.path} has ended")
+        async with asyncio.timeout(seconds):
+            await self._answers()
+        return self.state
+
+    async def _answers(self) -> None:
+        """Return when the writer and a reader have answered."""
         asked = []
         for part in (self._writer, self._reader):
             job = LedgerJob(
@@ -165,9 +220,7 @@ class Ledger:
             )
             part.jobs.put_first(job)
             asked.append(job.done)
-        async with asyncio.timeout(seconds):
-            await asyncio.gather(*asked, return_exceptions=True)
-        return self.state
+        await asyncio.gather(*asked, return_exceptions=True)
 
     def close(self, timeout: float) -> None:
         """Commit what waits and close the database; at most ``timeout`` seconds."""
@@ -189,6 +242,8 @@ class Ledger:
     ) -> Found:
         if self.ended.done():
             raise LedgerError(f"a thread of the ledger {self.path} has ended")
+        if self._silent_since:  # what waits for it has a share of what may wait in all
+            raise LedgerError(f"the ledger {self.path} is away: {self.state.reason}")
         done: asyncio.Future[Found] = self._loop.create_future()
         jobs.put(LedgerJob(work, done, client, size))
         return await done
@@ -198,6 +253,8 @@ class Ledger:
     def _run(self, part: LedgerWriter | LedgerReader) -> None:
         error: BaseException = RuntimeError("it returned")
         try:
+            if part is self._writer:
+                self._begin()
             part.run()
         except BaseException as raised:  # noqa: BLE001 (all that it may be means the same: this thread is over)
             error = raised
@@ -223,11 +280,31 @@ class Ledger:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(call, *arguments)
 
+    def _begin(self) -> None:
+        """On the writer's thread: what asks the disk for the first time, which may hang."""
+        path = Path(os.path.realpath(self.path))
+        for part in self._parts.values():
+            part.path = path
+        refused: StartError | None = None
+        try:
+            self._writer.hold()
+        except StartError as error:
+            refused = error
+        except OSError:
+            pass  # opening says what is wrong, and tries again
+        self._on_loop(self._first_locked, refused)
+        if refused is not None:
+            time.sleep(REFUSED_SECONDS)
+
     def _first_attempt(self) -> None:
         """On the writer's thread."""
         for reader in self._writer.readers:
             reader.ready.set()
         self._on_loop(self._first_opened)
+
+    def _first_locked(self, refused: StartError | None) -> None:
+        if not self._locked.done():
+            self._locked.set_result(refused)
 
     def _first_opened(self) -> None:
         if not self.opened.done():

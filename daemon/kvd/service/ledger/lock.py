@@ -8,6 +8,7 @@ where a process of kvd's own user or of root holds it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class StateLock:
 def take(directory: Path, runtime: str) -> StateLock:
     """Lock a directory for this process, which serves the runtime directory ``runtime``; make it where it is missing.
 
-    Raises `StartError` where another kvd has it, and `OSError`.
+    Raises `StartError` where another kvd has it, and `OSError`, also where one has it that has ended and whose last
+    call to this disk has not returned: the kernel gives up its locks after that.
     """
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     with contextlib.ExitStack() as opened:
@@ -61,8 +63,14 @@ def take(directory: Path, runtime: str) -> StateLock:
     return StateLock(directory, file, place)
 
 
-def _taken(directory: Path, text: str) -> StartError:
+def _taken(directory: Path, text: str) -> StartError | OSError:
     pid, _, runtime = text.strip().partition("\n")
+    if pid.isdigit() and _ended(pid):
+        return OSError(
+            errno.EBUSY,
+            f"process {pid} has ended and still holds it: the disk does not answer",
+            str(directory),
+        )
     if not runtime:
         with contextlib.suppress(OSError):
             runtime = (directory / NAME).read_text(errors="replace").strip().partition("\n")[2]
@@ -100,6 +108,14 @@ def _trusted_holder(descriptor: int) -> int:
             if pid not in (0, os.getpid()) and Path(f"/proc/{pid}").stat().st_uid in (0, os.geteuid()):
                 return pid
     return 0
+
+
+def _ended(pid: str) -> bool:
+    """Whether only threads are left of a process that are within the kernel: it does nothing more by itself."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return False
 
 
 def _same(descriptor: int, path: Path) -> bool:

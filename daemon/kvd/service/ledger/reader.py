@@ -45,7 +45,7 @@ class LedgerReader:
         self.state: Callable[[], LedgerState] = LedgerState
         self.suspect: Callable[[int, str], None] = lambda *_: None
         self.ready = threading.Event()
-        self._path = path
+        self.path = path
         self._seconds = seconds
         self._slower = slower
         self._answer = answer
@@ -86,7 +86,7 @@ class LedgerReader:
                     return job.work(self._open())
             except _InBetween:  # the writer is at it: it must not find us in its way
                 if time.monotonic() > gives_up:
-                    return LedgerError(f"the ledger {self._path} is being set in order")
+                    return LedgerError(f"the ledger {self.path} is being set in order")
                 time.sleep(READY_SECONDS / 10)
             except RequestRefused as error:
                 return error
@@ -104,7 +104,7 @@ class LedgerReader:
         if fault == "damaged":
             self.suspect(self._generation, told(error))
         self._faults.tell(error)
-        return LedgerError(f"the ledger {self._path} cannot be read: {told(error)}")
+        return LedgerError(f"the ledger {self.path} cannot be read: {told(error)}")
 
     def _too_long(self, job: LedgerJob) -> object:
         if self._slower is not None:
@@ -127,9 +127,9 @@ class LedgerReader:
         if state.generation == 0 and state.open:
             raise _InBetween
         if state.generation == 0:
-            raise LedgerError(f"the ledger {self._path} is away: {state.reason}")
+            raise LedgerError(f"the ledger {self.path} is away: {state.reason}")
         if self._database is None:
-            self._database = open_for_reading(self._path)
+            self._database = open_for_reading(self.path)
             self._generation = state.generation
             self._database.set_progress_handler(lambda: self._leave or time.monotonic() > self._until, STEPS)
         self._until = time.monotonic() + self._seconds

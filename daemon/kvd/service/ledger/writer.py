@@ -61,6 +61,7 @@ class LedgerWriter:
         clock: SteadyClock,
     ) -> None:
         self.settings = settings
+        self.path = path
         self.jobs = jobs
         self.readers: Sequence[LedgerReader] = ()
         self.state = LedgerState(since=time.monotonic())
@@ -68,7 +69,6 @@ class LedgerWriter:
         self.in_hand: list[LedgerJob] = []
         self.opened: Callable[[], None] = lambda: None
         self.lock: lock.StateLock | None = None
-        self._path = path
         self._runtime = runtime
         self._answer = answer
         self._clock = clock
@@ -167,7 +167,7 @@ class LedgerWriter:
             database.execute("ROLLBACK TO job")
             database.execute("RELEASE job")
             self._faults.tell(error)
-            return LedgerError(f"the ledger {self._path} cannot take this: {told(error)}")
+            return LedgerError(f"the ledger {self.path} cannot take this: {told(error)}")
         database.execute("RELEASE job")
         return result
 
@@ -215,7 +215,7 @@ class LedgerWriter:
         if not more:
             self._salvages.remove(salvage)
             self.known = store.known_engines(database)
-            log.warning("a ledger was set aside: %s", salvage.close(self._path))
+            log.warning("a ledger was set aside: %s", salvage.close(self.path))
 
     def _between(self) -> None:
         """Called while a statement runs: who only asks whether the thread lives is answered."""
@@ -227,12 +227,12 @@ class LedgerWriter:
     def _open(self, *, again: bool = True) -> None:
         """Open the database, and set aside what is none. Where that fails it is tried again later."""
         try:
-            self._lock()
+            self.hold()
             if not self._opened:
-                files.complete(self._path)
-            database = opening.open_anyhow(self._path, self._between)
+                files.complete(self.path)
+            database = opening.open_anyhow(self.path, self._between)
             try:
-                self._salvages = [Salvage(path) for path in files.waiting(self._path, store.SCHEMA)]
+                self._salvages = [Salvage(path) for path in files.waiting(self.path, store.SCHEMA)]
                 store.number_after(database, max([self._highest, *(s.highest for s in self._salvages)]))
                 self._total = store.count(database)
                 self.known = store.known_engines(database)
@@ -243,31 +243,31 @@ class LedgerWriter:
         except (sqlite3.Error, OSError, StartError, MemoryError) as error:
             self._abandon()
             if fault_of(error) == "damaged" and again:
-                opening.set_aside(self._path, told(error))
+                opening.set_aside(self.path, told(error))
                 self._open(again=False)
                 return
             self._away(error)
         else:
             self._database, self._homeless = database, False
-            self._identity = files.identity(self._path)
+            self._identity = files.identity(self.path)
             self._opened += 1
             self._look_at = time.monotonic() + LOOK_SECONDS
             self._well()
         self.opened()
 
-    def _lock(self) -> None:
+    def hold(self) -> None:
         """Have the state directory to ourselves. Raises `StartError` and `OSError`."""
         if self.lock is not None and not self.lock.lost:
             return
         if self.lock is not None:
             old, self.lock = self.lock, None
             old.release()
-        self.lock = lock.take(self._path.parent, self._runtime)
+        self.lock = lock.take(self.path.parent, self._runtime)
 
     def _keep_lock(self) -> None:
         """Somebody may have deleted the lock's file. Where another kvd has it by now this one writes no more."""
         try:
-            self._lock()
+            self.hold()
         except StartError as error:
             self._close()
             self._away(error)
@@ -290,7 +290,7 @@ class LedgerWriter:
         """The open database is damaged: set it aside and begin a new one; its records come over bit by bit."""
         self._close()
         try:
-            opening.set_aside(self._path, why)
+            opening.set_aside(self.path, why)
         except OSError as error:
             self._away(error)
         else:
@@ -298,10 +298,10 @@ class LedgerWriter:
 
     def _in_place(self) -> bool:
         """Whether the files of the open database stand under its name; where not they are written again at once."""
-        if files.identity(self._path) == self._identity:
+        if files.identity(self.path) == self._identity:
             return True
         self._homeless = True
-        log.warning("the files of the ledger %s are gone or replaced: they are written again", self._path)
+        log.warning("the files of the ledger %s are gone or replaced: they are written again", self.path)
         self._write_again()
         return False
 
@@ -310,8 +310,8 @@ class LedgerWriter:
         if self._database is None:
             return
         try:
-            self._lock()
-            opening.write_again(self._database, self._path, self._between)
+            self.hold()
+            opening.write_again(self._database, self.path, self._between)
         except (sqlite3.Error, OSError, StartError, MemoryError) as error:
             self._away(error)
             held, self._held = self._held, []
@@ -321,7 +321,7 @@ class LedgerWriter:
         self._close()
         self._open()
         if self._database is not None:
-            log.warning("the ledger %s is written again, with %d records", self._path, self._total)
+            log.warning("the ledger %s is written again, with %d records", self.path, self._total)
         self._answer_held()
 
     def _make_room(self, database: sqlite3.Connection) -> None:
@@ -364,14 +364,14 @@ class LedgerWriter:
         if self.state.open or self.state.reason != reason:
             since = now if self.state.open else self.state.since
             self.state, self._told = replace(self.state, open=False, reason=reason, since=since), True
-            log.error("the ledger %s is away: %s; workers keep their records meanwhile", self._path, reason)
+            log.error("the ledger %s is away: %s; workers keep their records meanwhile", self.path, reason)
 
     def _well(self) -> None:
         self._pause, self._retry_at = RETRY_SECONDS[0], 0.0
         if self.state.open and self.state.generation == self._opened:
             return
         if self._told:
-            log.warning("the ledger %s is open again", self._path)
+            log.warning("the ledger %s is open again", self.path)
         self._told = False
         now = time.monotonic()
         self.state = LedgerState(open=True, reason="", since=now, rows=self._total, generation=self._opened)
@@ -382,7 +382,7 @@ class LedgerWriter:
             self.state = replace(self.state, rows=self._total)
 
     def _refusal(self) -> RequestRefused:
-        return LedgerError(f"the ledger {self._path} is away: {self.state.reason}")
+        return LedgerError(f"the ledger {self.path} is away: {self.state.reason}")
 
     def _refuse(self, jobs: Iterable[LedgerJob]) -> None:
         self._answer([(job, () if job.ping else self._refusal()) for job in jobs])

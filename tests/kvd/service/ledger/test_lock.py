@@ -26,15 +26,21 @@ from pathlib import Path
 from kvd.service.ledger.lock import take
 lock = take(Path(sys.argv[1]), "/run/first")
 print("locked", flush=True)
-sys.stdin.read()
 """
+ENDED = """
+import ctypes, os, threading
+end = threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)))
+end.start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Then its first thread ends, and another one goes on for a while."""
 
 
 @contextmanager
-def holder(directory: Path) -> Iterator[int]:
+def holder(directory: Path, then: str = "sys.stdin.read()") -> Iterator[int]:
     """Another process that has the lock."""
     held = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(directory)],
+        [sys.executable, "-c", HOLDER + then, str(directory)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -100,10 +106,30 @@ def test_a_ledger_takes_its_lock_again_where_the_file_is_gone(tmp_path: Path) ->
 
 def test_two_ledgers_in_one_directory_are_refused_at_the_start(tmp_path: Path) -> None:
     async def work() -> None:
-        Ledger(tmp_path / "l", LedgerSettings())
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        try:
+            await ledger.begun()
+        finally:
+            ledger.close(5)
 
     with holder(tmp_path), pytest.raises(StartError, match="keeps its ledger"):
         asyncio.run(work())
+
+
+def test_one_that_has_ended_within_a_call_to_the_disk_is_waited_for(tmp_path: Path) -> None:
+    """Of a kvd that was killed while its disk hangs a thread is left, which holds the lock: the next one serves."""
+
+    async def work() -> None:
+        with holder(tmp_path, ENDED) as pid:
+            await until(lambda: ") Z " in Path(f"/proc/{pid}/stat").read_text())
+            ledger = Ledger(tmp_path / "l", LedgerSettings())
+            await ledger.begun()
+            await ledger.opened
+            assert "has ended and still holds it" in ledger.state.reason
+        await until(lambda: ledger.state.open)
+        ledger.close(5)
+
+    asyncio.run(work())
 
 
 def test_a_ledger_whose_directory_another_kvd_has_taken_over_writes_no_more(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def served(talk: Callable[[Publisher, Events, Counter[str]], Awaitable[None]], f
 
     async def run() -> None:
         counters: Counter[str] = Counter()
-        those = Sockets(counters, None)
+        those = Sockets(counters)
         publisher = those.serve_events(bind_unix(folder / "events"))
         those.serve_local(bind_unix(folder / "local"), Router("local", counters, 10), Config())
         serving = asyncio.get_running_loop().create_task(those.run())
