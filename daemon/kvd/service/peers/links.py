@@ -57,7 +57,7 @@ class PeerLinks:
             secret = self._keys.secret if self._keys is not None else b""
 
             def dial(owner: ChannelOwner, kind: DialKind) -> Awaitable[Channel]:
-                return self._dialler.dial(endpoint, owner, secret, key, kind)
+                return self._dialler.dial(endpoint, owner, secret, key, kind, kept=endpoint in self.kept)
 
             link = self.links[endpoint] = PeerLink(
                 endpoint, dial, self._settings, self._events, self.listener, self._me, key

@@ -77,13 +77,20 @@ class Dialler:
     pace: DialPace = field(default_factory=DialPace)
 
     async def dial(
-        self, endpoint: Endpoint, owner: ChannelOwner, secret: bytes, key: bytes, kind: DialKind
+        self,
+        endpoint: Endpoint,
+        owner: ChannelOwner,
+        secret: bytes,
+        key: bytes,
+        kind: DialKind,
+        *,
+        kept: bool,
     ) -> Channel:
         """A connection on which the handshake has begun. ``secret`` is our key and ``key`` theirs, empty for NULL.
 
-        Raises `OSError` and `TimeoutError`.
+        ``kept``: the operator wrote the peer down. Raises `OSError` and `TimeoutError`.
         """
-        addresses = (await self.resolver.resolve(endpoint.host))[:MOST_ADDRESSES]
+        addresses = (await self.resolver.resolve(endpoint.host, kept=kept))[:MOST_ADDRESSES]
         for left, (family, address) in reversed(list(enumerate(reversed(addresses)))):
             await self.pace.turn(kind)
             try:

@@ -8,9 +8,12 @@ import logging
 import socket
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+from kvd.service.sockets.fair_lines import ASKER, FairLines, LineFull
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +24,12 @@ RESOLVE_SECONDS = 2.0
 FOUND_SECONDS = 10.0
 FAILED_SECONDS = 5.0
 """How long an answer, and a failure, are taken for true."""
-THREADS = 8
-"""Names being looked up that were never found before."""
-THREADS_FOR_KNOWN = 4
-"""And of those that were found before: names of nobody, however many, do not hold up the names of peers."""
+NameKind = Literal["kept", "known", "new"]
+"""Of a peer that the operator wrote down (``peer.connect``); found before; never found."""
+THREADS: Mapping[NameKind, int] = {"kept": 4, "known": 4, "new": 32}
+"""Names being looked up: those that a client names, however many, do not hold up the names of peers."""
+MOST_WAITING = 1024
+"""Names of one kind that wait for that. Nobody waits for longer than `RESOLVE_SECONDS`, then they wait no more."""
 MOST_NAMES = 4096
 """Names that are remembered, the newest."""
 
@@ -40,6 +45,16 @@ class NameFound:
     until: float
 
 
+@dataclass(slots=True)
+class NameFlight:
+    """A name that is looked up (``began``) or waits for that, and how many wait for its answer."""
+
+    answer: asyncio.Future[NameFound]
+    kind: NameKind
+    waiters: int = 0
+    began: bool = False
+
+
 def look_up(host: str) -> list[Address]:
     """The addresses of a name, in the system's order. May take a minute. Raises `OSError`."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -53,55 +68,70 @@ class Resolver:
         self._look = look
         self._found: OrderedDict[str, NameFound] = OrderedDict()
         self._last_good: OrderedDict[str, tuple[Address, ...]] = OrderedDict()
-        self._flights: dict[str, asyncio.Future[NameFound]] = {}
-        self._waiting: dict[bool, deque[str]] = {True: deque(), False: deque()}
-        self._running = {True: 0, False: 0}
+        self._flights: dict[str, NameFlight] = {}
+        self._waiting: dict[NameKind, FairLines[str]] = {
+            kind: FairLines(threads, MOST_WAITING) for kind, threads in THREADS.items()
+        }
 
-    async def resolve(self, host: str) -> tuple[Address, ...]:
+    async def resolve(self, host: str, *, kept: bool = False) -> tuple[Address, ...]:
         """The addresses of a name, or of a literal. One that was found before is good until another is found.
 
-        Raises `OSError` where there are none, or none are known after `RESOLVE_SECONDS`.
+        ``kept``: the operator wrote it down. Raises `OSError` where there are none, or none are known after
+        `RESOLVE_SECONDS`.
         """
         if literal := _literal(host):
             return literal
         found = self._found.get(host)
         if found is None or found.until < time.monotonic():
-            with contextlib.suppress(TimeoutError):
-                found = await asyncio.wait_for(asyncio.shield(self._flight(host)), RESOLVE_SECONDS)
-        if found is not None and found.addresses:
+            found = await self._looked_up(
+                host, "kept" if kept else "known" if host in self._last_good else "new"
+            )
+        if found.addresses:
             return found.addresses
         if known := self._last_good.get(host):
             return known
-        raise OSError(
-            found.error if found is not None else f"no answer for {host!r} in {RESOLVE_SECONDS:g} s"
-        )
+        raise OSError(found.error)
 
-    def _flight(self, host: str) -> asyncio.Future[NameFound]:
+    async def _looked_up(self, host: str, kind: NameKind) -> NameFound:
+        """What is found of a name, or that nothing was in time."""
         flight = self._flights.get(host)
         if flight is None:
-            flight = self._flights[host] = asyncio.get_running_loop().create_future()
-            known = host in self._last_good
-            self._waiting[known].append(host)
-            self._start(known)
-        return flight
+            flight = NameFlight(asyncio.get_running_loop().create_future(), kind)
+        try:
+            if not flight.began:
+                self._waiting[flight.kind].put(host, ASKER.get())
+        except LineFull as full:
+            return NameFound((), f"{host!r} is not looked up: {full}", 0.0)
+        self._flights[host] = flight
+        flight.waiters += 1
+        self._start(flight.kind)
+        try:
+            return await asyncio.wait_for(asyncio.shield(flight.answer), RESOLVE_SECONDS)
+        except TimeoutError:
+            return NameFound((), f"no answer for {host!r} in {RESOLVE_SECONDS:g} s", 0.0)
+        finally:
+            flight.waiters -= 1
+            if not (flight.waiters or flight.began or flight.answer.done()):
+                self._waiting[flight.kind].drop(host)
+                del self._flights[host]
 
-    def _start(self, known: bool) -> None:
-        most = THREADS_FOR_KNOWN if known else THREADS
-        while self._waiting[known] and self._running[known] < most:
-            host = self._waiting[known].popleft()
-            self._running[known] += 1
+    def _start(self, kind: NameKind) -> None:
+        while (taken := self._waiting[kind].take()) is not None:
+            host, asker = taken
+            flight = self._flights[host]
+            flight.began = True
             # Not an executor's: the end of kvd would wait for those until the system has given up.
             thread = threading.Thread(
-                target=self._run, args=(host, known, asyncio.get_running_loop()), name="kvd-name", daemon=True
+                target=self._run, args=(host, asker, asyncio.get_running_loop()), name="kvd-name", daemon=True
             )
             try:
                 thread.start()
             except (
                 RuntimeError
             ) as error:  # the host has no thread left for kvd; whoever asks again tries again
-                self._settle(host, known, NameFound((), f"{host!r}: {error}", time.monotonic()))
+                self._settle(host, asker, NameFound((), f"{host!r}: {error}", time.monotonic()))
 
-    def _run(self, host: str, known: bool, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, host: str, asker: Hashable, loop: asyncio.AbstractEventLoop) -> None:
         try:
             addresses, error = tuple(self._look(host)), ""
         except (OSError, UnicodeError) as failed:
@@ -111,14 +141,16 @@ class Resolver:
             addresses, error = (), f"{host!r}: {failed!r}"
         until = time.monotonic() + (FOUND_SECONDS if addresses else FAILED_SECONDS)
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(self._done, host, known, NameFound(addresses, error, until))
+            loop.call_soon_threadsafe(self._done, host, asker, NameFound(addresses, error, until))
 
-    def _done(self, host: str, known: bool, found: NameFound) -> None:
-        self._settle(host, known, found)
-        self._start(known)
+    def _done(self, host: str, asker: Hashable, found: NameFound) -> None:
+        kind = self._flights[host].kind
+        self._settle(host, asker, found)
+        self._start(kind)
 
-    def _settle(self, host: str, known: bool, found: NameFound) -> None:
-        self._running[known] -= 1
+    def _settle(self, host: str, asker: Hashable, found: NameFound) -> None:
+        flight = self._flights.pop(host)
+        self._waiting[flight.kind].done(asker)
         self._found[host] = found
         self._found.move_to_end(host)
         if found.addresses:
@@ -127,9 +159,8 @@ class Resolver:
         for names in (self._found, self._last_good):
             while len(names) > MOST_NAMES:
                 names.popitem(last=False)
-        flight = self._flights.pop(host)
-        if not flight.done():
-            flight.set_result(found)
+        if not flight.answer.done():
+            flight.answer.set_result(found)
 
 
 def _literal(host: str) -> tuple[Address, ...]:

@@ -16,6 +16,7 @@ import msgspec
 from kvd.service.errors import RequestRefused, unreadable
 from kvd.service.fairness.budget import Budget
 from kvd.service.sockets.channel import Cause, Channel
+from kvd.service.sockets.fair_lines import ASKER
 from kvd.service.sockets.limits import UNSENT_BYTES
 from kvd.service.sockets.reservations import Hold
 from kvd.service.sockets.shares import shares_of_waiting
@@ -107,6 +108,11 @@ class Router:
         if self._last is not None and self._last[0] is message:
             self._last = None
 
+    def unsent(self, route: bytes) -> int:
+        """Bytes that a client has not read yet; none where it is away."""
+        line = self._lines.get(route)
+        return line.channel.unsent if line is not None else 0
+
     async def ask(self, route: bytes, message: Message, seconds: float) -> Message:
         """Ask a client and wait for its answer. Raises `TimeoutError`, at once where its connection has ended."""
         line = self._lines.get(route)
@@ -149,12 +155,14 @@ class Router:
 
     def received(self, channel: Channel, message: Received, hold: Hold | None) -> None:
         """Take a message. Whatever it causes ends nothing but itself."""
-        kept = False
+        kept, asker = False, ASKER.set(channel.path[0])
         try:
             kept = self._take(self._lines[channel.route], message, hold)
         except Exception:  # one message of one client must not end the loop for all
             self._counters["errors.internal"] += 1
             log.exception("%s socket: a message could not be handled; going on", self.name)
+        finally:
+            ASKER.reset(asker)
         if hold is not None and not kept:
             hold.release()
 

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from kvd.service.sockets import resolver
-from kvd.service.sockets.resolver import THREADS, Address, Resolver
+from kvd.service.sockets.fair_lines import ASKER
+from kvd.service.sockets.limits import share_of
+from kvd.service.sockets.resolver import MOST_WAITING, THREADS, Address, Resolver
 
 HERE: list[Address] = [(socket.AF_INET, "127.0.0.1")]
 
@@ -82,7 +84,7 @@ def test_names_that_nobody_answers_for_leave_room_for_known_ones(monkeypatch: py
         await made.resolve("peer.good")
         monkeypatch.setattr(resolver, "FOUND_SECONDS", 0.0)
         made._found.clear()
-        dead = [asyncio.ensure_future(made.resolve(f"{number}.dead")) for number in range(THREADS + 5)]
+        dead = [asyncio.ensure_future(made.resolve(f"{number}.dead")) for number in range(THREADS["new"] + 5)]
         began = time.monotonic()
         assert await made.resolve("peer.good") == tuple(HERE)
         assert names.asked.count("peer.good") == 2
@@ -90,6 +92,45 @@ def test_names_that_nobody_answers_for_leave_room_for_known_ones(monkeypatch: py
         for failed in dead:
             with pytest.raises(OSError, match="no answer for"):
                 await failed
+
+    resolved(talk)
+
+
+def test_names_that_one_user_asks_for_in_vain_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of names that nobody was found for before, such as those of all peers after a restart."""
+    monkeypatch.setattr(resolver, "RESOLVE_SECONDS", 0.5)
+
+    async def talk(made: Resolver, names: Names) -> None:
+        ASKER.set("hostile")
+        dead = [asyncio.ensure_future(made.resolve(f"{number}.dead")) for number in range(400)]
+        await asyncio.sleep(0)
+        ASKER.set("honest")
+        assert await made.resolve("peer.good") == tuple(HERE)
+        await asyncio.gather(*dead, return_exceptions=True)
+        began = len(names.asked)
+        names.end.set()
+        ASKER.set("hostile")
+        assert await made.resolve("another.good") == tuple(HERE)
+        assert len(names.asked) == began + 1, "nobody waits for the others any more"
+
+    resolved(talk)
+
+
+def test_names_that_wait_are_not_without_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolver, "RESOLVE_SECONDS", 0.1)
+
+    async def talk(made: Resolver, _names: Names) -> None:
+        ASKER.set("hostile")
+        most = share_of(MOST_WAITING) + share_of(THREADS["new"])
+        dead = [asyncio.ensure_future(made.resolve(f"{number}.dead")) for number in range(most)]
+        await asyncio.sleep(0)
+        with pytest.raises(OSError, match="768 wait for one user or host already"):
+            await made.resolve("one.more")
+        ASKER.set("honest")
+        with pytest.raises(OSError, match="Name or service not known"):
+            await made.resolve("nobody")
+        assert await made.resolve("peer.good", kept=True) == tuple(HERE)
+        await asyncio.gather(*dead, return_exceptions=True)
 
     resolved(talk)
 
@@ -113,7 +154,7 @@ def test_a_host_without_threads_fails_those_who_ask_now_and_nobody_later(
     async def talk(made: Resolver, _names: Names) -> None:
         with monkeypatch.context() as short:
             short.setattr(threading.Thread, "start", full)
-            for number in range(THREADS + 1):
+            for number in range(THREADS["new"] + 1):
                 with pytest.raises(OSError, match="can't start new thread"):
                     await made.resolve(f"{number}.good")
         assert await made.resolve("0.good") == tuple(HERE)
