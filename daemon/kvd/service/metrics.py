@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 
+from kvd.service.sockets.acceptor import network_of
 from kvd.shown import escaped
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
 REQUEST_SECONDS = 5.0
+"""How long a connection lives, to the last byte of its answer."""
 MAX_HEAD_BYTES = 8192
 MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_HOST = 16
+"""Of one address. Over both the oldest connection goes: of that address, or of the one that has most."""
+ACCEPTS_A_TURN = 16
+"""Connections that are accepted in one turn of the loop, and that the kernel keeps until then."""
 
 Page = tuple[int, str]
 Now = Callable[[], Awaitable[tuple[KvdStatus, Sequence[OutcomeRow]]]]
+Visits = dict[Hashable, dict[asyncio.WriteTransport, None]]
+"""Connections that are open, by address, the oldest first."""
 _LABELS = {"checksums": "result", "misses": "code"}
 """Counters of which the part behind the dot is a label, by the part before it."""
 _REASONS = {
@@ -95,8 +102,6 @@ def page(path: str, status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> Pag
     """The status code and the text for a path."""
     if path == "/metrics":
         return 200, render(status, served)
-    if path == "/healthz":
-        return 200, "ok\n"
     if path == "/readyz":
         return (503, "draining\n") if status.draining else (200, "ready\n")
     return 404, "there is /metrics, /healthz and /readyz\n"
@@ -104,24 +109,45 @@ def page(path: str, status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> Pag
 
 async def listen(host: str, port: int, now: Now) -> asyncio.Server:
     """A listening server; ``now`` is called for each request. Raises `OSError` where the address cannot be had."""
-    open_now: set[asyncio.Task[None] | None] = set()
+    visits: Visits = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        open_now.add(task)
+        whose = network_of(writer.get_extra_info("peername"))
+        _enter(visits, whose, writer.transport)
         try:
-            if len(open_now) <= MAX_CONNECTIONS:
-                async with asyncio.timeout(REQUEST_SECONDS):
-                    await _answer(reader, writer, now)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # whoever talks nonsense, or nothing at all, gets the connection closed
-        finally:
-            open_now.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError):
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await _answer(reader, writer, now)
+                writer.close()
                 await writer.wait_closed()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # whoever talks nonsense, or nothing at all, or does not read, gets the connection closed
+        finally:
+            _leave(visits, whose, writer.transport)
+            writer.transport.abort()  # else it lives until all was read, which may be never
 
-    return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES)
+    return await asyncio.start_server(connected, host, port, limit=MAX_HEAD_BYTES, backlog=ACCEPTS_A_TURN)
+
+
+def _enter(visits: Visits, whose: Hashable, transport: asyncio.WriteTransport) -> None:
+    """Count a connection, and end another one where these are too many."""
+    own = visits.setdefault(whose, {})
+    own[transport] = None
+    if len(own) > MAX_CONNECTIONS_HOST:
+        most = whose
+    elif sum(map(len, visits.values())) > MAX_CONNECTIONS:
+        most = max(visits, key=lambda host: len(visits[host]))
+    else:
+        return
+    oldest = next(iter(visits[most]))
+    _leave(visits, most, oldest)
+    oldest.abort()
+
+
+def _leave(visits: Visits, whose: Hashable, transport: asyncio.WriteTransport) -> None:
+    if (own := visits.get(whose)) is not None:
+        own.pop(transport, None)
+        if not own:
+            del visits[whose]
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, now: Now) -> None:
@@ -132,8 +158,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
         code, text = 400, "not HTTP/1\n"
     elif head[0] not in ("GET", "HEAD"):
         code, text = 405, "GET and HEAD only\n"
+    elif (path := head[1].partition("?")[0]) == "/healthz":
+        code, text = 200, "ok\n"
     else:
-        code, text = page(head[1].partition("?")[0], *await now())
+        code, text = page(path, *await now())
     body = text.encode()
     writer.write(
         f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"

@@ -216,14 +216,15 @@ def _who(connected: socket.socket, address: object) -> tuple[Path, int, int]:
         pid, uid, _ = _CREDENTIALS.unpack(found)
         return (OURSELVES if pid == os.getpid() else uid, pid), pid, uid
     keep_alive(connected)
+    return (network_of(address), 0), 0, -1
+
+
+def network_of(address: object) -> Hashable:
+    """What counts as one host of those that connect over the network: its address, or the network of one site."""
     host = str(address[0]) if isinstance(address, tuple) else ""
     if ":" in host and not host.startswith("::ffff:"):
-        return (
-            (socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8], 0),
-            0,
-            -1,
-        )  # a site's own network
-    return (host, 0), 0, -1
+        return socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8]
+    return host
 
 
 def keep_alive(connected: socket.socket) -> None:
