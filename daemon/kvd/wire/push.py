@@ -22,11 +22,16 @@ MOST_THERE = 4096
 
 
 class BlockRun(msgspec.Struct, frozen=True, array_like=True):
-    """Blocks of one KV cache group: ``ids[i]`` covers the request's block number ``first + i``."""
+    """Blocks of one KV cache group: ``ids[i]`` covers the request's block number ``first + i``.
+
+    Where the ids of all groups would be too many for a message there are none, and ``runs`` of neighbours instead:
+    (first id, how many).
+    """
 
     group: Count
     first: Count
     ids: Annotated[tuple[Count, ...], Meta(max_length=MOST_BLOCKS)]
+    runs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=MOST_BLOCKS)] = ()
 
 
 class PushKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,8 +23,8 @@ from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint
-from kvd.wire.limits import LONGEST_ID
-from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
+from kvd.wire.limits import LONGEST_ID, MOST_BLOCKS
+from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 
 Push: TypeAlias = PushAnnounce | PushWithdraw | PushDone | PushProgress
@@ -88,7 +88,8 @@ def _counted(daemon: Daemon, message: Push, here: str, there: str) -> Iterator[N
 @contextmanager
 def _place(daemon: Daemon, caller: Caller, message: Push) -> Iterator[None]:
     """Hold a place for a message, among those of its user or host, while others are asked. Raises `RequestRefused`."""
-    ids = sum(len(run.ids) for run in message.blocks) if isinstance(message, PushAnnounce) else 0
+    blocks = message.blocks if isinstance(message, PushAnnounce) else ()
+    ids = sum(len(sent.ids) + 4 * len(sent.runs) for sent in blocks)  # a run takes as much as four
     shares = (
         FairShare(
             (caller.uid, caller.key), "of this user or host", MAX_UNDERWAY_OF_ONE, MAX_IDS_UNDERWAY_OF_ONE
@@ -142,6 +143,10 @@ def _check(message: Push) -> None:
                 f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {LONGEST_ID}",
                 final=True,
             )
+    if isinstance(message, PushAnnounce):
+        _check_blocks(key, message.blocks)
+    elif isinstance(message, PushProgress):
+        _check_blocks(key, [there.blocks for there in message.there if there.blocks is not None])
     if not isinstance(message, PushAnnounce):
         return
     wrong = ""
@@ -153,6 +158,18 @@ def _check(message: Push) -> None:
         wrong = f"with {message.computed} of {message.tokens} tokens computed"
     if wrong:
         raise RequestRefused("KVD-BAD-PUSH", f"transfer {key.transfer_id!r} is announced {wrong}", final=True)
+
+
+def _check_blocks(key: PushKey, blocks: Iterable[BlockRun]) -> None:
+    """A few bytes of runs may stand for any number of blocks, for which the worker makes room."""
+    for sent in blocks:
+        if (count := sum(count for _, count in sent.runs)) > MOST_BLOCKS:
+            raise RequestRefused(
+                "KVD-BAD-PUSH",
+                f"transfer {key.transfer_id!r}: runs of {count} blocks of group {sent.group}; at most {MOST_BLOCKS}"
+                " are taken",
+                final=True,
+            )
 
 
 def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:

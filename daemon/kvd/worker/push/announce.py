@@ -7,9 +7,11 @@ from concurrent.futures import Future
 
 from kvd.wire.frame import Message
 from kvd.wire.identity import Endpoint
-from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.context import WorkerContext
+from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival
+from kvd.worker.push.sent_blocks import sent_blocks
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 
@@ -43,7 +45,7 @@ def announce(
             generations=(order.prefill.generation, generation),
             tokens=order.tokens,
             computed=order.computed,
-            blocks=tuple(BlockRun(group, first, ids) for group, (first, ids) in sorted(order.groups.items())),
+            blocks=tuple(sent_blocks(block_lists(order.groups)).values()),
             landing=window,
             digest=order.digest,
             seconds=max(0.001, arrival.load.deadline - time.monotonic()),

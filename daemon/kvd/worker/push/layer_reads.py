@@ -18,6 +18,7 @@ from kvd.wire.push import LayersThere, PushProgress
 from kvd.worker.load import Load, Slice
 from kvd.worker.orders import block_lists
 from kvd.worker.push.arrival import Arrival, Part
+from kvd.worker.push.sent_blocks import received_blocks
 
 
 def layer_read(
@@ -71,6 +72,6 @@ def layer_read(
 def _chunk(arrival: Arrival, push: LayerPush, found: LayersThere, first: int, last: int) -> Descriptors:
     order = arrival.load.order
     blocks = found.blocks
-    theirs = {} if blocks is None else block_lists({blocks.group: (blocks.first, blocks.ids)})
+    theirs = {} if blocks is None else {blocks.group: received_blocks(blocks)}
     rows = compile_chunk(push, theirs, block_lists(order.groups), total=order.tokens, first=first, last=last)
     return Descriptors(local=rows.remote, remote=rows.local, length=rows.length)

@@ -19,11 +19,11 @@ from kvd.shown import logger
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.push import LayerPush, compile_chunk, sendable
-from kvd.wire.push import BlockRun, LayersThere, PushAnnounce, PushKey, PushProgress
+from kvd.wire.push import LayersThere, PushAnnounce, PushKey, PushProgress
 from kvd.wire.transfer import MAX_RUNS, BlockRuns
 from kvd.worker.cause import Cause, code_of, text_of
-from kvd.worker.orders import block_lists
 from kvd.worker.push.computed import Computed
+from kvd.worker.push.sent_blocks import received_blocks, sent_blocks
 
 log = logger(__name__)
 
@@ -97,7 +97,7 @@ class PushTarget:
 
     def __post_init__(self) -> None:
         """``blocks`` are the decoder's, by its groups."""
-        self.blocks = block_lists({run.group: (run.first, run.ids) for run in self.announce.blocks})
+        self.blocks = {sent.group: received_blocks(sent) for sent in self.announce.blocks}
 
     @property
     def key(self) -> PushKey:
@@ -246,6 +246,7 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
         push = (target.pushes or {})[name]
         by_group.setdefault((push.group, push.source_group, tokens), []).append(name)
     over = target.phase >= TargetPhase.SETTLED
+    blocks = sent_blocks(target.source) if target.direct else {}
     return PushProgress(
         key=target.key,
         source=source,
@@ -254,7 +255,7 @@ def progress(target: PushTarget, source: Rank) -> PushProgress:
                 group=group,
                 layers=tuple(names),
                 tokens=tokens,
-                blocks=_run(target, source_group) if target.direct else None,
+                blocks=blocks.get(source_group),
             )
             for (group, source_group, tokens), names in by_group.items()
         ),
@@ -286,11 +287,6 @@ def forgettable(targets: Mapping[Name, PushTarget], now: float) -> list[Name]:
 
 def _expired(target: PushTarget, now: float) -> bool:
     return target.phase >= TargetPhase.SETTLED and now > max(target.since, target.deadline) + KEEP
-
-
-def _run(target: PushTarget, group: int) -> BlockRun | None:
-    blocks = target.source.get(group)
-    return None if blocks is None else BlockRun(group, blocks.first, tuple(blocks.ids.tolist()))
 
 
 def _source_runs(target: PushTarget) -> tuple[BlockRuns, ...]:

@@ -19,7 +19,9 @@ import zmq
 from kvd.geometry.rank import Rank
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
+from kvd.wire.limits import MOST_BLOCKS
 from kvd.wire.push import (
+    BlockRun,
     PushAnnounce,
     PushDone,
     PushKey,
@@ -121,6 +123,11 @@ def test_a_message_of_100000_blocks_is_legal_and_one_that_no_peer_would_take_is_
     (told,) = both.prefillers[1].told
     assert isinstance(told, PushAnnounce)
     assert told.blocks[0].ids == tuple(range(100_000))
+    endless = msgspec.structs.replace(
+        both.announce(), blocks=(BlockRun(0, 0, (), ((0, MOST_BLOCKS), (0, 1))),)
+    )
+    answer = refused(both.decoders[0].session.deliver("b", endless))
+    assert (answer.code, answer.final) == ("KVD-BAD-PUSH", True)
     with pair("peer: {max_message_bytes: 100000}") as narrow:
         one = narrow.decoders[0].session
         answer = refused(one.deliver("a", narrow.announce(blocks=100_000)))
