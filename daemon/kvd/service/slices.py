@@ -41,11 +41,15 @@ def spread(items: Iterable[T], act: Callable[[T], None]) -> None:
     rest = iter(items)
 
     def some() -> None:
-        ends = time.monotonic() + SLICE_SECONDS
-        for item in rest:
-            act(item)
-            if time.monotonic() >= ends:
+        ends, more = time.monotonic() + SLICE_SECONDS, True
+        try:
+            for item in rest:
+                act(item)
+                if time.monotonic() >= ends:
+                    return
+            more = False
+        finally:  # also after an error: that of one item is none of the others'
+            if more:
                 asyncio.get_running_loop().call_soon(some)
-                return
 
     some()

@@ -51,6 +51,29 @@ def test_an_answer_that_cannot_be_made_does_not_keep_others_from_theirs() -> Non
     assert asyncio.run(ask()) == [1, 2]
 
 
+def test_what_fails_for_one_is_done_with_the_others() -> None:
+    done: list[int] = []
+
+    def act(item: int) -> None:
+        if not item % 3:
+            raise ValueError(item)
+        done.append(item)
+
+    async def work() -> None:
+        failed: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: failed.append(context["exception"])
+        )
+        with pytest.raises(ValueError, match="0"):
+            spread(range(8), act)
+        while len(done) < 5:  # noqa: ASYNC110 (it is the loop's turns that are looked at)
+            await asyncio.sleep(0)
+        assert [str(error) for error in failed] == ["3", "6"]
+
+    asyncio.run(work())
+    assert done == [1, 2, 4, 5, 7]
+
+
 def test_what_is_spread_is_done_with_each() -> None:
     done: list[int | None] = []
 

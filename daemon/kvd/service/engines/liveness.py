@@ -137,13 +137,15 @@ class Liveness:
     def _end_some(self) -> None:
         """A process may have had thousands of clients, and thousands of processes may end at once."""
         ends = time.monotonic() + SLICE_SECONDS
-        while self._ending and time.monotonic() < ends:
-            incarnation, pid = self._ending.popleft()
-            client = self._registry.clients.get(incarnation)
-            if client is not None and client.process == pid:
-                self._registry.end(client, f"process {pid} ended", ended=True)
-        if self._ending:
-            asyncio.get_running_loop().call_soon(self._end_some)
+        try:
+            while self._ending and time.monotonic() < ends:
+                incarnation, pid = self._ending.popleft()
+                client = self._registry.clients.get(incarnation)
+                if client is not None and client.process == pid:
+                    self._registry.end(client, f"process {pid} ended", ended=True)
+        finally:  # also after an error: nothing else would go on with the others
+            if self._ending:
+                asyncio.get_running_loop().call_soon(self._end_some)
 
     def _drop(self, pid: int) -> None:
         process = self._processes.pop(pid)

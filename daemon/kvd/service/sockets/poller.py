@@ -100,10 +100,19 @@ class Poller:
         if self._loop is None:
             return
         self._soon = True  # nothing of what is queued below needs a turn of its own yet
-        for fd, mask in self._epoll.poll(0, MOST_EVENTS):
-            told = self._members[fd]
-            told.mask |= mask
-            self.queue(told)
+        try:
+            for fd, mask in self._epoll.poll(0, MOST_EVENTS):
+                if (told := self._members.get(fd)) is not None:
+                    told.mask |= mask
+                    self.queue(told)
+            self._serve()
+        finally:  # an error of this turn costs this turn, not all that follow
+            self._soon = bool(self._turns)
+            if self._soon:
+                self._loop.call_soon(self._go_on)
+
+    def _serve(self) -> None:
+        """Give steps to those that are queued, until this turn's time is over."""
         # What was taken last may have left much to do for others on this loop: then less is taken now.
         others = time.thread_time() - self._others_from
         ends = time.monotonic() + min(
@@ -120,6 +129,3 @@ class Poller:
             if time.monotonic() >= ends:
                 break
         self._others_from = time.thread_time()
-        self._soon = bool(self._turns)
-        if self._soon:
-            self._loop.call_soon(self._go_on)

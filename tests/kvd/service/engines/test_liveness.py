@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import zmq
 
+from kvd.service.config import LivenessSettings
+from kvd.service.engines.liveness import Liveness
+from kvd.service.engines.registry import Registry
 from kvd.wire.frame import decode, encode
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import LeaseKey
@@ -58,6 +64,31 @@ def test_a_kvd_that_was_stopped_itself_blames_nobody() -> None:
         counters = kvd.status().counters
         assert "events.worker.gone" not in counters
         assert "events.worker.silent" not in counters
+
+
+def test_an_error_at_one_end_leaves_none_of_the_others_alive() -> None:
+    """Several processes may end at once; after an error nothing was ended any more."""
+    over: list[str] = []
+
+    def end(client: SimpleNamespace, reason: str, *, ended: bool) -> None:
+        assert ended
+        if client.name == "b":
+            raise ValueError(reason)
+        over.append(client.name)
+
+    clients = {name: SimpleNamespace(name=name, process=7) for name in "abcd"}
+    registry = SimpleNamespace(clients=clients, end=end)
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        liveness = Liveness(cast("Registry", registry), LivenessSettings())
+        for name in "abcd":
+            liveness._end_soon([name], 7)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(work())
+    assert over == ["a", "c", "d"]
 
 
 def test_leases_end_with_their_scheduler() -> None:
