@@ -1,7 +1,7 @@
 """The files of a database: which they are, and how they are set aside so that nothing of them is lost.
 
 A file that is set aside is called ``NAME.damaged-TIME`` until all that can be read of it was taken over, then
-``NAME.broken-TIME``. Nobody here deletes it.
+``NAME.broken-TIME``. Of those that are called so the newest `KEPT` stay; nothing else here deletes any.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 DAMAGED, BROKEN, NEWER = ".damaged-", ".broken-", ".schema-"
+KEPT = 4
+"""Each has up to ``ledger.max_bytes``: a disk that damages one after the other must not be filled by them."""
 COMPANIONS = ("-wal", "-shm")
 """What SQLite keeps beside a database: its log, which holds the newest records, and the log's index."""
 
@@ -80,7 +82,17 @@ def waiting(path: Path, schema: int) -> list[Path]:
 def settle(aside: Path, path: Path) -> Path:
     """All that could be read of it was taken over; its name says so from now on. Raises `OSError`."""
     kept = set_aside(aside, f"{path.name}{BROKEN}{aside.name.rpartition('-')[2]}")
+    _delete_oldest(path)
     return kept or aside
+
+
+def _delete_oldest(path: Path) -> None:
+    """Of what was taken over delete all but the newest. What is no file was none of ours, and stays."""
+    broken = [p for p in path.parent.glob(f"{path.name}{BROKEN}*") if p.is_file()]
+    databases = [p for p in broken if not p.name.endswith((*COMPANIONS, "-journal"))]
+    for old in sorted(databases, key=lambda p: p.name.rpartition("-")[2])[:-KEPT]:
+        for suffix in ("", *COMPANIONS, "-journal"):
+            Path(f"{old}{suffix}").unlink(missing_ok=True)
 
 
 def sync(directory: Path) -> None:
