@@ -18,6 +18,7 @@ from kvd.service.fairness.budget import Budget
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.peers.comparer.pool import ComparerPool
+from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.subscribers import Subscribers
@@ -33,7 +34,8 @@ from kvd.service.sockets.sockets import Sockets
 class Daemon:
     """All state of a daemon. ``config`` is replaced by a reload, ``draining`` and ``prepared`` are set once.
 
-    ``push_places`` has the messages of pushes that wait for an answer now.
+    ``parts_given`` are parts of cards for peers, if there may be peers. ``push_places`` has the messages of pushes that
+    wait for an answer now.
     """
 
     config: Config
@@ -59,6 +61,7 @@ class Daemon:
     operators: Operators = field(default_factory=Operators)
     geometries: DocumentChecker = field(default_factory=DocumentChecker)
     slices: Slices = field(default_factory=Slices)
+    parts_given: PartsGiven | None = None
     draining: bool = False
     prepared: bool = False
     loop_lag: float = 0.0

@@ -39,6 +39,7 @@ from kvd.service.peers import trust
 from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.discovery import discover
+from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.trust import Keys
@@ -267,6 +268,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     daemon.local.handlers = dispatch.local_handlers(daemon)
     if daemon.peer is not None:
         daemon.peer.handlers = dispatch.peer_handlers(daemon)
+        daemon.parts_given = PartsGiven(daemon.peer.unsent)
     return daemon
 
 

@@ -8,6 +8,7 @@ from itertools import islice
 from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.senders import refuse_other_user
+from kvd.service.peers.giving import LARGE_ENGINE
 from kvd.service.sockets.router import Caller
 from kvd.wire.card_parts import PART_BYTES, card_bytes, part_bytes, part_from, with_workers
 from kvd.wire.frame import Message
@@ -37,6 +38,9 @@ async def describe_engine(daemon: Daemon, caller: Caller, message: DescribeEngin
     """The card of an engine of ours, for another kvd, which is told when it ends. Raises `RequestRefused`."""
     wait = daemon.registry.wait_up if message.keyed and not message.first else daemon.registry.wait_ready
     engine = await wait(message.engine_id, daemon.config.peer.handshake_seconds / 2)
+    if message.first is not None and len(engine.workers) > LARGE_ENGINE and daemon.parts_given is not None:
+        await daemon.parts_given.turn(caller.route)
+        engine = await wait(message.engine_id, 0.0)
     if message.generation not in ("", engine.generation):
         raise RequestRefused(
             "KVD-PEER-GENERATION",

@@ -27,6 +27,11 @@ MOST_FLIGHTS = 4096
 MOST_FLIGHTS_OF_ONE = 256
 """Most of them from one kvd: a host has some tens of engines, each may be asked for with and without its key."""
 
+MOST_HANDSHAKES = 12
+"""So many times ``peer.handshake_seconds`` all parts of a card may take together. Each may take that once."""
+AGAIN_SECONDS = 0.1
+"""Pause after a connection was lost between two parts."""
+
 Flight = tuple[Key, str, bool]
 
 
@@ -101,10 +106,14 @@ class Flights:
             raise
 
     async def _card(self, key: Key, *, keyed: bool) -> EngineCard:
-        """The whole card. A kvd that makes no parts answers with all of it at once."""
+        """The whole card. A kvd that makes no parts answers with all of it at once.
+
+        Where many ask at a time for the card of a large engine each part takes long: as long as parts come, more come.
+        """
         endpoint, engine_id = key
         where = f"the kvd at {endpoint}"
         deadline = time.monotonic() + self._settings.handshake_seconds
+        last = deadline + (MOST_HANDSHAKES - 1) * self._settings.handshake_seconds
         parts, generation = Gathering(), ""
         while True:
             question = msgspec.structs.replace(
@@ -114,7 +123,15 @@ class Flights:
                 first=len(parts.workers),
                 generation=generation,
             )
-            answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
+            try:
+                answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
+            except PeerAway:
+                if not parts.workers or time.monotonic() + AGAIN_SECONDS > deadline:
+                    raise
+                await asyncio.sleep(
+                    AGAIN_SECONDS
+                )  # what has come is kept, the rest comes over the next connection
+                continue
             if isinstance(answer, Refused):
                 raise RequestRefused.passed_on(answer, where)
             if not isinstance(answer, EngineDescribed):
@@ -136,4 +153,5 @@ class Flights:
                 raise RequestRefused(
                     "KVD-PEER-CARD", f"{where}: engine {engine_id!r}: {error.message}"
                 ) from None
+            deadline = min(time.monotonic() + self._settings.handshake_seconds, last)
             await asyncio.sleep(0)  # a part a turn
