@@ -18,10 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from kvd.service import key_changes, metrics
-from kvd.service.config import RELOADABLE, Config, endpoint
+from kvd.service.config import Config, endpoint
 from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
@@ -43,6 +41,7 @@ from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.trust import Keys
+from kvd.service.reload import reloading
 from kvd.service.runtime_directory import RuntimeDirectory, hold
 from kvd.service.self_check import SelfCheck
 from kvd.service.slices import spread
@@ -126,7 +125,9 @@ async def run_daemon(
     async with _running(config) as (daemon, held, tasks):
         daemon.loop_monitor = monitor
         loop = asyncio.get_running_loop()
-        _on_signals(loop, stop, lambda: _reload(daemon, reload, notifier))
+        told = asyncio.Event()
+        _on_signals(loop, stop, told.set)
+        tasks.append(loop.create_task(reloading(daemon, told, reload, notifier)))
         where = daemon.directory / SOCKET_NAME
         peers = f", peers at {daemon.myself.endpoint}" if daemon.peer else ""
         log.info(
@@ -316,30 +317,6 @@ def _on_signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, reload: Ca
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     loop.add_signal_handler(signal.SIGHUP, reload)
-
-
-def _reload(daemon: Daemon, reload: Callable[[], Config], notifier: Notifier) -> None:
-    notifier.reloading()
-    status = "settings reloaded"
-    try:
-        new = reload()
-    except ConfigError as error:
-        log.error("not reloaded, the old settings stay: %s", error.message)  # noqa: TRY400 (the message says it all)
-        daemon.counters["reloads.failed"] += 1
-        status = f"NOT reloaded: {error.message}"
-    else:
-        changed = {f for f in Config.__struct_fields__ if getattr(new, f) != getattr(daemon.config, f)}
-        if fixed := changed - RELOADABLE:
-            status = f"reloaded, but these need a restart: {', '.join(sorted(fixed))}"
-        daemon.config = msgspec.structs.replace(daemon.config, **{f: getattr(new, f) for f in RELOADABLE})
-        daemon.liveness.settings = new.liveness
-        daemon.registry.settled = daemon.myself.started + new.liveness.settle_seconds
-        daemon.leases.settings = new.leases
-        daemon.ledger.settings = new.ledger
-        logging.getLogger("kvd").setLevel(new.log_level.upper())
-        daemon.counters["reloads.done"] += 1
-        log.info("%s", status)
-    notifier.ready(status)
 
 
 async def _until(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
