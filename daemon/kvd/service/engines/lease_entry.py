@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kvd.service.engines.local_engine import Client
+from kvd.wire.registration import OpenLease
 
 MAX_READERS = 4096
 """Most readers that a lease may ever have."""
@@ -21,6 +24,7 @@ class LeaseEntry:
 
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
     are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
+    ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon.
     """
 
     owner: Client
@@ -32,6 +36,7 @@ class LeaseEntry:
     readers: dict[ReaderName, float] = field(default_factory=dict)
     gone: set[ReaderName] = field(default_factory=set)
     held: dict[str, int] = field(default_factory=dict)
+    dropped: bool = False
 
     def full(self, claimant: str) -> str:
         """Why that claimant can have no further reader here; empty where it can."""
@@ -40,3 +45,11 @@ class LeaseEntry:
         if self.held.get(claimant, 0) >= MAX_READERS_OF_ONE:
             return f"had {MAX_READERS_OF_ONE} readers of one host or client"
         return ""
+
+
+class PresentedLease(msgspec.Struct, frozen=True, gc=False):
+    """A lease that its owner listed when it registered, ``at`` time.monotonic()."""
+
+    owner: Client
+    lease: OpenLease
+    at: float

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvd.service.config import LeaseSettings
-from kvd.service.engines.lease_entry import LeaseEntry, ReaderName
+from kvd.service.engines.lease_entry import LeaseEntry, PresentedLease, ReaderName
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
@@ -82,15 +82,6 @@ def host_claimant(key: bytes, *, knows: bool) -> Claimant:
     return Claimant(f"key:{key.decode('ascii', 'replace')}", peer=True, knows=knows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Presented:
-    """A lease that its owner listed when it registered, ``at`` time.monotonic()."""
-
-    owner: Client
-    lease: OpenLease
-    at: float
-
-
 class LeaseTable:
     """All leases of the local engines. Methods are for the event loop."""
 
@@ -102,7 +93,7 @@ class LeaseTable:
         self.readers = 0
         """Readers of all open leases that are known by name."""
         self._of_engine: dict[str, set[str]] = {}
-        self._presented: dict[str, dict[str, _Presented]] = {}
+        self._presented: dict[str, dict[str, PresentedLease]] = {}
         """By engine and request: leases that an owner has presented, and that are not in the table yet."""
         self._held: Tally[str] = Tally()
         self._open_of: Tally[int] = Tally()
@@ -140,26 +131,29 @@ class LeaseTable:
 
         Where the list is ``complete``, what ended here while it was away ends there now. Else what is not listed stays
         that of the same incarnation. Of many the rest is taken in the next turns of the loop, and what is asked for
-        before that at once.
+        before that at once. What is not listed is not open from now on, and its place is free in the next turns.
         """
         engine_id = owner.engine.engine_id
-        listed = {lease.request_id for lease in leases}
-        for request_id in self._of_engine.get(engine_id, set()) - listed:
+        dropped: list[LeaseEntry] = []
+        for request_id in self._of_engine.get(engine_id, set()) - {lease.request_id for lease in leases}:
             entry = self.table[engine_id, request_id]
             if not complete and entry.owner.incarnation == owner.incarnation:
                 entry.owner = owner
             else:
-                self._remove((engine_id, request_id))
+                entry.dropped = True
+                dropped.append(entry)
+                self._not_of(engine_id, request_id)
+        spread(dropped, self._forget)
         before = self._presented.pop(engine_id, {})
         if not complete:
             same = {n: x for n, x in before.items() if x.owner.incarnation == owner.incarnation}
-            self._presented[engine_id] = {n: _Presented(owner, x.lease, x.at) for n, x in same.items()}
+            self._presented[engine_id] = {n: PresentedLease(owner, x.lease, x.at) for n, x in same.items()}
         self._present(owner, leases)
 
     def _present(self, owner: Client, leases: tuple[OpenLease, ...]) -> None:
         engine_id, at = owner.engine.engine_id, time.monotonic()
         waiting = self._presented.pop(engine_id, {})
-        waiting.update((lease.request_id, _Presented(owner, lease, at)) for lease in leases)
+        waiting.update((lease.request_id, PresentedLease(owner, lease, at)) for lease in leases)
         if waiting:
             self._presented[engine_id] = waiting
         spread(tuple(waiting), lambda request_id: self._take_over((engine_id, request_id)))
@@ -182,7 +176,12 @@ class LeaseTable:
         """An open lease; its owner lives."""
         self._take_over(name)
         lease = self.table.get(name)
-        return None if lease is None or lease.owner.state == "gone" else lease
+        return None if lease is None or lease.dropped or lease.owner.state == "gone" else lease
+
+    def _forget(self, dropped: LeaseEntry) -> None:
+        """Take a lease out that its owner no longer lists, if that was not done yet."""
+        if self.table.get(name := (dropped.owner.engine.engine_id, dropped.request_id)) is dropped:
+            self._remove(name)
 
     def count(self, engine_id: str) -> int:
         """Open leases of an engine."""
@@ -284,7 +283,7 @@ class LeaseTable:
         name = (owner.engine.engine_id, lease.request_id)
         seconds = min(max(lease.seconds, 0.0), self.settings.max_seconds)
         older, now = self.table.get(name), time.monotonic()
-        if older is not None and older.owner.incarnation != owner.incarnation:
+        if older is not None and (older.dropped or older.owner.incarnation != owner.incarnation):
             self._remove(name)  # of one that is gone: its readers are none of this one's
             older = None
         expires = now + seconds
@@ -356,7 +355,10 @@ class LeaseTable:
         lease.timer = asyncio.get_running_loop().call_later(seconds, self._expired, name)
 
     def _expired(self, name: Name) -> None:
-        self._end(name, "expired", "")
+        if self.table[name].dropped:
+            self._remove(name)
+        else:
+            self._end(name, "expired", "")
 
     def _end(self, name: Name, end: LeaseEnd, result: str) -> None:
         lease = self._remove(name)
@@ -371,13 +373,17 @@ class LeaseTable:
         lease = self.table.pop(name)
         lease.timer.cancel()
         self._open_of.add(lease.owner.uid, -1)
-        self._of_engine[name[0]].discard(name[1])
-        if not self._of_engine[name[0]]:
-            del self._of_engine[name[0]]
+        self._not_of(*name)
         self.readers -= sum(reader != INHERITED for reader in lease.readers)
         for claimant, count in lease.held.items():
             self._held.add(claimant, -count)
         return lease
+
+    def _not_of(self, engine_id: str, request_id: str) -> None:
+        requests = self._of_engine.get(engine_id, set())
+        requests.discard(request_id)
+        if not requests:
+            self._of_engine.pop(engine_id, None)
 
     def _remember_end(self, name: Name) -> None:
         # The owner may be away just now: it is told when it comes back and still lists the lease.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kvd.service.engines.leases import MAX_OPEN, MAX_OPEN_OF_UID
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
+from kvd.service.slices import spread
 from kvd.wire.frame import kind_of
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseRelease
@@ -48,8 +49,8 @@ class Readers:
 
     def __init__(self, release: Release, counters: Counter[str]) -> None:
         self.remembered: dict[str, Reader] = {}
-        self._of_client: dict[str, set[str]] = {}
-        """Ids by the incarnation of their client."""
+        self._of_client: dict[str, dict[str, None]] = {}
+        """Ids by the incarnation of their client, in the order of their claims."""
         self._of_user: dict[int, OrderedDict[str, None]] = {}
         """Ids by user; what was claimed or renewed last is at the end."""
         self._release = release
@@ -80,12 +81,22 @@ class Readers:
             one.until = time.monotonic() + seconds
 
     def presents(self, client: Client, readers: Iterable[OpenReader]) -> None:
-        """A client registered (again), and says which claims it has open. What is another client's stays that one's."""
+        """A client registered (again), and says which claims it has open. What is another client's stays that one's.
+
+        Of many the rest is remembered in the next turns of the loop; where the client has ended by then, released.
+        """
         now = time.monotonic()
-        for one in readers:
+
+        def take(one: OpenReader | None) -> None:
+            if one is None:
+                if client.state == "gone":
+                    self.client_gone(client)
+                return
             known = self.remembered.get(one.reader)
             if known is None or known.client.incarnation == client.incarnation:
                 self._remember(Reader(client, one.reader, one.key, now + one.seconds))
+
+        spread((*readers, None), take)
 
     def released(self, reader: str) -> None:
         """Its release was delivered."""
@@ -95,12 +106,22 @@ class Readers:
         """Release what a client that has ended had claimed.
 
         One that is only silent may still read, and its blocks must not be given away: those leases end by their time.
+        Of many the rest is looked at in the next turns of the loop.
         """
-        mine = [self.remembered[reader] for reader in self._of_client.get(client.incarnation, ())]
-        for one in mine:
-            self._forget(one.reader)
-        if not client.ended:
-            return
+        mine: list[Reader] = []
+
+        def take(one: Reader | None) -> None:
+            if one is None:
+                if client.ended:
+                    self._release_of(client, mine)
+            elif self.remembered.get(one.reader) is one:  # and not presented anew meanwhile
+                self._forget(one.reader)
+                mine.append(one)
+
+        known = [self.remembered[reader] for reader in self._of_client.get(client.incarnation, ())]
+        spread((*known, None), take)
+
+    def _release_of(self, client: Client, mine: list[Reader]) -> None:
         by_endpoint: dict[Endpoint, list[Reader]] = {}
         for one in sorted(mine, key=lambda one: one.until):
             by_endpoint.setdefault(one.key.endpoint, []).append(one)
@@ -130,7 +151,7 @@ class Readers:
         client, now = reader.client, time.monotonic()
         self._forget(reader.reader)
         self.remembered[reader.reader] = reader
-        self._of_client.setdefault(client.incarnation, set()).add(reader.reader)
+        self._of_client.setdefault(client.incarnation, {})[reader.reader] = None
         mine = self._of_user.setdefault(client.uid, OrderedDict())
         mine[reader.reader] = None
         while mine and (len(mine) > MAX_OF_UID or self.remembered[next(iter(mine))].until < now):
@@ -144,7 +165,7 @@ class Readers:
             return
         client = one.client
         of_client, of_user = self._of_client[client.incarnation], self._of_user[client.uid]
-        of_client.discard(reader)
+        of_client.pop(reader, None)
         of_user.pop(reader, None)
         if not of_client:
             del self._of_client[client.incarnation]

@@ -301,6 +301,51 @@ def test_only_what_has_certainly_ended_is_released(ended: bool) -> None:
     assert not made.remembered
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_long_list_of_claims_is_taken_one_slice_a_turn_and_released_whenever_its_client_ends(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvd.service.slices.SLICE_SECONDS", 0.0)
+    sent: list[LeaseRelease] = []
+    made, who = readers(sent), client()
+    names = [f"reader-{number}" for number in range(30)]
+
+    async def run() -> None:
+        made.presents(who, [OpenReader(KEY, name, 60.0) for name in names])
+        most = len(made.remembered)
+        while len(made.remembered) < (10 if ends else 30):
+            before = len(made.remembered)
+            await asyncio.sleep(0)
+            most = max(most, len(made.remembered) - before)
+        assert most == 1
+        who.state, who.ended = "gone", True
+        made.client_gone(who)
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert sorted(message.reader for message in sent) == sorted(names)
+    assert not made.remembered
+
+
+def test_what_is_presented_anew_while_it_is_forgotten_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that was silent is back before all that it had claimed was looked at."""
+    monkeypatch.setattr("kvd.service.slices.SLICE_SECONDS", 0.0)
+    made, who = readers([]), client()
+    held = [OpenReader(KEY, f"reader-{number}", 60.0) for number in range(5)]
+
+    async def run() -> None:
+        for one in held:
+            made.claims(who, LeaseClaim(key=KEY, reader=one.reader), 60.0)
+        made.client_gone(who)
+        made.presents(who, held)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert sorted(made.remembered) == [one.reader for one in held]
+
+
 def test_what_was_released_and_what_others_claimed_is_left_alone() -> None:
     sent: list[LeaseRelease] = []
     made, who = readers(sent), client()
@@ -357,7 +402,13 @@ def test_many_clients_that_end_cost_what_they_had_claimed() -> None:
     for who in crowd:
         made.client_gone(who)
     assert time.thread_time() - began < 0.5
-    made.client_gone(client("busy"))
+
+    async def busy_ends() -> None:
+        made.client_gone(client("busy"))
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    asyncio.run(busy_ends())
     assert not made.remembered
     assert not made._of_client
     assert not made._of_user
