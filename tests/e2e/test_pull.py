@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from kvctl.demo.deployment import Deployment, engine_id
 from kvctl.demo.engine import Answer
 from kvd.wire.handshake import GetPeer
-from tests.support.deployments import FLOAT32_STATES, prompt_of, transfers_of
+from tests.support.daemons import wait_for
+from tests.support.deployments import FLOAT32_STATES, HYBRID_BLOCK, prompt_of, transfers_of
 from tests.support.engine_calls import reset_prefix_cache
 from tests.support.tiny_models import MODELS
 
@@ -91,17 +93,40 @@ def test_gated_delta_net_hybrid_decodes_what_another_engine_prefilled(gdn: Deplo
     assert asked.decoded.num_cached_tokens == tokens - 1
     assert asked.decoded.token_ids == alone.token_ids[1:]
     transfer = transfer_of(gdn, asked.prefilled)
+    assert transfer["bytes"] == hybrid_bytes(gdn, tokens - 1)
+    assert [g["kind"] for g in transfer["groups"]].count("mamba") == 3
+
+
+def test_a_gated_delta_net_decoder_that_has_the_attention_is_brought_the_state_and_the_rest(
+    gdn: Deployment,
+) -> None:
+    """The same prompt again, then one that continues it; what the decoder answers stays the same."""
+    longer = prompt_of(3 * HYBRID_BLOCK + 50, seed=3)
+    first = longer[: 2 * HYBRID_BLOCK + 50]
+    expected = {}
+    for prompt in (first, longer):
+        expected[len(prompt)] = gdn.decode.submit_alone(prompt, ANSWER).result(120).token_ids[1:]
+        assert reset_prefix_cache(gdn.decode)
+    for prompt, here in ((first, 0), (first, 2), (longer, 2), (longer, 3)):
+        # Who computes a prompt in other pieces rounds otherwise.
+        wait_for(partial(reset_prefix_cache, gdn.prefill), 60.0)
+        asked = gdn.ask(prompt, ANSWER)
+        assert asked.decoded.token_ids == expected[len(prompt)]
+        assert transfer_of(gdn, asked.prefilled)["bytes"] == hybrid_bytes(gdn, len(prompt) - 1, here)
+
+
+def hybrid_bytes(deployment: Deployment, tokens: int, here: int = 0) -> int:
+    """The bytes of a load of so many tokens, of which the decoder's attention has ``here`` blocks."""
     config = MODELS["qwen3.5-gdn"].config
     key = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     value = config["linear_num_value_heads"] * config["linear_value_head_dim"]
     conv = (config["linear_conv_kernel_dim"] - 1) * (2 * key + value) * 2
     ssm = value * config["linear_key_head_dim"] * (4 if FLOAT32_STATES else 2)
-    block = last_block_size(gdn)
+    block = last_block_size(deployment)
     page = block * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
     kinds = config["layer_types"]
     states, attentions = kinds.count("linear_attention"), kinds.count("full_attention")
-    assert transfer["bytes"] == states * (conv + ssm) + attentions * math.ceil((tokens - 1) / block) * page
-    assert [g["kind"] for g in transfer["groups"]].count("mamba") == 3
+    return int(states * (conv + ssm) + attentions * (math.ceil(tokens / block) - here) * page)
 
 
 def last_block_size(deployment: Deployment) -> int:
