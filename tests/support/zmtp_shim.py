@@ -12,7 +12,7 @@ import zmq
 
 from kvd.zmtp.connection import Connection, ConnectionLimits, SocketType
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.events import ZmtpEvent
+from kvd.zmtp.events import LargeBox, ZmtpEvent
 from kvd.zmtp.mechanism import Mechanism
 from kvd.zmtp.null import Null
 
@@ -37,13 +37,17 @@ class Shim:
         stream.sendall(self.connection.start())
 
     def event(self) -> ZmtpEvent:
-        """The next event. Raises `ZmtpError`, `EOFError` where the peer has gone, `TimeoutError` after 10 s."""
+        """The next event; large boxes are opened here.
+
+        Raises `ZmtpError`, `EOFError` where the peer has gone, `TimeoutError` after 10 s.
+        """
         while not self._events:
             data = self.stream.recv(PIECE)
             if not data:
                 raise EOFError
             try:
-                self._events.extend(self.connection.receive(data))
+                events = self.connection.receive(data)
+                self._events.extend(event for event in events if not isinstance(event, LargeBox))
             except ZmtpError:
                 self.stream.sendall(self.connection.outgoing())
                 raise

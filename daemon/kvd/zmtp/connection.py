@@ -10,7 +10,7 @@ from typing import Literal
 from kvd.zmtp import greeting
 from kvd.zmtp.curve import SEALED_BYTES
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed, ZmtpEvent
+from kvd.zmtp.events import Handshaken, LargeBox, Received, Subscribed, Unsubscribed, ZmtpEvent
 from kvd.zmtp.frames import (
     COMMAND,
     LONG,
@@ -34,6 +34,8 @@ MOST_FRAMES = 64
 LONGEST_PING = 16
 """Bytes that a PING may want back (RFC 37)."""
 LONGEST_IDENTITY = 255
+LARGE_BOX = 256 << 10
+"""A sealed frame of more bytes is an event of its own: opening so many takes about a millisecond."""
 _RESERVED = 0xF8
 _SEALED_COMMAND = 2
 """In a box it is the second bit that says so, since a box needs no size."""
@@ -160,7 +162,13 @@ class Connection:
             if not self._greeted and not self._greet():
                 return
             while (taken := self._next_frame()) is not None:
-                event = self._take(*taken)
+                if self.ready and self._security.seals and len(taken[1]) > LARGE_BOX:
+                    box = LargeBox(self._security.unseal, taken[1])
+                    del taken  # the box lets go of it
+                    yield box
+                    event = self._open(*box.opened())
+                else:
+                    event = self._take(*taken)
                 if event is not None:
                     yield event
         except ZmtpError as error:
@@ -280,14 +288,19 @@ class Connection:
         """What a whole frame means. Raises `ZmtpError`."""
         if not self.ready:
             return self._shake_hands(body)
-        size = self._frame
         if self._security.seals:
-            sealed, body = self._security.unseal(body)
-            if sealed > _SEALED_COMMAND | MORE or sealed == _SEALED_COMMAND | MORE:
-                raise ZmtpError("protocol", f"a box begins with 0x{sealed:02x}, which is no frame's flags")
-            flags = sealed & MORE | (COMMAND if sealed & _SEALED_COMMAND else 0)
-            size = len(body)
-            self._admit_plain(flags, size)
+            return self._open(*self._security.unseal(body))
+        return self._understand(flags, body, self._frame)
+
+    def _open(self, sealed: int, body: bytes) -> ZmtpEvent | None:
+        """What was in a box means. Raises `ZmtpError`."""
+        if sealed > _SEALED_COMMAND | MORE or sealed == _SEALED_COMMAND | MORE:
+            raise ZmtpError("protocol", f"a box begins with 0x{sealed:02x}, which is no frame's flags")
+        flags = sealed & MORE | (COMMAND if sealed & _SEALED_COMMAND else 0)
+        self._admit_plain(flags, len(body))
+        return self._understand(flags, body, len(body))
+
+    def _understand(self, flags: int, body: bytes, size: int) -> ZmtpEvent | None:
         if flags & COMMAND:
             return self._obey(body)
         if flags & MORE:

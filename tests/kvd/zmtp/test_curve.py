@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import pytest
 
 from kvd.zmtp import curve
-from kvd.zmtp.connection import MOST_FRAMES, Connection, ConnectionLimits
+from kvd.zmtp.connection import LARGE_BOX, MOST_FRAMES, Connection, ConnectionLimits
 from kvd.zmtp.curve import SEALED_BYTES, CurveClient, CurveServer
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.events import Handshaken, Received
+from kvd.zmtp.events import Handshaken, LargeBox, Received
 from kvd.zmtp.frames import COMMAND, MORE, command, header, named
 from kvd.zmtp.greeting import BYTES
 
@@ -20,6 +21,15 @@ LIMITS = ConnectionLimits(message=1000)
 
 def server(*known: bytes) -> Connection:
     return Connection("ROUTER", CurveServer(SERVER[1], (known or (CLIENT[0],)).__contains__), LIMITS)
+
+
+def pair_for(size: int) -> tuple[Connection, Connection]:
+    """A client and a server that take messages of so many bytes."""
+    limits = ConnectionLimits(message=size)
+    one = Connection("DEALER", CurveClient(CLIENT[1], SERVER[0]), limits)
+    other = Connection("ROUTER", CurveServer(SERVER[1], {CLIENT[0]}.__contains__), limits)
+    handshake(one, other)
+    return one, other
 
 
 def client(expected: bytes = SERVER[0]) -> Connection:
@@ -276,3 +286,30 @@ def test_sealed_messages_have_the_same_limits() -> None:
     assert (error.kind, error.message) == ("too_large", "a message has 1001 bytes, the limit is 1000")
     one, other = pair()
     assert refused(other, b"".join(one.message(*[b""] * (MOST_FRAMES + 1)))).kind == "too_large"
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_large_box_is_told_of_before_it_is_opened(elsewhere: bool) -> None:
+    one, other = pair_for(2 * LARGE_BOX)
+    large = bytes(LARGE_BOX)
+    events = other.receive(b"".join(one.message(large) + one.message(b"small")))
+    box = next(events)
+    assert isinstance(box, LargeBox)
+    list(one.receive(b"".join(other.message(b"meanwhile"))))
+    if elsewhere:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(box.open).result()
+    assert list(events) == [Received(large, 1, len(large)), Received(b"small", 1, 5)]
+
+
+def test_a_large_box_that_was_changed_ends_the_connection_and_not_the_thread_that_opens_it() -> None:
+    one, other = pair_for(2 * LARGE_BOX)
+    sent = bytearray(b"".join(one.message(bytes(LARGE_BOX))))
+    sent[-1] ^= 1
+    events = other.receive(sent)
+    box = next(events)
+    assert isinstance(box, LargeBox)
+    box.open()
+    with pytest.raises(ZmtpError, match="cannot be opened"):
+        next(events)
+    assert not other.ready

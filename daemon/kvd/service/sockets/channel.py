@@ -9,7 +9,8 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from kvd.service.fairness.queue import Path
@@ -27,7 +28,7 @@ from kvd.service.sockets.reservations import Hold, Reservations
 from kvd.service.sockets.unsent import Unsent
 from kvd.zmtp.connection import Connection
 from kvd.zmtp.errors import ZmtpError
-from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed, ZmtpEvent
+from kvd.zmtp.events import Handshaken, LargeBox, Received, Subscribed, Unsubscribed, ZmtpEvent
 from kvd.zmtp.frames import COPIED, header
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,8 @@ class Shared:
     poller: Poller
     reservations: Reservations
     unsent: Unsent
+    opener: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "kvd-boxes"))
+    """Opens large boxes: one at a time, so that kvd's loop has a processor to itself wherever there are two."""
 
 
 class Channel:
@@ -71,9 +74,9 @@ class Channel:
     """
 
     __slots__ = (
-        "_events", "_hold", "_late", "_mask", "_outbox", "_owner", "_paused", "_sent_of_first", "_shared", "_socket",
-        "_timer", "_zmtp", "ended", "first_since", "key", "mask", "path", "pid", "plain", "queued", "route", "uid",
-        "unread_since", "unsent",
+        "_events", "_hold", "_late", "_mask", "_opening", "_outbox", "_owner", "_paused", "_sent_of_first", "_shared",
+        "_socket", "_timer", "_zmtp", "ended", "first_since", "key", "mask", "path", "pid", "plain", "queued", "route",
+        "uid", "unread_since", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +100,7 @@ class Channel:
         self._hold: Hold | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._late = 0  # how often the frame that is coming has had more time
+        self._opening = False  # a large box that has come, elsewhere
         self._paused = False  # what waits to be sent must be read first
         self._outbox: deque[bytes] = deque()
         self._sent_of_first = 0
@@ -184,8 +188,13 @@ class Channel:
         return self._events is not None and not self._waits()
 
     def _waits(self) -> bool:
-        """Nothing is read or handed over now: it is over, its peer does not read, or its next frame has no room yet."""
-        return self.ended or self._paused or (self._hold is not None and not self._hold.granted)
+        """Nothing is read or handed over now.
+
+        It is over, a box is being opened, its peer does not read, or its next frame has no room yet.
+        """
+        if self.ended or self._opening or self._paused:
+            return True
+        return self._hold is not None and not self._hold.granted
 
     def _read(self) -> bool:
         wanted = self._zmtp.wanted
@@ -208,23 +217,44 @@ class Channel:
             if event is None:
                 self._events = None
                 break
-            if type(event) is Received:
-                hold = None
-                if self._hold is not None:
-                    hold, self._hold = self._hold, None
-                    self._stop_timer()
-                self._owner.received(self, event, hold)
-            elif type(event) is Handshaken:
-                self.key = event.key
-                self._owner.handshaken(self, event)
-            elif isinstance(event, (Subscribed, Unsubscribed)):
-                self._owner.subscribed(self, event)
-            if self.ended:
+            self._tell(event)
+            if self.ended or self._opening:
                 return
         if answer := self._zmtp.outgoing():
             self._put(answer)
         if self._events is None:
             self._reserve()
+
+    def _tell(self, event: ZmtpEvent) -> None:
+        if type(event) is Received:
+            hold = None
+            if self._hold is not None:
+                hold, self._hold = self._hold, None
+                self._stop_timer()
+            self._owner.received(self, event, hold)
+        elif type(event) is LargeBox:
+            self._open(event)
+        elif type(event) is Handshaken:
+            self.key = event.key
+            self._owner.handshaken(self, event)
+        elif isinstance(event, (Subscribed, Unsubscribed)):
+            self._owner.subscribed(self, event)
+
+    def _open(self, box: LargeBox) -> None:
+        """Have a box opened, on another thread; its message is handed over after that."""
+        self._opening = True
+        self._watch()
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._shared.opener, box.open).add_done_callback(self._opened)
+
+    def _opened(self, done: asyncio.Future[None]) -> None:
+        self._opening = False
+        if not done.cancelled():
+            done.exception()  # where it could not be opened, the connection's events say so
+        if self.ended:
+            return
+        self._watch()
+        self._shared.poller.queue(self)
 
     def _reserve(self) -> None:
         """See to it that the rest of a large frame is read only when there is room for it."""

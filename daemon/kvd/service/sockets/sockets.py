@@ -106,3 +106,5 @@ class Sockets:
         for acceptor in self._acceptors:
             acceptor.close()
         self.poller.close()
+        for shared in (self.shared, self._events):
+            shared.opener.shutdown(wait=False, cancel_futures=True)
