@@ -1,13 +1,15 @@
 """The handshake measured: simulated workers of two engines, two real kvds, all decoding ranks asking at once.
 
 The workers are sessions of this process; what they present has the engines' geometries and transfer metadata of usual
-size. They move nothing, and touch no kvd but the two that are started here.
+size, and they ask as the connector's workers do (`kvd.worker.handshake`). They move nothing, and touch no kvd but the
+two that are started here.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import queue
 import socket
 import time
 import uuid
@@ -26,9 +28,11 @@ from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, WorkerCard
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import RegisterWorker
+from kvd.worker.cause import Cause
+from kvd.worker.handshake import ask_for_peer
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
@@ -119,7 +123,7 @@ def registered(
                 geometry=encode_worker(worker),
                 metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
             )
-            presented = RegisterWorker(card)
+            presented = RegisterWorker(card, parts=True)
             sessions.append(KvdSession(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
         for session in sessions:
             session.wait(lambda state: bool(state.engine_generation), SECONDS)
@@ -144,16 +148,35 @@ def _ask(
     pids = [os.getpid(), *(host.process.pid for host in hosts)]
     spent = processor_seconds(pids)
     began = time.perf_counter()
-    futures = [session.call(question, SECONDS) for session in decoders]
-    for future in futures:
-        future.add_done_callback(lambda _: ended.append(time.perf_counter() - began))
-    answers = [future.result(SECONDS) for future in futures]
+    answers: queue.Queue[EngineCard | Cause] = queue.Queue()
+
+    def answered(answer: EngineCard | Cause) -> None:
+        ended.append(time.perf_counter() - began)
+        answers.put(answer)
+
+    for session in decoders:
+        ask_for_peer(session, question, SECONDS, answered)
+    found = [answers.get(timeout=2 * SECONDS) for _ in decoders]
     waits.whole.append(time.perf_counter() - began)
     waits.each += ended
     waits.processor.append(processor_seconds(pids) - spent)
-    if bad := [answer for answer in answers if not isinstance(answer, PeerReady)]:
-        raise WorkerFailed(f"kvd answered the benchmark's handshake with {type(bad[0]).__name__}")
-    waits.bytes = len(msgspec.msgpack.encode(answers[0]))
+    for answer in found:
+        if isinstance(answer, Cause):
+            raise WorkerFailed(f"a handshake of the benchmark failed: {answer}")
+    waits.bytes = _bytes_told(decoders[0], question)
+
+
+def _bytes_told(session: KvdSession, question: GetPeer) -> int:
+    """Bytes of all parts of an answer."""
+    told = first = 0
+    while True:
+        answer = session.call(msgspec.structs.replace(question, first=first), SECONDS).result(SECONDS)
+        if not isinstance(answer, PeerReady) or answer.part is None:
+            raise WorkerFailed(f"kvd answered the benchmark's handshake with {type(answer).__name__}")
+        told += len(msgspec.msgpack.encode(answer))
+        first = answer.part.next
+        if first >= answer.part.total:
+            return told
 
 
 def processor_seconds(pids: Iterable[int]) -> float:
