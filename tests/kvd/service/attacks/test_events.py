@@ -90,4 +90,5 @@ def test_so_many_readers_and_no_more() -> None:
         ended = sum(counters.get(f"connections.events.{how}", 0) for how in ("refused", "handshake_failed"))
         assert counters["connections.events.accepted"] - ended == MOST * 3 // 4  # one user's share
         stack.close()
+        wait_for(lambda: kvd.status().counters.get("connections.events.ended", 0) >= MOST * 3 // 4)
         sees_what_happens(kvd)
