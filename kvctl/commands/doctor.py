@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.doctor.checks import checked
+from kvctl.doctor.checks import answered, checked
 from kvctl.views.doctor import doctor_document
 from kvctl.views.output import show
 
@@ -35,8 +35,8 @@ def doctor(
         from kvctl.doctor.request_checks import request_checks
         from kvctl.doctor.transfer_checks import transfer_checks
 
-        checks += transfer_checks(settings)
-        checks += request_checks(settings)
+        checks += answered(transfer_checks, settings)
+        checks += answered(request_checks, settings)
     else:
         checks.append(checked("transfers", "skipped", "TRANSFERS", "kvd does not answer"))
     checks += host_checks(workers or ())

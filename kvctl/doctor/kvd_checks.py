@@ -19,6 +19,9 @@ from kvd.wire import query
 LONG_TURN = 0.25
 """Seconds. While kvd is busy with one thing for so long it answers nobody: a heartbeat is late."""
 
+LATELY_SECONDS = 600.0
+"""Whoever was refused before that has given up, or been let in."""
+
 _kvd = partial(checked, "kvd")
 _engine = partial(checked, "engines")
 
@@ -35,6 +38,7 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
         *_itself(status),
         *_pace(status),
         *_peers(status),
+        *_refused(status),
         *_keys(status),
         *_engines(engines),
         *_workers(workers),
@@ -80,14 +84,33 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
             "records wait with the workers for ten minutes; see the disk and the owner of its state directory; it is"
             " tried again every 10 s: journalctl -u kvd",
         )  # fmt: skip
+    if status.ledger_aside:
+        yield _kvd(
+            "warning", "LEDGER_DAMAGED",
+            f"a damaged ledger was set aside; records that could not be read are lost: {', '.join(status.ledger_aside)}"
+            " in its state directory",
+            "kvd's log of that time says how many were taken over; is the disk sound? delete these files to end this"
+            " warning",
+        )  # fmt: skip
+    if status.comparing:
+        yield _kvd(
+            "failed", "COMPARING", f"no engine is introduced to one that it does not know yet: {status.comparing}",
+            "see that kvd's user may execute its Python (not below /root or /home), and that there is memory; then"
+            " start kvd again",
+        )  # fmt: skip
 
 
 def _peers(status: query.KvdStatus) -> Iterator[Check]:
     down = [peer for peer in status.peers if peer.state != "up"]
     for peer in down:
+        if peer.state == "untrusted":
+            yield _kvd("warning", "PEER_UNTRUSTED", f"peer.connect: {peer.reason}", f"type {peer.hint}")
+            continue
+        why = f": {peer.reason}" if peer.reason else ""
         yield _kvd(
-            "warning", "PEER_DOWN", f"kvd at {endpoint_name(peer.endpoint) or '?'} is {peer.state}",
-            "does it run, may this host reach that port, do both have the keys? its log and kvctl events tell",
+            "warning", "PEER_DOWN", f"kvd at {endpoint_name(peer.endpoint) or '?'} is {peer.state}{why}",
+            peer.hint or "does it run, may this host reach that port, do both have the keys? its log and kvctl events"
+            " tell",
         )  # fmt: skip
     if status.peers:
         if not down:
@@ -99,6 +122,38 @@ def _peers(status: query.KvdStatus) -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield _kvd("ok", "PEERS", "none linked yet")
+
+
+def _refused(status: query.KvdStatus) -> Iterator[Check]:
+    """Who was not let in of late. One that was revoked here is kept out as it should be."""
+    for one in status.refused:
+        if one.age > LATELY_SECONDS:
+            continue
+        often = f"{one.times} times, last {span(one.age)} ago"
+        if one.was:
+            yield _kvd(
+                "ok", "KEY_REVOKED",
+                f"{one.address} was not let in, {often}: its key {one.key} was revoked here (it was {one.was})",
+            )  # fmt: skip
+        elif one.key:
+            yield _kvd(
+                "warning", "KEY_REFUSED",
+                f"{one.address} was not let in, {often}: its key {one.key} is not trusted here",
+                f"if `kvctl keys show` there prints that key: kvctl keys trust '{one.key}' HOST:PORT; else find out who"
+                " has that address",
+            )  # fmt: skip
+        else:
+            yield _kvd(
+                "warning", "KEY_EXPECTED",
+                f"{one.address} was not let in, {often}: it expects another key of this host than kvd runs with",
+                f"there, type {_others_type(status)} --replace",
+            )  # fmt: skip
+
+
+def _others_type(status: query.KvdStatus) -> str:
+    """How other hosts trust this one's key."""
+    public = status.keys.public if status.keys is not None else "KEY"
+    return f"kvctl keys trust '{public}' {endpoint_name(status.endpoint) or 'HOST:PORT'}"
 
 
 def _keys(status: query.KvdStatus) -> Iterator[Check]:
@@ -118,6 +173,17 @@ def _keys(status: query.KvdStatus) -> Iterator[Check]:
         )  # fmt: skip
     else:
         yield _kvd("ok", "KEYS", f"a key for each host, {keys.trusted} trusted")
+    if keys.twice:
+        yield _kvd(
+            "warning", "KEYS_TWICE", f"{keys.twice} in {keys.list_file}: both are let in, and the last one counts",
+            "find out which it is (kvctl keys show there), then kvctl keys revoke the other",
+        )  # fmt: skip
+    if keys.pair:
+        yield _kvd(
+            "warning", "KEYS_PAIR", f"kvd will not be who it is once it is started again: {keys.pair}",
+            "a new pair: start kvd again (systemctl restart kvd), and have the others type kvctl keys trust with"
+            " --replace; else put the file back",
+        )  # fmt: skip
 
 
 def _engines(rows: Sequence[query.EngineRow]) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -19,9 +20,24 @@ class Peer(Struct, frozen=True, kw_only=True):
 
     endpoint: Annotated[str | None, Meta(description="host:port")]
     kvd_id: str
-    state: Annotated[str, Meta(description="connecting, up or down")]
+    state: Annotated[
+        str,
+        Meta(description="connecting, up, down, or untrusted: it is in peer.connect, without a trusted key"),
+    ]
     rtt: Annotated[Seconds, Meta(description="round trip of the last ping, in seconds")]
     since: Annotated[Time, Meta(description="last change of state")]
+    reason: Annotated[str, Meta(description="why it is not up; empty where it is, or nothing is known")]
+    hint: Annotated[str, Meta(description="what to do about that")]
+
+
+class Refusal(Struct, frozen=True, kw_only=True):
+    """A key that was not let in."""
+
+    key: Annotated[str, Meta(description="empty: another key of this kvd is expected than it has")]
+    address: Annotated[str, Meta(description="where it came from; of IPv6 the network")]
+    times: Count
+    last: Annotated[Time, Meta(description="the last attempt")]
+    was: Annotated[str, Meta(description="the place that it was trusted for until it was revoked")]
 
 
 class KeysInForce(Struct, frozen=True, kw_only=True):
@@ -55,6 +71,9 @@ class Status(Struct, frozen=True, kw_only=True):
     ledger_away: Annotated[str, Meta(description="why its ledger cannot be written now; empty while it can")]
     keys: Annotated[KeysInForce | None, Meta(description="null when it has no peer socket")]
     peers: tuple[Peer, ...]
+    refused: Annotated[
+        tuple[Refusal, ...], Meta(description="keys that were not let in of late, the last 16")
+    ]
     counters: Annotated[dict[str, Count], Meta(description="they only grow while this kvd lives")]
     gauges: Annotated[dict[str, float], Meta(description="values of now")]
 
@@ -77,6 +96,7 @@ def status_document(status: query.KvdStatus) -> Status:
             )
             for peer in status.peers
         ),
+        refused=tuple(filled(Refusal, one, last=moment(time.time() - one.age)) for one in status.refused),
     )
 
 
@@ -102,8 +122,28 @@ def status_screen(body: Status, wide: bool) -> Part:
                 Column("PEER", lambda peer: peer.endpoint or "-"),
                 Column("KVD", lambda peer: peer.kvd_id or "-"),
                 Column("STATE", lambda peer: state(peer.state)),
-                number("RTT", lambda peer: span(peer.rtt)),
+                number("RTT", lambda peer: span(peer.rtt) if peer.state == "up" else "-"),
                 number("SINCE", lambda peer: age(peer.since)),
+            ),
+        ]
+        parts += [
+            Styled(
+                f"{peer.endpoint} is {peer.state}: " + "; ".join(filter(None, (peer.reason, peer.hint))),
+                "yellow",
+            )
+            for peer in body.peers
+            if peer.reason
+        ]
+    if body.refused:
+        parts += [
+            "",
+            table(
+                body.refused,
+                Column("NOT LET IN", lambda one: one.address),
+                Column("KEY", lambda one: one.key or "expects another key of this host"),
+                number("TIMES", lambda one: str(one.times)),
+                number("LAST", lambda one: age(one.last)),
+                Column("REVOKED", lambda one: one.was or "-"),
             ),
         ]
     gauges = [(name, f"{value:g}") for name, value in sorted(body.gauges.items())]

@@ -21,12 +21,15 @@ LOOK_SECONDS = 0.2
 
 async def follow(daemon: Daemon, keys: Keys) -> None:
     """Until cancelled: put the list in force whenever its file changed. One that cannot be read changes nothing."""
+    _warn_of_two_keys(keys)
     # A thread of its own: a file system that hangs holds this one, and no other of the daemon.
     with ThreadPoolExecutor(1, "kvd-keys") as reader:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             if keys.stale:
                 await _read_again(daemon, keys, reader)
+            if await asyncio.get_running_loop().run_in_executor(reader, keys.look_at_pair) and keys.pair:
+                log.warning("kvd will not be who it is once it is started again: %s", keys.pair)
 
 
 async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) -> None:
@@ -40,24 +43,35 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
         return
     if keys.half_written(trusted):
         return
-    before = keys.authorized
+    before, places = keys.authorized, keys.places
     if not keys.take(trusted):
         return
+    _warn_of_two_keys(keys)
     revoked = before - keys.authorized
     for key in revoked:
         daemon.subscribers.forget_key(key)
-        daemon.events.emit("key.revoked", key.decode())
+        daemon.sockets.refusals.revoked(key, places.get(key, "no host"))
+        daemon.events.emit("key.revoked", key.decode(), place=places.get(key, ""))
     for key in keys.authorized - before:
-        daemon.events.emit("key.trusted", key.decode())
+        daemon.sockets.refusals.trusted(key)
+        daemon.events.emit("key.trusted", key.decode(), place=keys.places.get(key, ""))
     daemon.counters["keys.changes"] += 1
     daemon.sockets.end_peers(revoked)
     await daemon.links.keys_changed()
     _link_again(daemon)
 
 
+def _warn_of_two_keys(keys: Keys) -> None:
+    if keys.twice:
+        log.warning("the list of trusted keys: %s: both are let in, and the last one counts", keys.twice)
+
+
 def _link_again(daemon: Daemon) -> None:
-    """Make links anew to hosts that have another key now: their engines are in use, and nobody asks for these again."""
+    """Make links anew to hosts that have another key now, or are trusted for the first time.
+
+    Engines of the first are in use, and nobody asks for them again; the others are to be linked, used or not.
+    """
     used = {at for (at, _), peer in daemon.handshakes.peers.items() if at != HERE and peer.state != "gone"}
-    for endpoint in used:
+    for endpoint in used | daemon.links.kept:
         with contextlib.suppress(PeerAway):
             daemon.links.get(endpoint)

@@ -240,6 +240,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         events,
         ping,
         bound.sockets.counts.links,
+        myself.endpoint,
     )
     handshakes = Handshakes(
         myself, registry, links, events, router.send, CompatibilityCache(comparers.turn, counters), config.peer,

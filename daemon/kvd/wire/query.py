@@ -95,20 +95,40 @@ class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):
 
 
 class PeerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Another kvd. ``state``: connecting, up, down; ``rtt`` in seconds of the last ping."""
+    """Another kvd. ``state``: connecting, up, down, untrusted (it is in ``peer.connect``, without a trusted key).
+
+    ``rtt`` in seconds of the last ping. ``reason`` says why it is not up, ``hint`` what to do; both may be empty.
+    """
 
     endpoint: Endpoint
     kvd_id: Id
     state: Id
     rtt: Seconds
     since: Seconds
+    reason: Text = ""
+    hint: Text = ""
+
+
+class RefusedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that was not let in on the peer socket, and from where it came; ``age`` in seconds of the last attempt.
+
+    ``key`` empty: somebody expects another key of this kvd than it has. ``was`` is the place that the key was trusted
+    for until it was revoked, while this kvd ran.
+    """
+
+    key: Id
+    address: Text
+    times: Count
+    age: Seconds
+    was: Text = ""
 
 
 class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
     """How a kvd tells other hosts apart: not at all, all but those that share its pair, or by a key for each.
 
     ``public`` is its own key. ``trusted`` keys are let in; those in ``list_file`` where there is one, and ``error``
-    says why that cannot be read now.
+    says why that cannot be read now. ``twice`` names places that have two keys in it, of which the last counts.
+    ``pair`` says why kvd would not be who it is after its next start: another pair stands in ``key_file``, or none.
     """
 
     identity: Literal["none", "shared", "per host"] = "none"
@@ -117,13 +137,17 @@ class PeerKeys(msgspec.Struct, frozen=True, kw_only=True):
     key_file: Text = ""
     list_file: Text = ""
     error: Text = ""
+    twice: Text = ""
+    pair: Text = ""
 
 
 class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     """One kvd at one moment. ``counters`` only ever grow; ``gauges`` are values of now.
 
     ``ledger_away`` says why its ledger cannot be written now, and is empty while it can. ``keys`` None: it has no peer
-    socket, or is of an earlier version.
+    socket, or is of an earlier version. ``refused`` are the keys that were not let in of late, as far as remembered.
+    ``ledger_aside`` are files of damaged ledgers that lie beside it. ``comparing`` says why no engines can be compared,
+    and so none of other hosts introduced; empty while they can.
     """
 
     kvd_id: Id
@@ -140,3 +164,6 @@ class KvdStatus(Reply, tag="status", frozen=True, kw_only=True):
     draining: bool = False
     ledger_away: Text = ""
     keys: PeerKeys | None = None
+    ledger_aside: Annotated[tuple[Text, ...], Meta(max_length=MOST_ROWS)] = ()
+    comparing: Text = ""
+    refused: Annotated[tuple[RefusedKey, ...], Meta(max_length=MOST_ROWS)] = ()

@@ -26,7 +26,7 @@ from nacl.bindings import (
 from nacl.exceptions import CryptoError
 
 from kvd.zmtp import z85
-from kvd.zmtp.errors import ZmtpError
+from kvd.zmtp.errors import Kind, ZmtpError
 from kvd.zmtp.frames import SHOWN, named, refusal, taken_apart
 
 NAME = "CURVE"
@@ -165,9 +165,10 @@ class CurveServerHandshake(_Boxes):
             )
         self._client = data[74:106]
         shared = _shared(self._client, self._pair[1])
-        if _opened(data[114:], b"CurveZMQHELLO---" + self._newer(data[106:114]), shared, "HELLO") != bytes(
-            64
-        ):
+        signed = _opened(
+            data[114:], b"CurveZMQHELLO---" + self._newer(data[106:114]), shared, "HELLO", "other_key"
+        )
+        if signed != bytes(64):
             raise ZmtpError("protocol", "HELLO is not signed by zeros")
         # Elsewhere the cookie carries c and s, so that a server need not remember them. This one has the connection
         # to remember them by, so the cookie only shows that who answers has read WELCOME.
@@ -194,7 +195,7 @@ class CurveServerHandshake(_Boxes):
         self.key = z85.encode(theirs)
         if not self._authorised(self.key):
             message = f"the peer's key {self.key.decode()} is not one that is let in"
-            raise ZmtpError("not_authorised", message, named(b"ERROR", b"\x03400"))
+            raise ZmtpError("not_authorised", message, named(b"ERROR", b"\x03400"), self.key)
         self._take = _nothing_more
         nonce = self._next()
         box = _box(self._metadata, b"CurveZMQREADY---" + nonce, self._shared)
@@ -277,8 +278,8 @@ def _box(plain: bytes, nonce: bytes, shared: bytes) -> bytes:
     return crypto_box_easy_afternm(plain, nonce, shared)
 
 
-def _opened(box: bytes, nonce: bytes, shared: bytes, what: str) -> bytes:
+def _opened(box: bytes, nonce: bytes, shared: bytes, what: str, otherwise: Kind = "protocol") -> bytes:
     try:
         return crypto_box_open_easy_afternm(box, nonce, shared)
     except CryptoError:
-        raise ZmtpError("protocol", f"{what} cannot be opened: another key, or changed on the way") from None
+        raise ZmtpError(otherwise, f"{what} cannot be opened: another key, or changed on the way") from None

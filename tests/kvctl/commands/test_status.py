@@ -23,3 +23,21 @@ def test_a_ledger_that_cannot_be_written_is_told_with_the_reason(
     assert ("away: database or disk is full" in shown) == bool(away)
     document = json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)
     assert document["ledger_away"] == away
+
+
+def test_a_peer_that_is_not_up_and_who_was_not_let_in_are_told_with_the_reason(
+    daemon: FakeDaemon, run: Run
+) -> None:
+    away = msgspec.structs.replace(
+        STATUS.peers[0], state="down", reason="it does not let us in", hint="type this"
+    )
+    stranger = query.RefusedKey(key="K" * 40, address="10.0.0.9", times=3, age=2.0, was="10.0.0.9:1")
+    told = msgspec.structs.replace(STATUS, peers=(away,), refused=(stranger,))
+    daemon.answers[query.GetStatus] = lambda _: told
+    shown = run("status", "--runtime-dir", daemon.directory).out
+    assert "10.0.0.8:7766 is down: it does not let us in; type this" in shown
+    assert "310 us" not in shown, "the last round trip of a peer that is down says nothing"
+    assert "K" * 40 in shown
+    document = json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)
+    assert document["peers"][0]["reason"] == "it does not let us in"
+    assert (document["refused"][0]["times"], document["refused"][0]["was"]) == (3, "10.0.0.9:1")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from kvctl.doctor.reasons import REASONS
 from kvd.wire.outcomes import OutcomeCount, ReportOutcomes
+from kvd.wire.reply import Refused
+from kvd.wire.transfer import ListTransfers
 from tests.support.daemons import ROOT, daemons, facts, scheduler, session, worker
 
 if TYPE_CHECKING:
@@ -40,6 +42,17 @@ def test_warnings_alone_are_no_failure(run: Run, daemon: FakeDaemon) -> None:
     body = json.loads(outcome.out)
     assert (outcome.code, body["failed"]) == (0, 0)
     assert body["warnings"] == sum(check["state"] == "warning" for check in body["checks"]) > 0
+
+
+def test_a_question_that_kvd_refuses_is_a_check_and_all_else_is_looked_at(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    away = Refused(code="KVD-LEDGER", message="the ledger is away: no space", hint="see the disk")
+    daemon.answers[ListTransfers] = lambda _: away
+    outcome = run("doctor", "--quick", "-o", "json", "--runtime-dir", daemon.directory)
+    checks = {check["code"]: check for check in json.loads(outcome.out)["checks"]}
+    assert (outcome.code, checks["NOT_ANSWERED"]["found"]) == (0, "the ledger is away: no space")
+    assert {"KVD", "PEERS", "PTRACE"} < set(checks)
 
 
 def test_requests_that_are_quietly_not_handed_over_fail_with_the_reason(run: Run) -> None:

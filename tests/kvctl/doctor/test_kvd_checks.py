@@ -26,6 +26,11 @@ def status(daemon: FakeDaemon, **changes: Any) -> None:
     daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(STATUS, **changes)
 
 
+def refused(key: str, **changes: Any) -> query.RefusedKey:
+    row = query.RefusedKey(key=key, address="10.0.0.9", times=3, age=2.0)
+    return msgspec.structs.replace(row, **changes)
+
+
 def engines(daemon: FakeDaemon, *rows: query.EngineRow) -> None:
     daemon.answers[query.ListEngines] = lambda _: query.EngineList(rows=rows)
 
@@ -49,6 +54,29 @@ def test_a_kvd_that_keeps_up_is_well(daemon: FakeDaemon) -> None:
             "PEER_DOWN",
             "10.0.0.8:7766 is down",
         ),
+        (
+            {"peers": (msgspec.structs.replace(STATUS.peers[0], state="down", reason="no", hint="do"),)},
+            "PEER_DOWN",
+            "10.0.0.8:7766 is down: no",
+        ),
+        (
+            {
+                "peers": (
+                    msgspec.structs.replace(STATUS.peers[0], state="untrusted", reason="no key", hint="do"),
+                )
+            },
+            "PEER_UNTRUSTED",
+            "peer.connect: no key",
+        ),
+        (
+            {"refused": (refused("K"),)},
+            "KEY_REFUSED",
+            "10.0.0.9 was not let in, 3 times, last 2.00 s ago: its key K",
+        ),
+        ({"ledger_aside": ("l.broken-7",)}, "LEDGER_DAMAGED", "l.broken-7"),
+        ({"keys": query.PeerKeys(identity="per host", twice="h has A and B")}, "KEYS_TWICE", "h has A and B"),
+        ({"keys": query.PeerKeys(identity="per host", pair="F holds B")}, "KEYS_PAIR", "F holds B"),
+        ({"refused": (refused(""),)}, "KEY_EXPECTED", "10.0.0.9 was not let in"),
     ],
 )
 def test_what_is_not_well_with_kvd_is_a_warning(
@@ -58,6 +86,24 @@ def test_what_is_not_well_with_kvd_is_a_warning(
     found = checks(daemon)[code]
     assert (found.state, told in found.found) == ("warning", True)
     assert found.hint
+
+
+def test_a_kvd_that_can_compare_no_engines_fails(daemon: FakeDaemon) -> None:
+    status(daemon, comparing="no process to compare engines can be started: PermissionError(13)")
+    found = checks(daemon)["COMPARING"]
+    assert (found.state, "PermissionError" in found.found) == ("failed", True)
+
+
+def test_a_host_that_was_revoked_and_still_tries_is_no_warning(daemon: FakeDaemon) -> None:
+    status(daemon, refused=(refused("K", was="10.0.0.9:7766"), refused("L", age=7200.0)))
+    found = checks(daemon)
+    assert (found["KEY_REVOKED"].state, "it was 10.0.0.9:7766" in found["KEY_REVOKED"].found) == ("ok", True)
+    assert "KEY_REFUSED" not in found, "two hours ago is long ago"
+
+
+def test_what_another_host_is_to_type_has_this_ones_key_and_place(daemon: FakeDaemon) -> None:
+    status(daemon, refused=(refused(""),), keys=query.PeerKeys(identity="per host", public="P"))
+    assert "kvctl keys trust 'P' [::1]:7766 --replace" in checks(daemon)["KEY_EXPECTED"].hint
 
 
 def test_a_kvctl_that_was_never_installed_has_no_version_to_compare(

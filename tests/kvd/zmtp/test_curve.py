@@ -96,13 +96,13 @@ def test_who_is_let_in_is_asked_anew_for_each_connection() -> None:
             assert list(other.receive(one.outgoing())) == [Handshaken("DEALER", b"", CLIENT[0])]
         else:
             error = refused(other, one.outgoing())
-            assert error.kind == "not_authorised"
+            assert (error.kind, error.key) == ("not_authorised", CLIENT[0])
             assert other.outgoing() == command(b"\5ERROR\x03400")
 
 
 def test_a_client_that_expects_another_server_gets_nowhere() -> None:
     error = refused(server(), client(OTHER[0]).start())
-    assert (error.kind, error.farewell) == ("protocol", b"")
+    assert (error.kind, error.farewell) == ("other_key", b"")
     assert "HELLO cannot be opened" in error.message
 
 
@@ -176,7 +176,7 @@ def test_a_command_that_is_not_as_it_should_be_is_refused(step: str, change: str
     with pytest.raises(ZmtpError) as caught:
         list(receiver.receive(altered[change]))
         # Once it is ready, what was a handshake's is no MESSAGE.
-    assert caught.value.kind == "protocol"
+    assert caught.value.kind == ("other_key" if (step, change) == ("HELLO", "bit") else "protocol")
     assert not receiver.ready
 
 

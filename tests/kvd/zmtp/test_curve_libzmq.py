@@ -79,7 +79,7 @@ def test_a_client_with_a_wrong_key_is_refused(wrong: str) -> None:
                 assert monitor.poll(10_000)  # it is told why
             else:
                 assert asked == []
-                assert caught.value.kind == "protocol"
+                assert caught.value.kind == "other_key"
             client.disable_monitor()
 
 

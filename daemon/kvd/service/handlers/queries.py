@@ -214,10 +214,13 @@ def status(daemon: Daemon) -> KvdStatus:
         endpoint=daemon.myself.endpoint,
         counters=counters,
         gauges=gauges(daemon),
-        peers=tuple(link.row() for link in daemon.links.links.values()),
+        peers=daemon.links.rows(),
         draining=daemon.draining,
         keys=_peer_keys(daemon),
         ledger_away=daemon.ledger.state.reason,
+        ledger_aside=daemon.ledger.state.aside,
+        comparing=daemon.comparers.trouble,
+        refused=daemon.sockets.refusals.rows(),
     )
 
 
@@ -234,6 +237,8 @@ def _peer_keys(daemon: Daemon) -> PeerKeys | None:
         key_file=daemon.config.peer.curve.key_file,
         list_file=daemon.config.peer.curve.authorized_keys,
         error=keys.error,
+        twice=keys.twice,
+        pair=keys.pair,
     )
 
 
@@ -248,6 +253,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
         values |= {name: float(count) for name, count in counts.of.items()}
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
+    values["peers.untrusted"] = float(len(daemon.links.untrusted))
     values["leases.open"] = float(len(daemon.leases.table))
     values["leases.readers"] = float(daemon.leases.readers)
     values["readers.remembered"] = float(len(daemon.readers.remembered))

@@ -17,6 +17,8 @@ KEPT = 4
 COMPANIONS = ("-wal", "-shm")
 """What SQLite keeps beside a database: its log, which holds the newest records, and the log's index."""
 
+MOST_TOLD = 16
+
 Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode of a database and its companions, None for what is not there."""
 
@@ -77,6 +79,17 @@ def waiting(path: Path, schema: int) -> list[Path]:
         and int(number) <= schema
     ]
     return sorted(found, key=lambda p: p.name.rpartition("-")[2])
+
+
+def aside(path: Path) -> tuple[str, ...]:
+    """The names of the last `MOST_TOLD` that were set aside for damage and still lie there, the newest last."""
+    names = [
+        found.name
+        for mark in (DAMAGED, BROKEN)
+        for found in path.parent.glob(f"{path.name}{mark}*")
+        if not found.name.endswith((*COMPANIONS, "-journal"))
+    ]
+    return tuple(sorted(names, key=lambda name: name.rpartition("-")[2])[-MOST_TOLD:])
 
 
 def settle(aside: Path, path: Path) -> Path:

@@ -89,7 +89,10 @@ class Salvage:
         with suppress(OSError):  # it is read once more at the next start then, which changes nothing
             kept = files.settle(self.aside, path)
         why = f" ({self._why})" if self._why else ""
-        return f"{self.taken} records taken over from it, {self.unreadable} numbers cannot be read{why}; kept as {kept}"
+        lost = f"of {self.unreadable} more nothing can be read" if self.unreadable else "all that it had"
+        if self._why and not self.unreadable:
+            lost = "whatever else it had cannot be read"
+        return f"{self.taken} records taken over from it, {lost}{why}; kept as {kept}"
 
     def abandon(self) -> None:
         """Close it; it is read from its beginning another time, and what is there already is taken once."""

@@ -8,7 +8,8 @@ import msgspec
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """The ledger at one moment. ``reason`` is empty while it is ``open``; ``since`` is time.monotonic().
 
-    ``rows`` are its records; ``generation`` counts the files that were opened, 0 while readers may open none.
+    ``rows`` are its records; ``generation`` counts the files that were opened, 0 while readers may open none. ``aside``
+    are the names of databases beside it that were damaged and set aside, the newest last.
     """
 
     open: bool = False
@@ -16,3 +17,4 @@ class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     since: float = 0.0
     rows: int = 0
     generation: int = 0
+    aside: tuple[str, ...] = ()

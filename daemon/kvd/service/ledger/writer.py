@@ -195,6 +195,7 @@ class LedgerWriter:
                 self._damaged(why)
             elif now >= self._look_at:
                 self._look_at = now + LOOK_SECONDS
+                self._note_aside()
                 if self._in_place():
                     self._keep_lock()
             if self._database is not database or self._homeless:
@@ -252,6 +253,7 @@ class LedgerWriter:
             self._identity = files.identity(self.path)
             self._opened += 1
             self._look_at = time.monotonic() + LOOK_SECONDS
+            self._note_aside()
             self._well()
         self.opened()
 
@@ -374,7 +376,13 @@ class LedgerWriter:
             log.warning("the ledger %s is open again", self.path)
         self._told = False
         now = time.monotonic()
-        self.state = LedgerState(open=True, reason="", since=now, rows=self._total, generation=self._opened)
+        self.state = replace(
+            self.state, open=True, reason="", since=now, rows=self._total, generation=self._opened
+        )
+
+    def _note_aside(self) -> None:
+        if (aside := files.aside(self.path)) != self.state.aside:
+            self.state = replace(self.state, aside=aside)
 
     def _count(self, more: int) -> None:
         self._total += more

@@ -11,6 +11,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.handshakes import Handshakes, complementary
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.troubles import untrusted
 from kvd.service.slices import SLICE_SECONDS
 from kvd.wire.codes import RefusalCode
 from kvd.wire.handshake import GetPeer
@@ -32,8 +33,12 @@ async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes,
     """Until cancelled: hand each engine that is up behind ``endpoint`` to each local engine that may need it."""
     refused: dict[tuple[str, str], float] = {}
     handshakes.trusted.add(endpoint)
+    told = False
     try:
         while True:
+            if not (trusted := links.trusts(endpoint)) and not told:
+                log.warning("peer.connect: %s", untrusted(endpoint))
+            told = not trusted
             try:
                 await _introduce(await _rows(endpoint, links), endpoint, handshakes, registry, refused)
             except PeerAway as away:

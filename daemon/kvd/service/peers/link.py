@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,6 +14,8 @@ import msgspec
 
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
+from kvd.service.peers import troubles
+from kvd.service.peers.troubles import NO_KEYS, LinkKeys, Trouble
 from kvd.service.sockets.channel import Cause, Channel, ChannelOwner
 from kvd.service.sockets.dialling import DialKind
 from kvd.service.sockets.events import Events
@@ -25,7 +26,6 @@ from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import EngineEnded, Ping, Pong
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
-from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Listener(Protocol):
 class PeerLink:
     """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
 
-    ``dial`` makes a connection. ``key`` is the peer's, that connections are made for; empty where peers have none.
+    ``dial`` makes a connection, for the peer that has the key in ``keys``.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class PeerLink:
         events: Events,
         listener: Listener,
         me: Ping,
-        key: bytes = b"",
+        keys: LinkKeys = NO_KEYS,
     ) -> None:
-        self.endpoint, self.key = endpoint, key
+        self.endpoint, self.keys = endpoint, keys
         self.state: Literal["connecting", "up", "down"] = "connecting"
         self.since = time.time()
         self.rtt = 0.0
@@ -91,7 +91,9 @@ class PeerLink:
         self._sent: set[int] = set()  # of these the ones that went out on this connection
         self._channel: Channel | None = None
         self._connected_at = 0.0
-        self._trouble = ""  # why there is no connection
+        self._trouble = Trouble()  # why there is no connection
+        self._told = Trouble()  # what was said last of what somebody has to do
+        self._down = ""  # why it is down
         loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = loop.create_future()
         self._lost: asyncio.Future[None] = loop.create_future()
@@ -104,7 +106,7 @@ class PeerLink:
     @property
     def failed(self) -> bool:
         """There was a connection that could not be made, or was lost."""
-        return bool(self._trouble)
+        return bool(self._trouble.reason)
 
     async def ask(self, message: Message, seconds: float) -> Message:
         """Ask the peer; a `Refused` is returned like any answer.
@@ -134,8 +136,15 @@ class PeerLink:
 
     def row(self) -> PeerRow:
         """The link as operators see it."""
+        trouble = Trouble(self._down) if self._channel is not None else self._trouble
         return PeerRow(
-            endpoint=self.endpoint, kvd_id=self.kvd_id, state=self.state, rtt=self.rtt, since=self.since
+            endpoint=self.endpoint,
+            kvd_id=self.kvd_id,
+            state=self.state,
+            rtt=self.rtt,
+            since=self.since,
+            reason=trouble.reason if self.state != "up" else "",
+            hint=trouble.hint if self.state != "up" else "",
         )
 
     # --- what the connection tells ---
@@ -159,9 +168,12 @@ class PeerLink:
 
     def ended(self, _channel: Channel, cause: Cause) -> None:
         """Who waits for an answer on it fails now; another connection will be made."""
-        self._trouble = _words(cause)
+        self._trouble = troubles.ended(self.endpoint, cause, self.keys, shaken=self._channel is not None)
+        if self._trouble.hint and self._trouble != self._told:
+            log.warning("the kvd at %s: %s", self.endpoint, self._trouble)
+            self._told = self._trouble
         self._fail(
-            list(self._sent), f"the connection to the kvd at {self.endpoint} was lost: {self._trouble}"
+            list(self._sent), f"the connection to the kvd at {self.endpoint} was lost: {self._trouble.reason}"
         )
         self._sent.clear()
         if self._channel is not None:
@@ -188,10 +200,10 @@ class PeerLink:
             self._lost = asyncio.get_running_loop().create_future()
             try:
                 channel = await self._dial(
-                    self, "known" if self.kvd_id else "again" if self._trouble else "first"
+                    self, "known" if self.kvd_id else "again" if self.failed else "first"
                 )
             except OSError as error:  # TimeoutError is one
-                self._trouble = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+                self._trouble = troubles.not_dialled(self.endpoint, error)
             else:
                 try:
                     await asyncio.wait(
@@ -307,12 +319,16 @@ class PeerLink:
         self._listener.peer_engines_ready(self.endpoint, answer.ready)
 
     def _no_connection(self, seconds: float) -> str:
-        why = f": {self._trouble}" if self._trouble else ""
+        why = f": {self._trouble.reason}" if self.failed else ""
         return f"no connection to a kvd at {self.endpoint} within {seconds:g} s{why}"
 
     def _change(self, state: Literal["up", "down"], reason: str) -> None:
-        self.state, self.since = state, time.time()
-        self._events.emit(f"peer.{state}", str(self.endpoint), kvd_id=self.kvd_id, reason=reason)
+        self.state, self.since, self._down = state, time.time(), reason
+        if state == "up":
+            self._told = Trouble()
+        hint = self._trouble.hint if state == "down" and self._channel is None else ""
+        told = str(Trouble(reason, hint))
+        self._events.emit(f"peer.{state}", str(self.endpoint), kvd_id=self.kvd_id, reason=told)
         if state == "up":
             self._listener.link_up(self.endpoint)
         else:
@@ -329,16 +345,3 @@ async def _first(one: asyncio.Future[Message], other: asyncio.Future[None], seco
     """Return when either is done, or after so long."""
     both: list[asyncio.Future[Any]] = [one, other]
     await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _words(cause: Cause) -> str:
-    """Why a connection ended, for a person."""
-    if isinstance(cause, ZmtpError):
-        limit = " (peer.max_message_bytes)" if cause.kind == "too_large" else ""
-        return cause.message + limit
-    return {
-        "closed": "the other side closed it",
-        "slow": "no answer on it in time",
-        "unread": "the other side does not read",
-        "told": "it is not used any more",
-    }[cause]

@@ -10,13 +10,16 @@ from itertools import islice
 
 from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
+from kvd.service.peers import troubles
 from kvd.service.peers.link import Listener, PeerLink
+from kvd.service.peers.troubles import LinkKeys
 from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
 from kvd.service.sockets.dialling import DialKind, Dialler
 from kvd.service.sockets.events import Events
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
+from kvd.wire.query import PeerRow
 
 CANDIDATES = 64
 """Links that are looked at for one that gives way."""
@@ -25,7 +28,10 @@ IDLE_SECONDS = 120.0
 
 
 class PeerLinks:
-    """The links by endpoint; made at first use, closed when nothing needs them."""
+    """The links by endpoint; made at first use, closed when nothing needs them.
+
+    ``here`` is where peers are told that this kvd is.
+    """
 
     def __init__(
         self,
@@ -35,6 +41,7 @@ class PeerLinks:
         events: Events,
         me: Ping,
         most: int,
+        here: Endpoint,
     ) -> None:
         self.links: dict[Endpoint, PeerLink] = {}
         self.listener: Listener
@@ -47,6 +54,8 @@ class PeerLinks:
         self._unproven: OrderedDict[Endpoint, PeerLink] = OrderedDict()  # and some that were proven since
         self.kept: set[Endpoint] = set()
         """Endpoints whose links stand whether they are used or not."""
+        self._ours = f"'{keys.public.decode()}' {here}" if keys is not None else ""
+        self._keys_since = time.time()
 
     def get(self, endpoint: Endpoint) -> PeerLink:
         """The link to an endpoint. Raises `PeerAway` where none can be made, naming the endpoint."""
@@ -60,10 +69,29 @@ class PeerLinks:
                 return self._dialler.dial(endpoint, owner, secret, key, kind, kept=endpoint in self.kept)
 
             link = self.links[endpoint] = PeerLink(
-                endpoint, dial, self._settings, self._events, self.listener, self._me, key
+                endpoint,
+                dial,
+                self._settings,
+                self._events,
+                self.listener,
+                self._me,
+                LinkKeys(key, self._ours),
             )
             self._unproven[endpoint] = link
         return link
+
+    def trusts(self, endpoint: Endpoint) -> bool:
+        """Whether a link to it may be made: its host's key is known, or peers have none."""
+        return self._keys is None or bool(self._keys.of(endpoint.host, endpoint.port))
+
+    def rows(self) -> tuple[PeerRow, ...]:
+        """All links as operators see them, and who is to be linked and not trusted."""
+        return (*(link.row() for link in self.links.values()), *map(self._missing, self.untrusted))
+
+    @property
+    def untrusted(self) -> list[Endpoint]:
+        """Who is to be linked whether it is used or not, and cannot be, since no key is trusted for it."""
+        return [one for one in self.kept if one not in self.links and not self.trusts(one)]
 
     async def keys_changed(self) -> None:
         """End the links to hosts whose keys are not trusted any more, or are others now.
@@ -73,10 +101,11 @@ class PeerLinks:
         """
         if self._keys is None:
             return
+        self._keys_since = time.time()
         ended = []
         for endpoint, link in list(self.links.items()):
             expected = self._keys.of(endpoint.host, endpoint.port)
-            if link.key == expected and expected in self._keys.authorized:
+            if link.keys.theirs == expected and expected in self._keys.authorized:
                 continue
             reason = (
                 "its host has another key now" if expected else "the key of its host is not trusted any more"
@@ -138,8 +167,18 @@ class PeerLinks:
         if self._keys is None:
             return b""
         if not (key := self._keys.of(endpoint.host, endpoint.port)):
-            raise PeerAway(
-                f"no key is trusted for the kvd at {endpoint}: `kvctl keys trust KEY {endpoint}` with what"
-                " `kvctl keys show` prints there"
-            )
+            missing = troubles.untrusted(endpoint)
+            raise PeerAway(f"{missing.reason}: {missing.hint}")
         return key
+
+    def _missing(self, endpoint: Endpoint) -> PeerRow:
+        missing = troubles.untrusted(endpoint)
+        return PeerRow(
+            endpoint=endpoint,
+            kvd_id="",
+            state="untrusted",
+            rtt=0.0,
+            since=self._keys_since,
+            reason=missing.reason,
+            hint=missing.hint,
+        )

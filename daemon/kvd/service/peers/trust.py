@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvd.addresses import is_loopback
+from kvd.addresses import is_loopback, join_address
 from kvd.keys import (
     ANY_PORT,
     KeyFileError,
@@ -31,6 +31,11 @@ Signature = tuple[int, int, int, int]
 
 SETTLED_SECONDS = 0.5
 """A list that was written in its place, and lets fewer in, is not written any more after so long without a change."""
+
+MOST_TOLD = 16
+"""Places with two keys that are named."""
+LONGEST_TOLD = 4096
+"""Characters of what is said of them: a place in a list may be any word."""
 
 Place = tuple[str, int]
 """A host and its port, or `ANY_PORT`."""
@@ -52,7 +57,8 @@ class Keys:
     """Our key pair, the public keys that are let in, and those expected at an endpoint.
 
     ``listed`` is the file with the trusted ones, None where all hosts share our pair; it is read again when it
-    changed. ``error`` says why it could not be, empty where it could: what stood in it before stays in force.
+    changed. ``error`` says why it could not be, empty where it could: what stood in it before stays in force. ``twice``
+    names places with two keys in it. ``file`` is that of our pair, and ``pair`` says why it is not ours any more.
     """
 
     public: bytes
@@ -61,6 +67,10 @@ class Keys:
     servers: dict[Place, bytes] = field(default_factory=dict)
     listed: Path | None = None
     error: str = ""
+    twice: str = ""
+    file: Path | None = None
+    pair: str = ""
+    _pair_read: Signature | None = None
     _read: Signature | None = None
     _in_force: Signature | None = None
 
@@ -73,6 +83,15 @@ class Keys:
         return listed or (self.public if self.public in self.authorized else b"")
 
     @property
+    def places(self) -> dict[bytes, str]:
+        """Where the hosts of the listed keys are, by key."""
+        found: dict[bytes, str] = {}
+        for (host, port), key in self.servers.items():
+            place = join_address(host, port) if port else host
+            found[key] = f"{found[key]}, {place}" if key in found else place
+        return found
+
+    @property
     def stale(self) -> bool:
         """Whether the list may have changed since it was read, or could not be read. Takes microseconds."""
         return self.listed is not None and (bool(self.error) or _signature(self.listed) != self._read)
@@ -83,6 +102,24 @@ class Keys:
             return (TrustedKey(self.public),)
         self._read = _signature(self.listed)  # before it is read: what changes meanwhile is read once more
         return read_trusted(self.listed)
+
+    def look_at_pair(self) -> bool:
+        """Whether ``pair`` says something else now, since the file of our pair changed; on any thread."""
+        if self.file is None or (found := _signature(self.file)) == self._pair_read:
+            return False
+        before, self._pair_read = self.pair, found
+        try:
+            public = read_pair(self.file).public
+        except KeyFileError as error:
+            self.pair = error.message
+        except OSError as error:  # it went while it was read
+            self.pair = f"cannot read the keys in {self.file}: {error.strerror}"
+        else:
+            ours, other = self.public.decode(), public.decode()
+            self.pair = (
+                f"{self.file} holds the pair {other}, and kvd runs with {ours}" if ours != other else ""
+            )
+        return self.pair != before
 
     def half_written(self, trusted: Iterable[TrustedKey]) -> bool:
         """Whether that may be the beginning of a list that is being written: it is to be read once more.
@@ -105,6 +142,11 @@ class Keys:
         found = tuple(trusted)
         self.authorized = frozenset(one.key for one in found)
         self.servers = {(one.host, one.port): one.key for one in found if one.host}
+        others = [one for one in found if one.host and self.servers[one.host, one.port] != one.key]
+        self.twice = "; ".join(
+            f"{one.place} has the keys {one.key.decode()} and {self.servers[one.host, one.port].decode()}"
+            for one in others[:MOST_TOLD]
+        )[:LONGEST_TOLD]
         self.error, self._in_force = "", self._read
         return before != (self.authorized, self.servers)
 
@@ -140,7 +182,7 @@ def load(settings: CurveSettings) -> Keys | None:
     try:
         pair = read_pair(Path(settings.key_file))
         listed = Path(settings.authorized_keys) if settings.authorized_keys else None
-        keys = Keys(pair.public, pair.secret, listed=listed)
+        keys = Keys(pair.public, pair.secret, listed=listed, file=Path(settings.key_file))
         keys.take(keys.read())
     except KeyFileError as error:
         raise ConfigError(error.message, hint=error.hint) from None

@@ -24,6 +24,7 @@ from kvd.service.sockets.limits import (
     share_of,
 )
 from kvd.service.sockets.poller import READ
+from kvd.service.sockets.refusals import Refusals
 from kvd.service.sockets.reservations import Hold
 from kvd.zmtp.connection import Connection, ConnectionLimits, SocketType
 from kvd.zmtp.errors import ZmtpError
@@ -85,6 +86,7 @@ class Acceptor:
         self.door = door
         self.open: dict[Channel, Hashable] = {}
         """Connections, and whose each is."""
+        self.refusals: Refusals | None = None
         self._socket, self._service, self._shared, self._counters = listening, service, shared, counters
         self._share = share_of(door.most)
         self._visitors: dict[Hashable, Visitors] = {}
@@ -161,6 +163,8 @@ class Acceptor:
         if isinstance(cause, ZmtpError):
             if cause.kind == "not_authorised":
                 how = "not_authorised"
+            if self.refusals is not None and not spoke:
+                self.refusals.note(owner, cause)
             log.log(
                 logging.INFO if spoke else logging.DEBUG,
                 "%s socket: a connection ends: %s", self.door.name, cause.message,

@@ -13,6 +13,9 @@ from kvd.wire.event import KvdEvent
 
 log = logging.getLogger(__name__)
 
+WARNINGS = {"peer.down", "peer.impostor"}
+"""Kinds that somebody may have to do something about."""
+
 Detail = str | int | float | bool | None
 
 
@@ -30,6 +33,8 @@ class Events:
         self.seq += 1
         self.counters[f"events.{kind}"] += 1
         event = KvdEvent(seq=self.seq, time=time.time(), kind=kind, subject=subject, detail=detail)
-        log.info("%s %s %s", kind, subject, " ".join(f"{k}={v}" for k, v in detail.items()))
+        level = logging.WARNING if kind in WARNINGS else logging.INFO
+        words = " ".join(f"{k}={v}" for k, v in detail.items() if v != "")
+        log.log(level, "%s %s%s", kind, subject, f" {words}" if words else "")
         if self._publisher is not None and self._publisher.wanted:
             self._publisher.publish(kind.encode(), self._encoder.encode(event))

@@ -19,6 +19,7 @@ from kvd.service.sockets.limits import (
 )
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.publisher import Publisher
+from kvd.service.sockets.refusals import Refusals
 from kvd.service.sockets.reservations import Reservations
 from kvd.service.sockets.unsent import Unsent
 from kvd.zmtp.connection import ConnectionLimits
@@ -35,6 +36,8 @@ class Sockets:
     """The listening sockets, and the budgets that all connections share."""
 
     def __init__(self, counters: Counter[str]) -> None:
+        self.refusals = Refusals()
+        """Who was not let in on the peer socket."""
         self.counts = connection_counts()
         self.poller = Poller(counters)
         self.shared = Shared(self.poller, Reservations(), Unsent())
@@ -64,6 +67,7 @@ class Sockets:
         limits = ConnectionLimits(message=config.peer.max_message_bytes)
         door = Door("peer", "ROUTER", mechanism, limits, self.counts.peer)
         self._peers = Acceptor(listening, door, service, self.shared, self._counters)
+        self._peers.refusals = self.refusals
         self._acceptors.append(self._peers)
 
     def end_peers(self, revoked: Collection[bytes]) -> None:

@@ -228,7 +228,7 @@ def test_a_list_that_cannot_be_read_changes_nothing_and_says_so() -> None:
         near, far = fleet["near"], fleet["far"]
         near.trusted.write_text("this is no key\n")
         wait_for(lambda: near.counter("keys.unreadable"))
-        assert "line 1" in near.daemon.log
+        wait_for(lambda: "line 1" in near.daemon.log)
         with speaking(far.pair, near) as spoken:
             assert isinstance(spoken.ask(Ping(kvd_id="far", kvd_generation="g")), Pong)
         near.trusted.unlink()

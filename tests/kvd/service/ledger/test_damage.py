@@ -93,6 +93,25 @@ def zero(path: Path, *offsets: int) -> None:
             file.write(bytes(4096))
 
 
+def test_what_was_set_aside_is_told_until_it_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "LOOK_SECONDS", 0.05)
+    path = tmp_path / "l"
+    path.write_bytes(b"garbage" * 5000)
+
+    async def work() -> None:
+        async with ledger_at(path) as ledger:
+            await until(lambda: any(name.startswith("l.broken-") for name in ledger.state.aside))
+            [name] = ledger.state.aside
+            assert ledger.state.open
+            await ledger.append((record(1),))
+            (tmp_path / name).unlink()
+            await until(lambda: not ledger.state.aside)
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize("pages", [1, 3])
 def test_of_a_damaged_ledger_all_is_taken_over_that_can_be_read(tmp_path: Path, pages: int) -> None:
     path = tmp_path / "l"

@@ -8,6 +8,7 @@ import pytest
 import zmq
 
 from kvd.client.errors import RefusedByDaemon
+from kvd.keys import TrustedKey
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
 from kvd.service.peers import trust
@@ -43,6 +44,16 @@ def test_mistakes_in_key_files_are_named(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="mode 0644"):
         trust.load(CurveSettings(key_file=str(path)))
+
+
+def test_a_place_with_two_keys_is_named_and_the_last_one_counts() -> None:
+    keys = trust.Keys(b"P", b"S")
+    first, second = TrustedKey(b"A", "h", 1), TrustedKey(b"B", "h", 1)
+    assert keys.take((first, TrustedKey(b"A", "h", 2)))
+    assert keys.twice == ""
+    assert keys.take((first, second))
+    assert keys.twice == "h:1 has the keys A and B"
+    assert keys.of("h", 1) == b"B"
 
 
 def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: Path) -> None:

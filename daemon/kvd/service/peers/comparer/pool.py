@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
@@ -52,6 +53,8 @@ class ComparerPool:
     """The processes that compare, and who waits for one."""
 
     def __init__(self, counters: Counter[str]) -> None:
+        self.trouble = ""
+        """Why no process could be started when one was wanted last; empty where one could."""
         self._counters = counters
         self._waiting: OrderedDict[Endpoint, deque[asyncio.Future[None]]] = OrderedDict()
         self._running: set[Endpoint] = set()
@@ -183,7 +186,11 @@ class ComparerPool:
             async with asyncio.timeout(START_SECONDS):
                 await process.hello()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
-            log.exception("no process to compare engines can be started")
+            self.trouble = f"no process to compare engines can be started: {error!r}"
+            log.error(  # noqa: TRY400 (the message says it all)
+                "%s: engines are introduced to none of other hosts; next: see that kvd's user may execute %s, and that"
+                " there is memory", self.trouble, sys.executable,
+            )  # fmt: skip
             self._not_before = time.monotonic() + AGAIN_SECONDS
             if process is not None:
                 await self._end(process)
@@ -193,6 +200,7 @@ class ComparerPool:
                 await self._end(process)
             raise
         self._counters["handshakes.comparers_started"] += 1
+        self.trouble = ""
         return process
 
     async def _end(self, process: ComparerProcess) -> None:

@@ -114,6 +114,7 @@ def test_a_process_that_cannot_be_started_is_kvds_fault_and_not_tried_at_each_qu
                     pass
             assert refused.value.code == "KVD-COMPARE-UNAVAILABLE"
         assert (len(tried), comparers._suspects) == (1, {})
+        assert "Resource temporarily unavailable" in comparers.trouble
 
     pooled(talk)
 
