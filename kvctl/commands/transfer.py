@@ -34,10 +34,12 @@ def transfer(
     if not which:
         raise UsageError("ID is empty", "kvctl transfers -o wide lists ids")
     asked = ListTransfers(any_id=which, blocks=True)
-    found = rows(settings, asked, 1, source).rows
+    answer = rows(settings, asked, 1, source)
+    found = answer.rows
     if not found:
+        whose = " of your own engines" if answer.hidden else ""
         raise CheckFailed(
-            f"no transfer {which!r} in {source or 'the ledger'}",
+            f"no transfer {which!r}{whose} in {source or 'the ledger'}",
             "kvctl transfers -o wide lists ids; old transfers are dropped, and a request that was computed has none",
         )
     [newest] = found

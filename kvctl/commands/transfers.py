@@ -16,7 +16,7 @@ from kvctl.ledger.statistics import ORDERS
 from kvctl.views.output import show_repeatedly
 from kvctl.views.transfers.document import Transfers, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
-from kvd.wire.transfer import ListTransfers
+from kvd.wire.transfer import ListTransfers, TransferList
 
 SECTION = "Look"
 SORTS = tuple(ORDERS)
@@ -71,8 +71,8 @@ def transfers(  # noqa: PLR0913 (options)
         answer = rows(
             settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
         )
-        if not answer.rows and not seen and not answer.hidden:
-            say(_nothing(asked, checksum, source, answer.total))
+        if not answer.rows and not seen and (told := _nothing(asked, checksum, source, answer)):
+            say(told)
         if by:
             return grouped(answer, by)
         found = answer.rows
@@ -85,10 +85,10 @@ def transfers(  # noqa: PLR0913 (options)
     show_repeatedly(fetch, settings, watch)
 
 
-def _nothing(asked: ListTransfers, checksum: str | None, source: str, total: int) -> str:
-    """What was looked for in vain, and what to look for instead."""
+def _nothing(asked: ListTransfers, checksum: str | None, source: str, answer: TransferList) -> str:
+    """What was looked for in vain, and what to look for instead; empty where all else is said already."""
     where = f"trace {source!r}" if source else "the ledger"
-    if not total:
+    if not answer.total:
         return (
             f"{where} holds no transfer yet; kvctl doctor says what may keep requests from being handed over"
         )
@@ -104,5 +104,8 @@ def _nothing(asked: ListTransfers, checksum: str | None, source: str, total: int
         "--slower-than": asked.slower_than and f"{asked.slower_than:g}s",
     }
     filters = " ".join(f"{option} {value}" for option, value in given.items() if value)
-    found = f"none of the {total} transfers in {where} matches {filters}"
+    if answer.hidden and not filters:
+        return ""
+    which = "those of your own engines" if answer.hidden else f"the {answer.total} transfers in {where}"
+    found = f"none of {which} matches {filters}"
     return f"{found}; leave out one of these, or see what there is with kvctl transfers --by pair, code or backend"

@@ -24,7 +24,9 @@ def request_checks(settings: Settings) -> list[Check]:
         return findings
     here = [ServedEngine(row) for row in rows if not row.endpoint.host]
     if all(engine.idle for engine in here):
-        return [checked("transfers", "skipped", "DISAGGREGATED", IDLE)]
+        unseen = sum(row.hidden for row in engines if row.local)
+        others = f"; {unseen} engines of other users are not looked at" if unseen else ""
+        return [checked("transfers", "skipped", "DISAGGREGATED", IDLE + others)]
     loaded = sum(e.requests("loaded", "cached") for e in here)
     handed = sum(e.requests("offered", "pushed") for e in here)
     found = f"in the last {LATELY_SECONDS:g} s {handed} prefills were kept or pushed here and {loaded} loaded"

@@ -11,7 +11,7 @@ from kvctl.doctor.checks import checked
 from kvctl.engines.cards import engine_geometry
 from kvctl.engines.pairs import suggested
 from kvctl.errors import KvctlError
-from kvctl.views.doctor import Check
+from kvctl.views.doctor import Check, State
 from kvctl.views.slow import slow_document
 from kvd.topology.compat import compare
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
@@ -26,8 +26,19 @@ def transfer_checks(settings: Settings) -> Iterator[Check]:
     """The checks; asks kvd."""
     yield from _fits(settings)
     answer = daemon.ask(settings, ListTransfers(limit=LOOKED_AT), TransferList)
+    if answer.hidden:
+        unseen = "transfers of other users' engines are not looked at"
+        yield _transfers(
+            "skipped",
+            "NOT_SHOWN",
+            daemon.hidden(answer.hidden, unseen),
+            "type it as root, or as the user of kvd",
+        )
     if not answer.rows:
-        yield _transfers("ok", "TRANSFERS", "none recorded yet")
+        state: State = "skipped" if answer.hidden else "ok"
+        yield _transfers(
+            state, "TRANSFERS", f"none{' of your engines' if answer.hidden else ''} recorded yet"
+        )
         return
     yield from _other_prompts(answer)
     findings = [finding for finding in slow_document(answer).findings if finding.severity == "warning"]

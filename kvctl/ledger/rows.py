@@ -16,6 +16,7 @@ PAGE = 2000
 """Rows in one answer, so that kvd is never busy with one for long."""
 MOST = 100_000
 """Rows that are looked at for what kvd cannot look for."""
+HIDDEN = "transfers of other users' engines are not shown"
 
 
 def rows(
@@ -31,7 +32,7 @@ def rows(
         return matching(source, msgspec.structs.replace(query, limit=last))
     found = _found(settings, query, last, checksum)
     if found.hidden:
-        say(daemon.hidden(found.hidden, "transfers of other users' engines are not shown"))
+        say(daemon.hidden(found.hidden, HIDDEN))
     return found
 
 
@@ -56,8 +57,12 @@ def _compared(settings: Settings, query: ListTransfers, last: int, checksum: str
 
 def every_row(settings: Settings, query: ListTransfers, last: int) -> Iterator[LedgerRow]:
     """The newest ``last`` rows of kvd that match, newest first, as they come. Raises `KvctlError`."""
+    hidden = 0
     for page in _pages(settings, query, last):
+        hidden = hidden or page.hidden
         yield from page.rows
+    if hidden:
+        say(daemon.hidden(hidden, HIDDEN))
 
 
 def _pages(settings: Settings, query: ListTransfers, last: int) -> Iterator[TransferList]:

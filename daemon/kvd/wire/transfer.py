@@ -218,7 +218,7 @@ class TransferList(Reply, tag="transfers", frozen=True, kw_only=True):
     """Rows of the ledger in the order asked for; ``total`` counts all it holds.
 
     ``more``: further ones match, beyond the limit or beyond what one answer may hold; ask again with ``before``. Of
-    ``hidden`` further ones that match the asker may see nothing, since they are of other users' engines.
+    ``hidden`` others the asker may see nothing, since they are of other users' engines, nor whether they match.
     """
 
     rows: Annotated[tuple[LedgerRow, ...], Meta(max_length=MOST_ROWS)]

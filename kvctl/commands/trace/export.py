@@ -57,7 +57,10 @@ def export(  # noqa: PLR0913 (options)
     )
     gathered = gather(settings, msgspec.structs.replace(asked, blocks=True), last or LAST)
     if not gathered.rows:
-        raise CheckFailed("no transfer matches, so there is no trace", "kvctl transfers shows what there is")
+        raise CheckFailed(
+            "no transfer that may be seen matches, so there is no trace",
+            "kvctl transfers shows what there is",
+        )
     with _destination(file) as out:
         export_trace(gathered, out, hashed=hash_requests)
     say(gathered.told)

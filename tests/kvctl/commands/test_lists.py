@@ -71,3 +71,14 @@ def test_transfers_that_are_hidden_are_counted(run: Run, daemon: FakeDaemon) -> 
                 "kvctl: 3 transfers of other users' engines are not shown: kvd's setting access.read is own; root,"
                 " the user of kvd and members of its orders.group see all\n"
             )
+
+
+def test_what_is_not_found_among_what_may_be_seen_is_said_of_that_alone(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=5, hidden=3)
+    filtered = run("transfers", "--state", "miss", "--socket", daemon.directory)
+    assert "none of those of your own engines matches --state miss" in filtered.err
+    assert "none of the 5" not in filtered.err
+    one = run("transfer", "r-1", "--socket", daemon.directory)
+    assert (one.code, "no transfer 'r-1' of your own engines" in one.err) == (1, True)
+    trace = run("trace", "export", "/dev/null", "--socket", daemon.directory)
+    assert (trace.code, "3 transfers of other users' engines are not shown" in trace.err) == (1, True)

@@ -88,3 +88,12 @@ def test_a_pair_that_does_not_fit_fails_with_the_factor_and_both_values(daemon: 
     assert found.found.startswith("decode-0 from prefill-2 cannot be read: ")
     assert "8 of head here and 4 there" in found.found
     assert found.hint == "kvctl diff decode-0 prefill-2"
+
+
+def test_a_ledger_of_which_nothing_may_be_seen_is_not_called_well(daemon: FakeDaemon) -> None:
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=6, hidden=6)
+    found = checks(daemon)
+    assert (found["TRANSFERS"].state, "none of your engines" in found["TRANSFERS"].found) == ("skipped", True)
+    assert found["NOT_SHOWN"].found.startswith("6 transfers of other users' engines are not looked at")
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(ledger_row(1),), total=6, hidden=5)
+    assert (checks(daemon)["NOT_SHOWN"].state, checks(daemon)["LATELY"].state) == ("skipped", "ok")
