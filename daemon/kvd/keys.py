@@ -64,7 +64,12 @@ class KeyFileError(KvdError):
 def read_pair(path: Path) -> KeyPair:
     """The pair in a file. Raises `KeyFileError`: not readable, no such keys in it, or readable by others."""
     words = dict(line.split(None, 1) for line in read_lines(path) if " " in line)
-    public, secret = (checked_key(words.get(name, ""), path, name) for name in ("public", "secret"))
+    if missing := [name for name in ("public", "secret") if name not in words]:
+        raise KeyFileError(
+            f"{path}: no line begins with {' or '.join(missing)}",
+            "`kvctl keys generate` writes a pair; the list of trusted keys is peer.curve.authorized_keys",
+        )
+    public, secret = (checked_key(words[name], path, name) for name in ("public", "secret"))
     if curve.public_of(secret) != public:
         raise KeyFileError(
             f"{path}: the public key {public.decode()} does not belong to the secret one in that file"
@@ -211,6 +216,8 @@ def read_lines(path: Path) -> list[str]:
         hint = ""
         if isinstance(error, PermissionError):
             hint = f"give the file to the user of this process: chown {os.geteuid()} {path}"
+        if isinstance(error, FileNotFoundError):
+            hint = f"`kvctl keys generate` makes a pair, and begins a list; an empty list: touch {path}"
         raise KeyFileError(f"cannot read the keys in {path}: {why}", hint) from None
 
 
@@ -222,4 +229,8 @@ def checked_key(text: str, path: Path, what: str) -> bytes:
             return key
     except ValueError:
         pass
-    raise KeyFileError(f"{path}: {what}: found {len(key)} characters, a CURVE key has {KEY_BYTES} of Z85")
+    strange = next(
+        (f"{one!r} is no character of Z85" for one in text.strip() if one not in z85.ALPHABET.decode()), ""
+    )
+    why = strange if len(key) == KEY_BYTES and strange else f"found {len(key)} characters"
+    raise KeyFileError(f"{path}: {what}: {why}, a CURVE key has {KEY_BYTES} of Z85")

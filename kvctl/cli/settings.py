@@ -17,6 +17,12 @@ OUTPUT_FORMATS = ("table", "wide", "json", "jsonl", "yaml")
 DRAWINGS = ("dot", "mermaid", "svg")
 """Forms in which only some documents can be had."""
 COLOR_MODES = get_args(ColorMode)
+KVDS = (
+    "state_dir", "log_level", "drain_seconds", "local", "peer", "liveness", "leases", "ledger", "orders", "access",
+    "metrics",
+)  # fmt: skip
+"""Keys of kvd's own settings."""
+OF_KVD = "that is a setting of kvd (kvd --config); kvctl has a file of its own: docs/cli.md"
 DEFAULT_TIMEOUT = 5.0
 """Seconds that a command waits for an answer."""
 
@@ -135,7 +141,8 @@ def _parse_file(text: str, path: Path) -> dict[str, str]:
         raise UsageError(f"{path} holds a {type(document).__name__}, not keys and values")
     for key, value in document.items():
         if key not in KEYS:
-            raise UsageError(f"{path}: unknown key {key!r}; {near_misses(str(key), KEYS)}")
+            told = OF_KVD if key in KVDS else near_misses(str(key), KEYS)
+            raise UsageError(f"{path}: unknown key {key!r}; {told}")
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             raise UsageError(f"{path}: {key} is {value!r}, not a text or a number")
     return {str(key): str(value) for key, value in document.items()}

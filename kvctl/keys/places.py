@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,12 @@ from kvctl.cli.talk import say
 from kvctl.errors import KvctlError
 from kvd.addresses import join_address
 from kvd.wire import query
+from kvd.wire.names import SOCKET_NAME
 
 PAIR = Path("/etc/kvd/host.keys")
 LIST = Path("/etc/kvd/trusted.keys")
+UNKNOWN = "HOST:PORT"
+"""Stands for where this host's kvd is reached, which only a kvd with a peer socket can tell."""
 IN_FORCE_SECONDS = 2.0
 """kvd looks at its list five times a second."""
 
@@ -35,7 +37,8 @@ class KeyFiles:
     """The pair and the list, and where other hosts reach this one's kvd.
 
     ``public`` is the key that kvd runs with, empty where none answers or another pair is asked for. ``error`` says why
-    kvd cannot read its list, ``in_force`` how many keys it lets in.
+    kvd cannot read its list, ``in_force`` how many keys it lets in, ``twice`` which places have two keys in it. ``uid``
+    is the user that kvd runs as, None where none answers.
     """
 
     pair: Path
@@ -44,6 +47,8 @@ class KeyFiles:
     public: str = ""
     error: str = ""
     in_force: int = 0
+    twice: str = ""
+    uid: int | None = None
 
 
 def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> KeyFiles:
@@ -61,6 +66,11 @@ def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> Ke
                 raise type(error)(what, "name the file: --list FILE or --key-file FILE", error.code) from None
             say(f"no kvd answers, so the usual files are taken: {PAIR} and {LIST}")
     keys = kvd.keys if kvd is not None else None
+    if keys is not None and keys.identity == "shared" and trusted is None:
+        say(
+            "all hosts share this pair, and kvd follows no list: for a key for each host set"
+            " peer.curve.authorized_keys in kvd.yaml (docs/deploy.md)"
+        )
     public = keys.public if keys is not None and pair in (None, Path(keys.key_file)) else ""
     followed = keys is not None and trusted in (None, Path(keys.list_file))
     return KeyFiles(
@@ -68,11 +78,20 @@ def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> Ke
         trusted or Path((keys and keys.list_file) or LIST),
         join_address(kvd.endpoint.host, kvd.endpoint.port)
         if kvd is not None and kvd.endpoint.port
-        else socket.gethostname(),
+        else UNKNOWN,
         public,
         keys.error if keys is not None and followed else "",
         keys.trusted if keys is not None and followed else 0,
+        keys.twice if keys is not None and followed else "",
+        _user_of_kvd(settings) if kvd is not None else None,
     )
+
+
+def _user_of_kvd(settings: Settings) -> int | None:
+    try:
+        return (daemon.directory(settings) / SOCKET_NAME).stat().st_uid
+    except OSError:
+        return None
 
 
 def changes_seen(settings: Settings) -> tuple[Path, int] | None:

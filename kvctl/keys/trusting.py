@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvctl.errors import CheckFailed, KvctlError, NotPermitted, RefusedError, UsageError
-from kvd.keys import ANY_PORT, KeyFileError, TrustedKey, read_trusted, trusted_key, write_trusted
+from kvd.keys import (
+    ANY_PORT,
+    KEY_BYTES,
+    KeyFileError,
+    TrustedKey,
+    read_trusted,
+    trusted_key,
+    write_trusted,
+)
 
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 AS_OWNER = "type it as root, or as the user that kvd runs as"
 
 
@@ -39,9 +50,16 @@ def trust(path: Path, key: str, place: str, *, replace: bool) -> Change:
     try:
         new = trusted_key(key, place, path)
     except KeyFileError as error:
+        first = "the key comes first: " if len(place) == KEY_BYTES else ""
         raise UsageError(
-            error.message.removeprefix(f"{path}: the new line: "), "write kvctl keys trust KEY HOST:PORT"
+            error.message.removeprefix(f"{path}: the new line: "),
+            f"{first}write kvctl keys trust 'KEY' HOST:PORT, without blanks in either",
         ) from None
+    if not _is_host(new.host):
+        raise UsageError(
+            f"{place!r} is no host and port: {new.host!r} is neither a name nor an address",
+            "write what that host's peer.advertise says, as 10.0.0.8:7766",
+        )
     with _told(path), _alone(path):
         before = listed(path)
         others = tuple(one for one in before if one.key != new.key and _overlap(one, new))
@@ -81,6 +99,14 @@ def revoke(path: Path, what: str) -> Change:
         kept = tuple(one for one in before if one.key not in keys)
         write_trusted(path, kept)
         return Change(kept, removed=gone)
+
+
+def _is_host(host: str) -> bool:
+    """Whether that may be a host; empty is none, which is allowed."""
+    try:
+        return not host or bool(_NAME.fullmatch(host)) or bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
 
 
 def _overlap(one: TrustedKey, other: TrustedKey) -> bool:

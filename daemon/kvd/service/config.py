@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin, get_type_hints
@@ -175,6 +176,7 @@ def load(
     for key, value in (overrides or {}).items():
         _put(tree, key, value)
         sources.given[key] = "the command line"
+    _warn_of_variables(environment)
     _reject_unknown(tree, Config, (), sources)
     try:
         config = msgspec.convert(tree, Config, strict=False)
@@ -246,6 +248,17 @@ def _variables() -> dict[str, str]:
     known = {PREFIX + "_".join(key).upper(): ".".join(key) for key in _settings(Config)}
     del known[RUNTIME_DIR_VARIABLE]
     return known
+
+
+def _warn_of_variables(environment: Mapping[str, str]) -> None:
+    """Name variables that look like a setting's and are none. They are no error: other programs have theirs."""
+    known = _variables()
+    sections = {"_".join((*variable.split("_")[:2], "")) for variable, key in known.items() if "." in key}
+    for name in environment:
+        if name not in known and any(name.startswith(section) for section in sections):
+            close = get_close_matches(name, known, n=1)
+            meant = f": did you mean {close[0]}?" if close else ""
+            log.warning("$%s sets nothing, no setting of kvd is called so%s", name, meant)
 
 
 def _put(tree: dict[str, Any], key: str, value: str) -> None:

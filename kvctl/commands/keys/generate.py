@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.errors import RefusedError, UsageError
-from kvctl.keys.places import ListFile, PairFile, key_files
+from kvctl.keys.places import UNKNOWN, KeyFiles, ListFile, PairFile, key_files
 from kvctl.keys.trusting import listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show
@@ -27,6 +28,7 @@ def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFi
     except KeyFileError as error:
         kind = RefusedError if files.pair.exists() else UsageError
         raise kind(error.message, error.hint) from None
+    owned = _give_to_kvd(files)
     if not files.trusted.exists() and files.trusted.parent.is_dir():
         _begin(files.trusted)
     body = HostKeys(
@@ -37,15 +39,37 @@ def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFi
         trusted=trusted_hosts(listed(files.trusted)),
     )
     show(body, settings)
-    sys.stderr.write(
-        f"kvctl: set peer.curve.key_file to {files.pair} and peer.curve.authorized_keys to {files.trusted} in kvd.yaml,"
-        " and let kvd's user own the first\n"
+    if files.place == UNKNOWN:
+        say(f"{UNKNOWN} is to be what peer.advertise says in kvd.yaml: this host, as the others reach it")
+    if files.public:
+        say(
+            f"kvd runs with the pair {files.public} until it is started again (systemctl restart kvd); then the others"
+            " type the line above, with --replace"
+        )
+        return
+    say(
+        f"set peer.curve.key_file to {files.pair} and peer.curve.authorized_keys to {files.trusted} in kvd.yaml"
+        + ("" if owned else f", and let kvd's user own the first: chown kvd: {files.pair}")
     )
+
+
+def _give_to_kvd(files: KeyFiles) -> bool:
+    """Give the pair to the user that kvd runs as: it is for its owner alone. Whether it is his."""
+    if files.uid is None:
+        return False
+    if files.uid != os.geteuid():
+        try:
+            os.chown(files.pair, files.uid, -1)
+        except OSError as error:
+            say(f"kvd runs as uid {files.uid}, and cannot read {files.pair}: {error.strerror}")
+            return False
+    return True
 
 
 def _begin(path: Path) -> None:
     """An empty list, so that kvd can follow it: without one all hosts would have to share the pair."""
     try:
         path.write_text("# Keys that this kvd trusts: KEY host:port. See kvctl keys trust.\n")
+        path.chmod(0o644)  # public keys, which kvd's user must be able to read whatever the umask here
     except OSError as error:
-        sys.stderr.write(f"kvctl: {path} was not begun: {error.strerror}\n")
+        say(f"{path} was not begun: {error.strerror}")

@@ -18,12 +18,19 @@ SECTION = "Commands"
 def revoke(
     settings: Settings,
     *,
-    what: Annotated[str, typer.Argument(metavar="KEY|HOST[:PORT]", help="The key, or the host that has it.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY|HOST[:PORT]",
+            help="The key, or the host that has it; without a port all of that host.",
+        ),
+    ],
     list_file: ListFile = None,
 ) -> None:
     """Let a host in no more: its links and connections end within a second.
 
-    Its engines are taken back from engines here. Type it on every host that trusted the key.
+    Its engines are taken back from engines here. Type it on every host that trusted the key. Every line that has such a
+    key goes.
     """
     path, before = key_files(settings, None, list_file).trusted, changes_seen(settings)
     change = remove(path, what)

@@ -7,7 +7,7 @@ import os
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.errors import KvctlError, NotPermitted
-from kvctl.keys.places import ListFile, PairFile, key_files
+from kvctl.keys.places import UNKNOWN, ListFile, PairFile, key_files
 from kvctl.keys.trusting import AS_OWNER, listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show as print_document
@@ -33,6 +33,10 @@ def show(settings: Settings, *, key_file: PairFile = None, list_file: ListFile =
         say(f"kvd runs with another pair, {files.public}, until it is started again: systemctl restart kvd")
     if files.error:
         say(f"kvd lets in the {files.in_force} keys that it read last: {files.error}")
+    if files.twice:
+        say(f"{files.twice}: both are let in, and the last one counts")
+    if files.place == UNKNOWN:
+        say(f"{UNKNOWN} is to be what peer.advertise says in kvd.yaml: this host, as the others reach it")
     body = HostKeys(
         public=public,
         file=str(files.pair),

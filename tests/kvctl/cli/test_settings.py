@@ -61,6 +61,7 @@ def test_the_usual_config_file_is_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("outptu: json", "unknown key 'outptu'; did you mean output"),
+        ("state_dir: /x", "unknown key 'state_dir'; that is a setting of kvd "),
         ("output: jsn", "output in .*config.yaml: 'jsn' is not one of .*did you mean json"),
         ("timeout: never", "timeout in .*config.yaml: 'never' is not a duration"),
         ("timeout: [1]", "timeout is \\[1\\], not a text or a number"),

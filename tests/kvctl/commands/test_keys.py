@@ -14,7 +14,7 @@ from tests.support.daemons import wait_for
 from tests.support.hosts import hosts
 
 if TYPE_CHECKING:
-    from tests.kvctl.conftest import Run
+    from tests.kvctl.conftest import FakeDaemon, Run
 
 NOBODY = ("--runtime-dir", "/nonexistent")
 
@@ -52,9 +52,36 @@ def test_what_a_host_shows_is_what_others_trust(run: Run, tmp_path: Path) -> Non
     shown = run(*NOBODY, "keys", "show", "--key-file", str(pair), "--list", str(trusted))
     assert shown.code == 0
     public = read_pair(pair).public.decode()
-    assert f"kvctl keys trust '{public}' " in shown.out
+    assert f"kvctl keys trust '{public}' HOST:PORT" in shown.out
+    assert "HOST:PORT is to be what peer.advertise says" in shown.err
     missing = run(*NOBODY, "keys", "show", "--key-file", str(tmp_path / "absent"))
     assert (missing.code, "kvctl keys generate" in missing.err) == (1, True)
+
+
+def test_names_and_addresses_are_places(run: Run, tmp_path: Path, keys: list[str]) -> None:
+    trusted = tmp_path / "trusted.keys"
+    for place in ("h-1.example.org:7766", "10.0.0.8:1", "[fe80::1]:7766", "::1", "my_host"):
+        assert run(*NOBODY, "keys", "trust", "--list", str(trusted), keys[0], place).code == 0
+    assert len(lines(trusted)) == 5
+
+
+def test_what_is_begun_under_a_closed_umask_can_be_read_by_the_user_of_kvd(run: Run, tmp_path: Path) -> None:
+    pair, trusted = tmp_path / "host.keys", tmp_path / "trusted.keys"
+    before = os.umask(0o077)
+    try:
+        run(*NOBODY, "keys", "generate", "--key-file", str(pair), "--list", str(trusted))
+    finally:
+        os.umask(before)
+    assert trusted.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_key_file_that_is_none_is_named_with_what_it_lacks(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("# nothing\n")
+    (tmp_path / "f").chmod(0o600)
+    told = run(*NOBODY, "keys", "show", "--key-file", str(tmp_path / "f"))
+    assert "no line begins with public or secret" in told.err
+    missing = run(*NOBODY, "keys", "trust", "--list", str(tmp_path / "no" / "list"), "K" * 40, "h")
+    assert (missing.code, "mkdir -p" in missing.err) == (2, True)
 
 
 def test_keys_are_trusted_once_and_replaced_only_when_told(run: Run, tmp_path: Path, keys: list[str]) -> None:
@@ -88,7 +115,11 @@ def test_what_is_no_key_or_no_place_is_refused_and_nothing_is_written(
         ("short", "host:1", "found 5 characters"),
         (keys[0], "host:99999", "not host:port"),
         (keys[0], "two words", "3 words"),
-        (keys[0][:-1] + "~", "host", "of Z85"),
+        (keys[0][:-1] + "~", "host", "'~' is no character of Z85"),
+        ("10.0.0.8:7766", keys[0], "the key comes first"),
+        (keys[0], "http://10.0.0.8:7766", "neither a name nor an address"),
+        (keys[0], "h3#x", "neither a name nor an address"),
+        (keys[0], "HOST:PORT", "not host:port"),
     ):
         refused = run(*arguments, key, place)
         assert (refused.code, named in refused.err) == (2, True), refused.err
@@ -171,8 +202,35 @@ def test_kvd_takes_note_and_the_command_says_so(run: Run) -> None:
         assert (told.code, "kvd lets in the 1 keys that it read last" in told.err) == (0, True), told.err
         away.rename(near.trusted)
         public = near.pair.public.decode()
+        (near.folder / "host.keys").unlink()
+        made = run(*here, "keys", "generate")
+        assert (made.code, "until it is started again" in made.err) == (0, True), made.err
+        assert "set peer.curve.key_file" not in made.err
         near.new_pair()
         assert f"kvd runs with another pair, {public}" in run(*here, "keys", "show").err
+        wait_for(lambda: "KEYS_PAIR" in run(*here, "doctor", "--quick", "-o", "json").out)
+        assert f"{near.folder / 'host.keys'} holds the pair {near.pair.public.decode()}" in near.daemon.log
         near.trusted.write_text("rubbish\n")
-        wait_for(lambda: near.counter("keys.unreadable"))
-        assert "KEYS_UNREADABLE" in run(*here, "doctor").out
+        wait_for(lambda: "KEYS_UNREADABLE" in run(*here, "doctor", "--quick", "-o", "json").out)
+
+
+def test_a_fleet_with_one_pair_has_no_list_to_show(run: Run) -> None:
+    with hosts("near") as fleet:
+        near = fleet["near"]
+        near.daemon.kill()
+        del near.daemon.environment["KVD_PEER_CURVE_AUTHORIZED_KEYS"]
+        near.daemon.start()
+        shown = run("--runtime-dir", str(near.daemon.directory), "keys", "show")
+        assert "all hosts share this pair, and kvd follows no list" in shown.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_new_pair_is_given_to_the_user_that_kvd_runs_as(
+    run: Run, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    os.chown(daemon.directory / "kvd.sock", 12345, -1)
+    pair = tmp_path / "host.keys"
+    made = run("--runtime-dir", str(daemon.directory), "keys", "generate", "--key-file", str(pair),
+               "--list", str(tmp_path / "l"))  # fmt: skip
+    assert (made.code, pair.stat().st_uid, pair.stat().st_mode & 0o777) == (0, 12345, 0o600)
+    assert "chown" not in made.err

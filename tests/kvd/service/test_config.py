@@ -179,3 +179,13 @@ def test_keys_that_cannot_be_written_come_with_the_next_step(tmp_path: Path) -> 
     assert kvd("--new-keys", str(file)).returncode == 0
     again = kvd("--new-keys", str(file))
     assert (again.returncode, "never written over" in again.stderr) == (2, True)
+
+
+def test_a_variable_that_is_misspelt_is_named_with_the_one_that_was_meant(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(None, {"KVD_PEER_LISEN": "127.0.0.1:1", "KVD_LOG_LEVEL": "info", "KVD_HOME": "x", "PEER": "y"})
+    [told] = [record.getMessage() for record in caplog.records]
+    assert (
+        told == "$KVD_PEER_LISEN sets nothing, no setting of kvd is called so: did you mean KVD_PEER_LISTEN?"
+    )
