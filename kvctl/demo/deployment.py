@@ -100,7 +100,7 @@ def transfer_config(
 
 
 @contextlib.contextmanager
-def engines() -> Iterator[Start]:
+def engines(begin: Start = EngineProcess.start) -> Iterator[Start]:
     """A function that begins to start an engine; all that it started are ended on the way out, at the same time.
 
     After an exception there is no point in waiting long for an orderly end.
@@ -109,7 +109,7 @@ def engines() -> Iterator[Start]:
 
     def start(spec: EngineSpec) -> EngineProcess:
         with held():
-            started.append(EngineProcess.start(spec))
+            started.append(begin(spec))
         return started[-1]
 
     def end(kind: type[BaseException] | None, *_: object) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvctl.demo.engine_spec import EngineSpec, engine_arguments, environment
 from kvctl.processes.errors import EngineGone, EngineStartFailed, EngineTimeout
-from kvctl.processes.spawn import log_tail, spawn
+from kvctl.processes.spawn import Spawn, Spawned, log_tail, spawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,9 +64,7 @@ class EngineProcess:
     All methods may be called from any thread.
     """
 
-    def __init__(
-        self, spec: EngineSpec, process: subprocess.Popen[bytes], commands: int, events: int, lifeline: int
-    ) -> None:
+    def __init__(self, spec: EngineSpec, process: Spawned, commands: int, events: int, lifeline: int) -> None:
         """Use `EngineProcess.start`. The last three are this end of the pipes to the tree."""
         self.spec = spec
         self._process = process
@@ -83,8 +81,8 @@ class EngineProcess:
         self._reader.start()
 
     @classmethod
-    def start(cls, spec: EngineSpec) -> Self:
-        """Begin starting an engine and return at once; `wait_ready` tells how it went."""
+    def start(cls, spec: EngineSpec, spawn: Spawn = spawn) -> Self:
+        """Begin starting an engine and return at once; `wait_ready` tells how it went. ``spawn`` starts its tree."""
         spec.work_dir.mkdir(parents=True, exist_ok=True)
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         sockets = _socket_folder(spec.work_dir)

@@ -5,9 +5,33 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 LOG_LINES_IN_ERRORS = 25
+
+
+class Spawned(Protocol):
+    """A process that was started: the part of `subprocess.Popen` that an engine's owner needs."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit status, -N where signal N ended it; None until `wait` has returned."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status; raises `subprocess.TimeoutExpired` after ``timeout`` seconds."""
+
+
+class Spawn(Protocol):
+    """A function like `spawn`."""
+
+    def __call__(
+        self, command: Sequence[str], log_path: Path, environment: Mapping[str, str], **more: Any
+    ) -> Spawned:
+        """Start a process."""
 
 
 def spawn(

@@ -13,7 +13,7 @@ from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd, two_hosts
-from tests.support import overwriting_prefiller
+from tests.support import nursery, overwriting_prefiller
 from tests.support.daemons import wait_for
 from tests.support.deployments import HYBRID_BLOCK, PATIENT, counter, found_out, handed_over, prompt_of
 from tests.support.engine_calls import reset_prefix_cache
@@ -80,7 +80,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             },
         )
 
-    with two_hosts(folder) as hosts, engines() as start:
+    with two_hosts(folder) as hosts, engines(nursery.start) as start:
         specs = [spec(host, role) for host, role in zip(hosts, ("kv_producer", "kv_consumer"), strict=True)]
         prefill, decode = (start(one) for one in specs)
         for engine in (prefill, decode):

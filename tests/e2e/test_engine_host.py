@@ -15,6 +15,7 @@ from kvctl.demo.engine_spec import EngineSpec
 from kvctl.demo.models import prompt
 from kvctl.processes.errors import EngineStartFailed
 from kvctl.processes.tree import shared_memory
+from tests.support import nursery
 from tests.support.deployments import found_out
 from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache, running_engine
 from tests.support.engine_pids import engine_pids
@@ -109,7 +110,7 @@ def test_metrics_count_blocks(engine: EngineProcess) -> None:
 def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     log = tmp_path / "log"
     spec = EngineSpec(model=tmp_path / "missing", work_dir=tmp_path / "work", log_path=log)
-    with running_engine(spec) as broken, pytest.raises(EngineStartFailed, match="missing"):
+    with running_engine(spec, nursery.start) as broken, pytest.raises(EngineStartFailed, match="missing"):
         broken.wait_ready()
 
 

@@ -21,6 +21,7 @@ from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines, transfer_
 from kvctl.demo.engine import Answer
 from kvctl.processes.daemons import Kvd
 from kvd.wire.query import EngineList, ListEngines
+from tests.support import nursery
 from tests.support.daemons import wait_for
 from tests.support.deployments import handed_over, prompt_of, running, transfers
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
@@ -237,7 +238,7 @@ def test_an_engine_that_fails_requests_instead_is_5_and_carries_on(pair: Deploym
     spec = dataclasses.replace(
         pair.decode.spec, work_dir=tmp_path, log_path=tmp_path / "log", kv_transfer_config=config
     )
-    with engines() as start:
+    with engines(nursery.start) as start:
         strict = start(spec)
         strict.wait_ready()
         wait_for(lambda: host_has(host, "strict"), 60.0)

@@ -14,6 +14,7 @@ from kvd.client.cards import engine_geometry
 from kvd.geometry.config import CacheOptions, Parallel
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.query import EngineList, ListEngines
+from tests.support import nursery
 from tests.support.deployments import FLOAT32_STATES, found_out
 from tests.support.engine_calls import running_engine
 from tests.support.samples import engine_from_config
@@ -40,7 +41,7 @@ def running_geometry(model: str, path: Path, folder: Path) -> EngineGeometry:
             cache_dir=found_out(folder),
             kv_transfer_config=transfer_config(kvd, "the-engine", "kv_both"),
         )
-        with running_engine(spec) as engine:
+        with running_engine(spec, nursery.start) as engine:
             engine.wait_ready()
             (row,) = cast("EngineList", kvd.ask(ListEngines(cards=True))).rows
             assert row.card is not None

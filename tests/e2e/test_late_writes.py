@@ -11,6 +11,7 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import two_hosts
+from tests.support import nursery
 from tests.support.daemons import ROOT, wait_for
 from tests.support.deployments import PATIENT, found_out, leased, prompt_of, transfers_of
 from tests.support.engine_pids import engine_pids
@@ -39,7 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("late")
     model, file = write_model("llama", folder / "models"), folder / "unguarded"
     settings = {**PATIENT, "load_timeout": 4.0, "lease_seconds": 60.0, "backend": request.param}
-    with two_hosts(folder) as hosts, engines() as start:
+    with two_hosts(folder) as hosts, engines(nursery.start) as start:
         begun = []
         for host, role in zip(hosts, ("kv_producer", "kv_consumer"), strict=True):
             config = transfer_config(host, engine_id(host), role, extra=settings)

@@ -15,7 +15,7 @@ from kvctl.cli.units import Mode
 from kvctl.demo.deployment import Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import two_hosts
-from tests.support import poisoned
+from tests.support import nursery, poisoned
 from tests.support.deployments import (
     HYBRID_BLOCK,
     PATIENT,
@@ -76,7 +76,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case: Blocks = request.param
     folder = tmp_path_factory.mktemp("leftover")
     model, file = write_model(case.model, folder / "models"), folder / "found"
-    with two_hosts(folder, PATIENT_KVD) as hosts, engines() as start:
+    with two_hosts(folder, PATIENT_KVD) as hosts, engines(nursery.start) as start:
         begun = []
         for host, role, block in zip(
             hosts, ("kv_producer", "kv_consumer"), (case.prefill, case.decode), strict=True

@@ -27,7 +27,7 @@ from kvctl.processes.errors import EngineGone
 from kvd.client.operator import connect
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.transfer import TransferRecord
-from tests.support import faulty_prefiller
+from tests.support import faulty_prefiller, nursery
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import HYBRID_BLOCK, found_out, handed_over, prompt_of
 from tests.support.engine_calls import abort, engine_metrics, reset_prefix_cache
@@ -200,7 +200,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     faults = folder / "faults"
     faults.mkdir()
     path = write_model(model, folder / "models")
-    with two_hosts(folder) as hosts, engines() as start:
+    with two_hosts(folder) as hosts, engines(nursery.start) as start:
         specs = [
             EngineSpec(
                 model=path,

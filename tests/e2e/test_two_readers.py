@@ -19,6 +19,7 @@ from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineGone
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
+from tests.support import nursery
 from tests.support.daemons import measured, wait_for
 from tests.support.deployments import PATIENT, found_out, prompt_of, transfers
 from tests.support.engine_calls import engine_metrics
@@ -92,7 +93,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
     )
     roles = ("kv_producer", "kv_consumer", "kv_consumer")
     try:
-        with engines() as start:
+        with engines(nursery.start) as start:
             made = [
                 start(
                     dataclasses.replace(

@@ -16,6 +16,7 @@ from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import ListTransfers, TransferList, TransferRecord
+from tests.support import nursery
 from tests.support.daemons import wait_for
 from tests.support.engine_calls import engine_metrics
 from tests.support.tiny_models import MODELS, NO_PREFIX_CACHING, write_model
@@ -125,7 +126,7 @@ def deploy(
 
     Arguments as for `launch` and `two_hosts`; ``ready_timeout`` is in seconds for each engine.
     """
-    with two_hosts(work_dir, settings) as hosts, engines() as start:
+    with two_hosts(work_dir, settings) as hosts, engines(nursery.start) as start:
         deployment = launch(start, hosts, prefill, decode, mode=mode, extra=extra)
         for engine in (deployment.prefill, deployment.decode):
             engine.wait_ready(ready_timeout)

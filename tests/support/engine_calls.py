@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from kvctl.demo.deployment import Start
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 
@@ -39,9 +40,9 @@ class EngineMetrics:
 
 
 @contextlib.contextmanager
-def running_engine(spec: EngineSpec) -> Iterator[EngineProcess]:
+def running_engine(spec: EngineSpec, begin: Start = EngineProcess.start) -> Iterator[EngineProcess]:
     """An engine that starts; ended on the way out. After an exception there is no point in waiting long."""
-    engine, seconds = EngineProcess.start(spec), 2.0
+    engine, seconds = begin(spec), 2.0
     try:
         yield engine
         seconds = 20.0
