@@ -20,6 +20,9 @@ MAX_ANSWER = 4 << 20
 
 _ORDERS = {"newest": "seq DESC", "slowest": "seconds DESC, seq DESC", "largest": "bytes DESC, seq DESC"}
 
+_IS_OWN = "is_of_own_engine(local_engine) AND coalesce(uid, reported_by(record)) IS ?"
+"""Rows of schemas before 3 have their user in the record alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Own:
@@ -41,23 +44,23 @@ def select(
     limit = min(max(query.limit, 0), MAX_LIMIT)
     hidden = 0
     if own is not None:
-        database.create_function("is_own", 1, own.engines.__contains__)
+        database.create_function("is_of_own_engine", 1, own.engines.__contains__)
+        database.create_function("reported_by", 1, _reported_by)
         hidden = database.execute(
-            "SELECT count(*) FROM (SELECT 1 FROM transfers WHERE NOT is_own(local_engine) LIMIT ?)",
+            "SELECT count(*) FROM (SELECT 1 FROM transfers WHERE NOT is_of_own_engine(local_engine) LIMIT ?)",
             (MAX_LIMIT,),
         ).fetchone()[0]
-        conditions.append("is_own(local_engine)")
+        conditions.append(_IS_OWN)
+        values.append(own.uid)
     found = database.execute(
         f"SELECT seq, recorded, record, {'blocks' if query.blocks else 'NULL'} FROM transfers"  # noqa: S608 (fixed texts)
         f" WHERE {' AND '.join(conditions)} ORDER BY {_ORDERS[query.order]} LIMIT ?",
-        (*values, limit + 1 if own is None else -1),
+        (*values, limit + 1),
     )
     rows: list[LedgerRow] = []
     spoilt: list[int] = []
     size, more = 0, False
     for seq, recorded, record, blocks in found:
-        if own is not None and not _reported_by(record, own.uid):
-            continue
         size += len(record) + 2 * len(blocks or b"")  # lists of numbers take longest to pack
         if len(rows) == limit or (size > MAX_ANSWER and rows):
             more = True
@@ -72,12 +75,12 @@ def select(
     return TransferList(rows=tuple(rows), total=total, more=more, hidden=hidden)
 
 
-def _reported_by(record: bytes, uid: int) -> bool:
-    """Whether a user's process reported it; of one that cannot be decoded nobody can say so."""
+def _reported_by(record: bytes) -> int | None:
+    """The user whose process reported it; of one that cannot be decoded nobody can say."""
     try:
-        return bool(decode_record(record).uid == uid)
+        return int(decode_record(record).uid)
     except msgspec.MsgspecError:
-        return False
+        return None
 
 
 def kept_engine(database: sqlite3.Connection, engine_id: str, generation: str) -> KeptEngine | None:

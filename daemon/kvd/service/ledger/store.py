@@ -16,8 +16,9 @@ from kvd.service.ledger.faults import Damaged
 from kvd.wire.identity import EngineCard
 from kvd.wire.transfer import BlockRuns, KeptEngine, TransferRecord, bounded
 
-SCHEMA = 2
-"""Version of the tables, in SQLite's ``user_version``. 0 had no columns for times, backends and blocks, 1 no codes."""
+SCHEMA = 3
+"""Version of the tables, in SQLite's ``user_version``. 0 had no columns for times, backends and blocks, 1 none for
+codes and 2 none for users."""
 BUSY_SECONDS = 0.5
 """How long another process may hold the database before that counts as a fault: somebody's `sqlite3` in a shell."""
 STEPS = 20_000
@@ -45,6 +46,7 @@ CREATE TABLE IF NOT EXISTS transfers (
     record BLOB NOT NULL,
     blocks BLOB,
     code TEXT NOT NULL DEFAULT '',
+    uid INTEGER,
     UNIQUE (transfer_id, local_engine, local_rank)
 );
 CREATE INDEX IF NOT EXISTS by_request ON transfers (request_id);
@@ -61,12 +63,12 @@ CREATE TABLE IF NOT EXISTS engines (
 """
 _INSERT = (
     "INSERT OR IGNORE INTO transfers (seq, transfer_id, request_id, remote_request_id, local_engine, local_rank,"
-    " remote_engine, backend, mode, state, seconds, bytes, recorded, record, blocks, code)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " remote_engine, backend, mode, state, seconds, bytes, recorded, record, blocks, code, uid)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _FIT_TRANSFERS = (
     "SELECT seq, transfer_id, request_id, remote_request_id, local_engine, local_rank, remote_engine, backend, mode,"
-    " state, seconds, bytes, recorded, record, blocks, code FROM transfers LIMIT 0"
+    " state, seconds, bytes, recorded, record, blocks, code, uid FROM transfers LIMIT 0"
 )
 _FIT_ENGINES = "SELECT engine_id, generation, seen, engine FROM engines LIMIT 0"
 """It fails where a table or a column is missing, as the one above."""
@@ -261,7 +263,7 @@ def row(record: TransferRecord, now: float) -> tuple[object, ...]:
     seconds = seconds if math.isfinite(seconds) else 0.0
     return (
         r.transfer_id, r.request_id, r.remote_request_id, r.local_engine, r.local_rank, r.remote_engine, r.backend,
-        r.mode, r.state, seconds, min(r.bytes, MAX_INTEGER), now, encode(bare), blocks, r.code,
+        r.mode, r.state, seconds, min(r.bytes, MAX_INTEGER), now, encode(bare), blocks, r.code, r.uid,
     )  # fmt: skip
 
 
@@ -299,11 +301,17 @@ class NewerSchema(Exception):
 def _upgrade(database: sqlite3.Connection, version: int) -> None:
     """From an older schema, or from nothing, in one transaction. Raises `Damaged` where the tables are others.
 
-    From schema 0 old records go over in the order in which they came; from 1 they stay, and have no code.
+    From schema 0 old records go over in the order in which they came. From 1 and 2 they stay as they are, so that a
+    large file takes no longer than a small one: those of 1 have no code, and `query.select` reads users from records.
     """
     try:
         with transaction(database):
-            _from_nothing(database) if version == 0 else _from_1(database)
+            if version == 0:
+                _from_nothing(database)
+            if version == 1:
+                database.execute("ALTER TABLE transfers ADD COLUMN code TEXT NOT NULL DEFAULT ''")
+            if version:
+                database.execute("ALTER TABLE transfers ADD COLUMN uid INTEGER")
             database.execute(f"PRAGMA user_version={SCHEMA}")
     except msgspec.MsgspecError as error:
         raise Damaged(f"a record of schema {version}: {error}") from None
@@ -311,10 +319,6 @@ def _upgrade(database: sqlite3.Connection, version: int) -> None:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_ERROR:
             raise
         raise Damaged(f"tables of schema {version}: {error}") from None
-
-
-def _from_1(database: sqlite3.Connection) -> None:
-    database.execute("ALTER TABLE transfers ADD COLUMN code TEXT NOT NULL DEFAULT ''")
 
 
 def _from_nothing(database: sqlite3.Connection) -> None:

@@ -14,8 +14,9 @@ import pytest
 
 from kvd.client.errors import ClientError
 from kvd.service.config import LedgerSettings
-from kvd.service.ledger import store
+from kvd.service.ledger import query, store
 from kvd.service.ledger.ledger import Ledger
+from kvd.service.ledger.query import Own
 from kvd.wire.names import generation_of
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import (
@@ -275,17 +276,29 @@ def test_a_ledger_of_the_first_schema_goes_over_whole(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
-def test_a_ledger_without_codes_gets_them_and_keeps_its_records(tmp_path: Path) -> None:
-    """Schema 1 was the one of today without that column."""
-    with sqlite3.connect(tmp_path / "l") as database:
-        database.executescript(store._TABLES.replace("    code TEXT NOT NULL DEFAULT '',\n", ""))
-        columns = [row[1] for row in database.execute("PRAGMA table_info(transfers)")]
-        assert "code" not in columns
-        old = store._INSERT.replace(", code)", ")").replace(", ?)", ")")
-        for n in range(3):
-            database.execute(old, (None, *store.row(record(n, "miss"), time.time())[:-1]))
-        database.execute("PRAGMA user_version=1")
+COLUMNS = {"code": "    code TEXT NOT NULL DEFAULT '',\n", "uid": "    uid INTEGER,\n"}
+"""The columns that came last, in their order: a schema before them was the one of today without."""
+
+
+def make_older(path: Path, version: int, records: tuple[TransferRecord, ...]) -> None:
+    """A ledger as a kvd of schema 1 or 2 left it."""
+    tables, insert, missing = store._TABLES, store._INSERT, list(COLUMNS)[version - 1 :]
+    for name in missing:
+        tables, insert = (
+            tables.replace(COLUMNS[name], ""),
+            insert.replace(f", {name}", "").replace(", ?)", ")"),
+        )
+    with sqlite3.connect(path) as database:
+        database.executescript(tables)
+        assert not {row[1] for row in database.execute("PRAGMA table_info(transfers)")} & set(missing)
+        for one in records:
+            database.execute(insert, (None, *store.row(one, time.time())[: -len(missing)]))
+        database.execute(f"PRAGMA user_version={version}")
     database.close()
+
+
+def test_a_ledger_without_codes_gets_them_and_keeps_its_records(tmp_path: Path) -> None:
+    make_older(tmp_path / "l", 1, tuple(record(n, "miss") for n in range(3)))
 
     async def work() -> None:
         for _ in range(2):  # the second time there is nothing left to do
@@ -297,6 +310,45 @@ def test_a_ledger_without_codes_gets_them_and_keeps_its_records(tmp_path: Path) 
             (late,) = (await ledger.select(ListTransfers(code="TOO_LATE"))).rows
             assert late.record.transfer_id == "t9"
             ledger.close(5)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("version", [1, 2, store.SCHEMA])
+def test_who_sees_his_own_records_sees_those_of_an_older_ledger_too(tmp_path: Path, version: int) -> None:
+    """Two users had an engine of the same id, one after the other."""
+    mine, theirs = (
+        tuple(msgspec.structs.replace(record(n), uid=uid) for n in range(uid, uid + 3)) for uid in (100, 200)
+    )
+    if version < store.SCHEMA:
+        make_older(tmp_path / "l", version, mine[:2] + theirs)
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(mine + theirs + (msgspec.structs.replace(record(1, engine="other"), uid=100),))
+        for limit, more in ((10, False), (2, True)):
+            found = await ledger.select(ListTransfers(limit=limit), own=Own(100, frozenset({"d"})))
+            assert [row.record for row in found.rows] == sorted(mine, key=lambda r: r.transfer_id)[::-1][
+                :limit
+            ]
+            assert (found.hidden, found.more) == (1, more), "of others' engines"
+        ledger.close(5)
+
+    asyncio.run(work())
+
+
+def test_nobody_sees_another_users_records_of_an_engine_that_is_his_by_name_and_none_is_decoded_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tuple(msgspec.structs.replace(record(n), uid=200) for n in range(50))
+
+    async def work() -> None:
+        ledger = Ledger(tmp_path / "l", LedgerSettings())
+        await ledger.append(theirs)
+        monkeypatch.setattr(query, "decode_record", lambda _: pytest.fail("a record was decoded"))
+        found = await ledger.select(ListTransfers(), own=Own(100, frozenset({"d"})))
+        assert found.rows == ()
+        ledger.close(5)
 
     asyncio.run(work())
 
