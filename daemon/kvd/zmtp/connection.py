@@ -59,29 +59,27 @@ class ConnectionLimits:
 class Connection:
     """The state of one connection.
 
-    What `message`, `ping` and `outgoing` return is written in the order of the calls: under CURVE each has a number
-    higher than the one before. What is never written leaves a gap, which does no harm. What ends a handshake belongs
-    before all messages, so `message` and `ping` return it too where `outgoing` was not asked for it.
+    What `message` and `outgoing` return is written in the order of the calls: under CURVE each has a number higher than
+    the one before. What is never written leaves a gap, which does no harm. What ends a handshake belongs before all
+    messages, so `message` returns it too where `outgoing` was not asked for it.
     """
 
     __slots__ = (
-        "_at", "_body", "_chunk", "_failed", "_flags", "_frame", "_frames", "_greeted", "_handshake", "_limits",
-        "_longest", "_mechanism", "_minor", "_pong", "_security", "_size", "_skip", "_type", "ready", "wanted",
+        "_at", "_body", "_boxes", "_chunk", "_failed", "_flags", "_frame", "_frames", "_greeted", "_handshake",
+        "_limits", "_longest", "_mechanism", "_pong", "_security", "_size", "_skip", "_type", "ready", "wanted",
     )  # fmt: skip
 
-    def __init__(
-        self, socket_type: SocketType, mechanism: Mechanism, limits: ConnectionLimits, identity: bytes = b""
-    ) -> None:
-        ours = {} if socket_type == "PUB" else {"Identity": identity}
+    def __init__(self, socket_type: SocketType, mechanism: Mechanism, limits: ConnectionLimits) -> None:
+        ours = {} if socket_type == "PUB" else {"Identity": b""}
         self.ready = False
         """Messages may be sent."""
         self.wanted = 0
         """Bytes of the frame that has begun which are not here yet and will be kept; known with its header."""
         self._type, self._mechanism, self._limits = socket_type, mechanism, limits
         self._security = mechanism.handshake(metadata(Socket_Type=socket_type.encode(), **ours))
+        self._boxes = self._security.boxes
         self._longest = limits.topic + 1 if socket_type == "PUB" else limits.message
         self._greeted = False
-        self._minor = 0
         self._failed: ZmtpError | None = None
         self._chunk = b""  # what was received last; what stands before _at has been taken
         self._at = 0
@@ -130,29 +128,21 @@ class Connection:
 
     def message(self, *frames: bytes) -> list[bytes]:
         """What is written for one message. Under NULL `kvd.zmtp.frames.buffers` gives the same for any connection."""
-        self._must_be_ready()
+        if not self.ready:
+            raise RuntimeError("the handshake is not over: wait for Handshaken")
         written = [self.outgoing()] if self._handshake else []
-        if not self._security.seals:
+        if self._boxes is None:
             return written + buffers(*frames) if written else buffers(*frames)
         last = len(frames) - 1
         for number, body in enumerate(frames):
-            before, box = self._security.seal(MORE if number < last else 0, body)
+            before, box = self._boxes.seal(MORE if number < last else 0, body)
             written += frame(0, box, before)
         return written
 
-    def ping(self) -> bytes:
-        """What is written to have the peer say that it lives; empty for a peer of ZMTP 3.0, which would not."""
-        self._must_be_ready()
-        return self.outgoing() + (self._control(named(b"PING", bytes(2))) if self._minor else b"")
-
-    def _must_be_ready(self) -> None:
-        if not self.ready:
-            raise RuntimeError("the handshake is not over: wait for Handshaken")
-
     def _control(self, body: bytes) -> bytes:
-        if not self._security.seals:
+        if self._boxes is None:
             return command(body)
-        before, box = self._security.seal(_SEALED_COMMAND, body)
+        before, box = self._boxes.seal(_SEALED_COMMAND, body)
         return b"".join(frame(0, box, before))
 
     def _events(self) -> Iterator[ZmtpEvent]:
@@ -162,8 +152,8 @@ class Connection:
             if not self._greeted and not self._greet():
                 return
             while (taken := self._next_frame()) is not None:
-                if self.ready and self._security.seals and len(taken[1]) > LARGE_BOX:
-                    box = LargeBox(self._security.unseal, taken[1])
+                if self.ready and self._boxes is not None and len(taken[1]) > LARGE_BOX:
+                    box = LargeBox(self._boxes.unseal, taken[1])
                     del taken  # the box lets go of it
                     yield box
                     event = self._open(*box.opened())
@@ -188,7 +178,6 @@ class Connection:
         if len(self._chunk) < greeting.BYTES:
             return False
         self._greeted, self._at = True, greeting.BYTES
-        self._minor = self._chunk[11]
         return True
 
     def _next_frame(self) -> tuple[int, bytes] | None:
@@ -258,7 +247,7 @@ class Connection:
             if size > limits.handshake:
                 raise _too_large("a command of the handshake", size, limits.handshake)
             return True
-        if self._security.seals:
+        if self._boxes is not None:
             # What is in a box is known, and limited more narrowly, once it is open.
             if flags & MORE:
                 raise ZmtpError(
@@ -288,8 +277,8 @@ class Connection:
         """What a whole frame means. Raises `ZmtpError`."""
         if not self.ready:
             return self._shake_hands(body)
-        if self._security.seals:
-            return self._open(*self._security.unseal(body))
+        if self._boxes is not None:
+            return self._open(*self._boxes.unseal(body))
         return self._understand(flags, body, self._frame)
 
     def _open(self, sealed: int, body: bytes) -> ZmtpEvent | None:
@@ -329,7 +318,7 @@ class Connection:
         if answer:
             self._handshake += command(answer)
         self.ready = True
-        return Handshaken(kind, identity, self._security.key)
+        return Handshaken(kind, self._security.key)
 
     def _obey(self, body: bytes) -> ZmtpEvent | None:
         """A command after the handshake. One that is not known means nothing to us, and is not kept."""

@@ -15,6 +15,7 @@ import hmac
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Self
 
 from nacl.bindings import (
     crypto_box_beforenm,
@@ -39,7 +40,6 @@ VOUCHER = 2 * KEY + MAC
 MESSAGE = b"\7MESSAGE"
 SEALED_BYTES = len(MESSAGE) + 8 + MAC + 1
 """What sealing adds to the body of a frame: the command's name, a nonce, a checksum, flags."""
-_LAST_NONCE = (1 << 64) - 1
 
 
 def generate() -> tuple[bytes, bytes]:
@@ -101,14 +101,17 @@ class CurveClient:
 class _Boxes:
     """What both sides share once c and s are known: boxes with strictly increasing nonces."""
 
-    seals = True
-
     def __init__(self, ours: bytes, theirs: bytes) -> None:
         self.key = b""
         self._shared = b""
         self._ours, self._theirs = ours, theirs
         self._sent = 0
         self._taken = 0
+
+    @property
+    def boxes(self) -> Self:
+        """Itself: the numbers of the handshake's boxes go on."""
+        return self
 
     def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
         """The body of a MESSAGE: what stands before its box, and the box."""

@@ -11,13 +11,12 @@ from kvd.zmtp.errors import ZmtpError
 
 
 class Handshaken(msgspec.Struct, frozen=True, gc=False):
-    """The peer may send messages and be sent some. ``identity`` is what it calls itself; nothing proves it.
+    """The peer may send messages and be sent some. What it calls itself means nothing, and is not kept.
 
     ``key`` is the peer's public CURVE key, 40 bytes of Z85, which it has proved to have; empty under NULL.
     """
 
     socket_type: str
-    identity: bytes
     key: bytes
 
 

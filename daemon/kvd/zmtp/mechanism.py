@@ -5,13 +5,25 @@ from __future__ import annotations
 from typing import Protocol
 
 
-class Handshake(Protocol):
-    """One connection's side of a mechanism, before and after the peer is known."""
+class Boxes(Protocol):
+    """How messages of one connection travel sealed."""
 
-    seals: bool
-    """Whether messages travel sealed."""
+    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
+        """The body of the frame that carries ``body``, in two parts."""
+
+    def unseal(self, body: bytes) -> tuple[int, bytes]:
+        """Flags and body of the frame that was sealed. Raises `ZmtpError`: protocol."""
+
+
+class Handshake(Protocol):
+    """One connection's side of a mechanism, until the peer is known."""
+
     key: bytes
     """The peer's public key, 40 bytes of Z85; empty where the mechanism has none."""
+
+    @property
+    def boxes(self) -> Boxes | None:
+        """What seals messages once the handshake is over; None where they travel open."""
 
     def first(self) -> bytes:
         """The command (its body) that follows our greeting at once, or nothing."""
@@ -21,12 +33,6 @@ class Handshake(Protocol):
 
         Raises `ZmtpError`. Its ``farewell`` is a command that tells the peer why.
         """
-
-    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
-        """The body of the frame that carries ``body``, in two parts."""
-
-    def unseal(self, body: bytes) -> tuple[int, bytes]:
-        """Flags and body of the frame that was sealed. Raises `ZmtpError`: protocol."""
 
 
 class Mechanism(Protocol):

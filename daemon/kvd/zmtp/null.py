@@ -20,7 +20,7 @@ class Null:
 class NullHandshake:
     """One READY each."""
 
-    seals = False
+    boxes = None
     key = b""
 
     def __init__(self, metadata: bytes) -> None:
@@ -38,11 +38,3 @@ class NullHandshake:
         if name != b"READY":
             raise ZmtpError("protocol", f"expected READY, the peer sends the command {name[:SHOWN]!r}")
         return b"", data
-
-    def seal(self, flags: int, body: bytes) -> tuple[bytes, bytes]:
-        """Never asked: nothing is sealed."""
-        raise NotImplementedError
-
-    def unseal(self, body: bytes) -> tuple[int, bytes]:
-        """Never asked: nothing is sealed."""
-        raise NotImplementedError

@@ -25,7 +25,7 @@ def connected(
     connection = Connection(kind, Null(), limits)
     assert connection.start().startswith(GREETING)
     (event,) = connection.receive(GREETING + ready(peer))
-    assert event == Handshaken(peer, b"", b"")
+    assert event == Handshaken(peer, b"")
     assert connection.outgoing() == b""
     return connection
 
@@ -44,7 +44,7 @@ def test_all_that_this_side_says_of_itself_goes_out_at_once() -> None:
     connection = Connection("ROUTER", Null(), LIMITS)
     assert connection.start() == GREETING + ready("ROUTER", Identity=b"")
     assert Connection("PUB", Null(), LIMITS).start() == GREETING + ready("PUB")
-    assert Connection("DEALER", Null(), LIMITS, b"me").start() == GREETING + ready("DEALER", Identity=b"me")
+    assert Connection("DEALER", Null(), LIMITS).start() == GREETING + ready("DEALER", Identity=b"")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_beginning_of_a_greeting_and_silence_does_nothing() -> None:
 def test_a_newer_version_and_whatever_fills_the_signature_are_taken() -> None:
     connection = Connection("ROUTER", Null(), LIMITS)
     newer = b"\xff" + b"\7" * 8 + b"\x7f\4\0" + GREETING[12:]
-    assert list(connection.receive(newer + ready())) == [Handshaken("DEALER", b"", b"")]
+    assert list(connection.receive(newer + ready())) == [Handshaken("DEALER", b"")]
 
 
 @pytest.mark.parametrize(
@@ -272,13 +272,7 @@ def test_nothing_is_sent_before_the_handshake_is_over() -> None:
     connection = Connection("ROUTER", Null(), LIMITS)
     with pytest.raises(RuntimeError, match="wait for Handshaken"):
         connection.message(b"a")
-    with pytest.raises(RuntimeError, match="wait for Handshaken"):
-        connection.ping()
 
 
-def test_a_peer_of_the_version_before_pings_is_not_pinged() -> None:
-    older = Connection("ROUTER", Null(), LIMITS)
-    list(older.receive(GREETING[:11] + b"\0" + GREETING[12:] + ready()))
-    assert older.ping() == b""
-    assert connected().ping() == command(named(b"PING", b"\0\0"))
+def test_an_answer_to_a_ping_means_nothing() -> None:
     assert list(connected().receive(command(named(b"PONG", b"")))) == []

@@ -11,6 +11,7 @@ import zmq
 from kvd.zmtp.connection import Connection, ConnectionLimits, SocketType
 from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Handshaken, Received, Subscribed, Unsubscribed
+from kvd.zmtp.frames import command, named
 from kvd.zmtp.null import Null
 from tests.support.zmtp_shim import LIMITS, Shim, dial, listening, sockets
 
@@ -33,7 +34,7 @@ def test_a_dealer_talks_to_our_router(
         client.connect(address)
         with listener.accept()[0] as stream:
             peer = Shim(stream, "ROUTER")
-            assert peer.event() == Handshaken("DEALER", b"worker-1", b"")
+            assert peer.event() == Handshaken("DEALER", b"")
             for body in (b"", b"x", b"y" * 255, b"z" * 256, b"w" * (1 << 20)):
                 client.send(body)
                 assert peer.event() == Received(body, 1, len(body))
@@ -51,7 +52,7 @@ def test_of_a_message_of_several_frames_only_their_number_and_size_are_kept(
         client.send(b"question")
         with listener.accept()[0] as stream:
             peer = Shim(stream, "ROUTER")
-            assert peer.event() == Handshaken("REQ", b"", b"")
+            assert peer.event() == Handshaken("REQ", b"")
             assert peer.event() == Received(b"", 2, 8)
             peer.send(b"", b"answer")
             assert client.recv() == b"answer"
@@ -115,7 +116,7 @@ def test_a_peer_that_sends_heartbeats_is_answered(context: zmq.Context[zmq.Socke
                 assert answer == b"\4\5\4PONG"
                 stream.sendall(answer)
                 answered += 1
-            stream.sendall(peer.connection.ping())
+            stream.sendall(command(named(b"PING", bytes(2))))
             assert list(peer.connection.receive(stream.recv(1 << 16))) == []
             client.send(b"still here")
             assert peer.event() == Received(b"still here", 1, 10)
