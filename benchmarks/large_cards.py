@@ -17,14 +17,12 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import resource
 import socket
 import sys
 import tempfile
 import threading
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -32,17 +30,16 @@ from statistics import median
 import msgspec
 import zmq
 
-from kvctl.bench.handshake import METADATA_BYTES, processor_seconds
+from kvctl.bench.handshake import card_of, processor_seconds
 from kvctl.engines.cards import engine_facts
 from kvctl.engines.sources import planned
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvd.client.packing import packed
-from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, Group, Region, WorkerGeometry
 from kvd.wire.card_parts import Gathering
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, WorkerCard
+from kvd.wire.identity import Endpoint
 from kvd.wire.names import socket_address
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import Registered, RegisterWorker
@@ -89,22 +86,7 @@ def cards_of(engine: EngineGeometry, name: str, role: str) -> list[RegisterWorke
         engine_facts(dataclasses.replace(engine, engine_id=name), "both"),
         role="prefill" if role == "prefill" else "decode",
     )
-    return [
-        RegisterWorker(
-            WorkerCard(
-                engine=facts,
-                rank=worker.rank,
-                incarnation=uuid.uuid4().hex,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                backend="nixl",
-                geometry=encode_worker(worker),
-                metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
-            ),
-            parts=True,
-        )
-        for worker in engine.workers
-    ]
+    return [RegisterWorker(card_of(worker, facts), parts=True) for worker in engine.workers]
 
 
 class Workers:

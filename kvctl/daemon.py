@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from kvd.wire.names import SOCKET_NAME, runtime_dir
 from kvd.wire.outcomes import GetOutcomes, OutcomeRow, Outcomes
 
 Answer = TypeVar("Answer", bound=Message)
+Page = TypeVar("Page", query.EngineList, query.WorkerList, Outcomes)
+_Paged: TypeAlias = query.ListEngines | query.ListWorkers | GetOutcomes
 
 
 def directory(settings: Settings) -> Path:
@@ -56,36 +58,31 @@ def ask(settings: Settings, message: Message, answer: type[Answer]) -> Answer:
 
 
 def engines(settings: Settings, *, cards: bool = False) -> tuple[query.EngineRow, ...]:
-    """All engines that kvd knows, however many answers that takes. Raises `KvctlError`."""
-    with connected(settings) as operator:
-        answer = put(operator, query.ListEngines(cards=cards), query.EngineList)
-        rows = answer.rows
-        while answer.more:
-            answer = put(operator, query.ListEngines(cards=cards, after=answer.more), query.EngineList)
-            rows += answer.rows
-        return rows
+    """All engines that kvd knows. Raises `KvctlError`."""
+    pages = _pages(settings, query.ListEngines(cards=cards), query.EngineList)
+    return tuple(row for page in pages for row in page.rows)
 
 
 def workers(settings: Settings) -> tuple[query.WorkerRow, ...]:
-    """All workers and schedulers, however many answers that takes. Raises `KvctlError`."""
-    with connected(settings) as operator:
-        answer = put(operator, query.ListWorkers(), query.WorkerList)
-        rows = answer.rows
-        while answer.more:
-            answer = put(operator, query.ListWorkers(after=answer.more), query.WorkerList)
-            rows += answer.rows
-        return rows
+    """All workers and schedulers. Raises `KvctlError`."""
+    pages = _pages(settings, query.ListWorkers(), query.WorkerList)
+    return tuple(row for page in pages for row in page.rows)
 
 
 def outcomes(settings: Settings, asked: GetOutcomes) -> tuple[OutcomeRow, ...]:
-    """How requests were served, at all engines, however many answers that takes. Raises `KvctlError`."""
+    """How requests were served, at all engines. Raises `KvctlError`."""
+    return tuple(row for page in _pages(settings, asked, Outcomes) for row in page.rows)
+
+
+def _pages(settings: Settings, question: _Paged, answer: type[Page]) -> Iterator[Page]:
+    """All answers to a question, on one connection, however many that takes."""
     with connected(settings) as operator:
-        answer = put(operator, asked, Outcomes)
-        rows = answer.rows
-        while answer.more:
-            answer = put(operator, msgspec.structs.replace(asked, after=answer.more), Outcomes)
-            rows += answer.rows
-        return rows
+        while True:
+            page = put(operator, question, answer)
+            yield page
+            if not page.more:
+                return
+            question = msgspec.structs.replace(question, after=page.more)
 
 
 def hidden(count: int, what: str) -> str:

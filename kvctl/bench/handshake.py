@@ -28,14 +28,14 @@ from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, WorkerCard
+from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import RegisterWorker
 from kvd.worker.cause import Cause
 from kvd.worker.handshake import ask_for_peer
 
 if TYPE_CHECKING:
-    from kvd.geometry.model import EngineGeometry
+    from kvd.geometry.model import EngineGeometry, WorkerGeometry
 
 SECONDS = 120.0
 """For anything to happen."""
@@ -104,6 +104,20 @@ def _round(
             _ask(hosts, decoders, again, "one", found["restart"])
 
 
+def card_of(worker: WorkerGeometry, facts: EngineFacts) -> WorkerCard:
+    """A card as a worker presents it, with as much metadata as NIXL's has."""
+    return WorkerCard(
+        engine=facts,
+        rank=worker.rank,
+        incarnation=uuid.uuid4().hex,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        backend="nixl",
+        geometry=encode_worker(worker),
+        metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
+    )
+
+
 @contextmanager
 def registered(
     host: Kvd, geometry: EngineGeometry, role: Literal["prefill", "decode"], name: str
@@ -113,17 +127,7 @@ def registered(
     sessions: list[KvdSession] = []
     try:
         for worker in geometry.workers:
-            card = WorkerCard(
-                engine=facts,
-                rank=worker.rank,
-                incarnation=uuid.uuid4().hex,
-                pid=os.getpid(),
-                host=socket.gethostname(),
-                backend="nixl",
-                geometry=encode_worker(worker),
-                metadata=os.urandom(METADATA_BYTES[0] + METADATA_BYTES[1] * len(worker.regions)),
-            )
-            presented = RegisterWorker(card, parts=True)
+            presented = RegisterWorker(card_of(worker, facts), parts=True)
             sessions.append(KvdSession(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
         for session in sessions:
             session.wait(lambda state: bool(state.engine_generation), SECONDS)

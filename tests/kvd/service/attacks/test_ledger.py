@@ -9,7 +9,7 @@ import resource
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import wait as wait_all
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tests.kvd.service.ledger.test_damage import leaves, zero
 from tests.kvd.service.ledger.test_ledger import record
 from tests.support.attacked import assert_unfelled, attacked, attacking
 from tests.support.daemons import Daemon, daemons, facts, reporter, wait_for, worker
+from tests.support.full_disk import no_file_beyond
 
 LEDGER = "state/ledger.sqlite3"
 
@@ -132,23 +133,12 @@ def test_files_deleted_while_nothing_is_reported_are_back_in_two_seconds() -> No
 # --- starts
 
 
-@contextlib.contextmanager
-def small_files(size: int) -> Iterator[None]:
-    """Processes that begin in the block write no file beyond so many bytes: their disk is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def room_again(kvd: Daemon) -> None:
     resource.prlimit(kvd.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def full_disk(kvd: Daemon) -> None:
-    with small_files(8192):
+    with no_file_beyond(8192):
         kvd.start()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.ledger.state import LedgerState
 from kvd.wire.transfer import ListTransfers
 from tests.kvd.service.ledger.test_ledger import record
+from tests.support.full_disk import no_file_beyond
 
 MANY = 1000
 
@@ -341,24 +341,13 @@ def test_files_that_cannot_be_written_again_are_kept_open_until_they_can(tmp_pat
     asyncio.run(work())
 
 
-@contextlib.contextmanager
-def no_room(size: int) -> Iterator[None]:
-    """No file of this process grows beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_full_disk_refuses_records_until_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "l"
 
     async def work() -> None:
         async with ledger_at(path) as ledger:
             await fill(ledger, count=10)
-            with no_room(5000):
+            with no_file_beyond(5000):
                 with pytest.raises(LedgerError) as refused:
                     await ledger.append((record(10),))
                 assert (refused.value.code, refused.value.final) == ("KVD-LEDGER", False)
@@ -374,7 +363,7 @@ def test_a_full_disk_refuses_records_until_there_is_room(tmp_path: Path) -> None
 
 def test_a_start_on_a_full_disk_goes_on_when_there_is_room(tmp_path: Path) -> None:
     async def work() -> None:
-        with no_room(1000):
+        with no_file_beyond(1000):
             ledger = Ledger(tmp_path / "state" / "l", LedgerSettings())
             await ledger.opened
             assert not ledger.state.open
