@@ -65,7 +65,7 @@ def _named(name: str, kind: inspect.Type, dice: random.Random, depth: int) -> ob
 def _value(kind: inspect.Type, dice: random.Random, depth: int) -> object:
     make = _MAKERS.get(type(kind))
     if make is None:
-        raise NotImplementedError(f"no value of {kind}")
+        raise TypeError(f"the wire has a kind of field that is made nowhere here: {kind}; add it to _MAKERS")
     return make(kind, dice, depth)
 
 

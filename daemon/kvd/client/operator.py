@@ -18,10 +18,10 @@ from kvd.client.errors import ProtocolError, RefusedByDaemon, SocketNotPermitted
 from kvd.wire.errors import WireError
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
+from kvd.wire.limits import LARGEST
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME, events_address, runtime_dir, socket_address
 from kvd.wire.reply import Refused
 
-MAX_MESSAGE_BYTES = 64 << 20
 PROBE_SECONDS = 2.0
 """How long the system may take to say whether anybody listens on a socket."""
 START_HINT = "see `systemctl status kvd`, or start one with `kvd --config /etc/kvd/kvd.yaml`"
@@ -155,7 +155,7 @@ def check_listening(path: Path) -> None:
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     opened = context.socket(kind)
     opened.setsockopt(zmq.LINGER, 0)
-    opened.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    opened.setsockopt(zmq.MAXMSGSIZE, LARGEST)
     opened.setsockopt(zmq.RECONNECT_IVL, 50)
     opened.setsockopt(zmq.RECONNECT_IVL_MAX, 100)
     return opened

@@ -18,12 +18,12 @@ from kvd.geometry.errors import BadGeometry
 from kvd.shown import logger
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
+from kvd.wire.limits import LARGEST
 from kvd.wire.registration import Heartbeat, NotRegistered, Registered, RegisterWorker, Unregister
 from kvd.wire.reply import Refused, Reply, refusal
 
 log = logger(__name__)
 
-MAX_MESSAGE_BYTES = 64 << 20
 REGISTER_AGAIN = (0.1, 2.0)
 """First and longest pause before a card that was refused is sent again, in seconds; it doubles in between."""
 UNANSWERED_SECONDS = 5.0
@@ -347,7 +347,7 @@ def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         zmq.IMMEDIATE: 1,  # nothing is queued for a kvd that is away: what matters is kept and sent again
         zmq.SNDHWM: QUEUE,
         zmq.RCVHWM: QUEUE,
-        zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+        zmq.MAXMSGSIZE: LARGEST,
         zmq.RECONNECT_IVL: 50,
         zmq.RECONNECT_IVL_MAX: 100,
     }

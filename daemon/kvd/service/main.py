@@ -29,7 +29,7 @@ CANNOT_START = 2
 LEAST_ADDRESS_SPACE = 1 << 30
 """Bytes, with stacks of threads and what malloc only reserves; of memory proper kvd takes a tenth of that."""
 SWITCH_SECONDS = 0.0005
-"""How long the loop may have to wait for the interpreter while another thread compares engines or writes the ledger."""
+"""How long the loop may have to wait for the interpreter while another thread writes or reads the ledger."""
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -10,13 +10,12 @@ from kvd.geometry.alike import cut
 from kvd.wire.errors import BadCard
 from kvd.wire.handshake import PART_WORKERS, CardPart, CardRow
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+from kvd.wire.limits import MOST_RANKS
 
 ROW_BYTES = 128
 """About as much a worker takes besides its geometry, its metadata and the name of its host."""
 PART_BYTES = 1 << 20
 """A part ends with the worker that reaches this. Encoding and decoding it takes some milliseconds."""
-MAX_WORKERS = 1 << 16
-"""Most workers of an engine that are taken; the largest known deployments have some thousands."""
 MAX_CARD_BYTES = 96 << 20
 """Most bytes of a card when its parts are put together. 4,096 workers of 80 layers have 23 MB, and 51 MB where each
 layer is a region of its own."""
@@ -67,8 +66,8 @@ class Gathering:
         """Take a part; whether it was the last. Raises `BadCard`."""
         if part.first != len(self.workers):
             raise BadCard(f"a part begins with worker {part.first}, wanted was {len(self.workers)}")
-        if part.total > MAX_WORKERS:
-            raise BadCard(f"an engine of {part.total} workers, at most {MAX_WORKERS} are taken")
+        if part.total > MOST_RANKS:
+            raise BadCard(f"an engine of {part.total} workers, at most {MOST_RANKS} are taken")
         if not part.rows and part.next < part.total:
             raise BadCard(f"a part without workers, and {part.total - part.next} of {part.total} are missing")
         if part.next > part.total:

@@ -71,8 +71,8 @@ SMALL = 64 * KIB
 BYTES = {
     # A card is a geometry (at most 1 MiB, 12 KB for 80 layers) and what the backend exported.
     "register_worker": 4 * MIB,
-    "register_scheduler": 6
-    * MIB,  # leases and claims that are held: 4,096 of each, also with the longest ids
+    # Leases and claims that are held: 4,096 of each, also with the longest ids.
+    "register_scheduler": 6 * MIB,
     "lease_opened": 256 * KIB,
     "report_transfers": 4 * MIB,  # a record has up to 4,096 runs of blocks on each side, 64 KB
     # Blocks of a request, and the window that they lie in. A million tokens are 65,536 blocks: 330 KB for each group.
@@ -83,8 +83,8 @@ BYTES = {
     # Which engines are in use, or ready: a pair of ids for each.
     "ping": MIB,
     "pong": 4 * MIB,
-    "engine_described": 16
-    * MIB,  # cards of workers, 12 KB each with 80 layers; what is larger comes in parts
+    # Cards of workers, 12 KB each with 80 layers; what is larger comes in parts.
+    "engine_described": 16 * MIB,
     # To a client: the cards of all workers of an engine. 4,096 of them with 80 layers each have 50 MB.
     "peer_ready": 64 * MIB,
     "kept_engine": 64 * MIB,
@@ -100,10 +100,12 @@ BYTES = {
     "report_forced": 4 * MIB,
     "forced": 16 * MIB,
     "forced_cleared": MIB,
-    "refused": 4
-    * MIB,  # of an earlier kvd: it lists every engine's name; what kvd sends now has 1,000 characters
+    # Of an earlier kvd: it lists every engine's name. What kvd sends now has 1,000 characters.
+    "refused": 4 * MIB,
 }
 """Bytes that a message of some kind may have, by its tag."""
+LARGEST = max(BYTES.values())
+"""Bytes of the largest message of all, which clients have to take."""
 MOST_FOR_DAEMON = 16 * MIB
 """Bytes of a message that a kvd takes at all: the larger kinds are its own answers."""
 

@@ -46,9 +46,9 @@ ATTEMPTS = 2
 
 
 class LedgerWriter:
-    """What belongs to the writer's thread. Others read ``state`` and ``known``, and put jobs into ``jobs``.
+    """What belongs to the writer's thread. Others read ``state``, and put jobs into ``jobs``.
 
-    ``known`` are the engines of which a description is kept.
+    ``known`` are the engines of which a description is kept; the loop adds those of an acknowledged commit.
     """
 
     def __init__(

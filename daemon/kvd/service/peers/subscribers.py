@@ -18,7 +18,7 @@ FORGET_SECONDS = 30.0
 """A subscriber that has not pinged for this long is forgotten; its next ping brings it back."""
 PRUNE_SECONDS = 1.0
 MOST = 8192
-"""Most subscribers that are remembered; the one that was silent for longest goes first. One is a connection."""
+"""Most subscribers that are remembered; the one that was silent for longest goes first."""
 MOST_USED = 1024
 """Most engines of ours that one of them may say it uses; what comes after these is not looked at."""
 

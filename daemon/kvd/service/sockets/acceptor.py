@@ -147,7 +147,7 @@ class Acceptor:
         self._service.received(channel, message, hold)
 
     def subscribed(self, channel: Channel, event: Subscribed | Unsubscribed) -> None:
-        """The same."""
+        """Its service notes what it wants to be sent."""
         self._service.subscribed(channel, event)
 
     def ended(self, channel: Channel, cause: Cause) -> None:

@@ -91,18 +91,18 @@ class Dialler:
         ``kept``: the operator wrote the peer down. Raises `OSError` and `TimeoutError`.
         """
         addresses = (await self.resolver.resolve(endpoint.host, kept=kept))[:MOST_ADDRESSES]
-        for left, (family, address) in reversed(list(enumerate(reversed(addresses)))):
+        trouble = OSError(f"{endpoint.host!r} has no address")
+        for family, address in addresses:
             await self.pace.turn(kind)
             try:
                 connected = await _connected(family, address, endpoint.port)
-            except OSError:  # TimeoutError is one
-                if left:
-                    continue
-                raise
+            except OSError as error:  # TimeoutError is one
+                trouble = error
+                continue
             mechanism: Mechanism = CurveClient(secret, key) if key else Null()
             zmtp = Connection("DEALER", mechanism, ConnectionLimits(message=self.message_bytes))
             return Channel(connected, zmtp, owner, self.shared, ("kvd", endpoint), plain=not key)
-        raise OSError(f"{endpoint.host!r} has no address")
+        raise trouble
 
 
 async def _connected(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
