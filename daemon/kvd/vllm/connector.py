@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -366,3 +368,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             raise RuntimeError("vLLM called a scheduler method on a worker's connector")
         return self._scheduler
+
+
+# In the process that logs, a MultiConnector looks up by name whose statistics it was given. It imported us before that.
+with contextlib.suppress(ValueError):  # somebody has the name registered
+    KVConnectorFactory.register_connector("KvdConnector", "kvd.vllm", "KvdConnector")

@@ -114,6 +114,17 @@ def test_vllms_log_has_a_line_of_them() -> None:
     assert "Num failed transfers=1" in logged[0]
 
 
+def test_below_a_multi_connector_they_are_logged_as_well() -> None:
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging
+
+    logged: list[str] = []
+    logging = KVConnectorLogging(KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both"))
+    logging.observe({"KvdConnector": stats(0.1, 0.3).to_dict()})
+    logging.log(lambda text, *words: logged.append(text % words))
+    assert "KvdConnector={'Num successful transfers': 2, 'Avg xfer time (ms)': 200.0" in logged[0]
+
+
 def test_a_step_without_a_transfer_gives_nothing() -> None:
     from kvd.vllm.metrics import KvdTransferStats
 
