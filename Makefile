@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers nightly chaos chaos-long completions
+.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers e2e-upstream nightly chaos chaos-long completions
 
 BIN := .venv/bin
 
@@ -57,6 +57,11 @@ e2e-routers:  ## vllm-router and vLLM's own proxies, unmodified, in front of rea
 	@.ci/setup vllm
 	@.ci/setup routers
 	@$(BIN)/python .ci/checks routers
+
+e2e-upstream:  ## vLLM's own tests of connectors against KvdConnector, those of running servers too (10 minutes)
+	@.ci/setup vllm
+	@.ci/setup routers
+	@$(BIN)/python -m tests.upstream --served
 
 nightly:  ## 50,000 random pairs of engines against the byte-level oracle (500 in each run of the tests)
 	@.ci/setup base

@@ -44,7 +44,7 @@ def serve_words(
 ) -> list[str]:
     """A command line of `vllm serve` for a tiny model, which it serves as "tiny", with that kv_transfer_config.
 
-    ``more`` are further options, with underscores in their names; they win.
+    ``more`` are further options, with underscores in their names; they win. True stands for an option without a value.
     """
     template = model.parent / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -60,6 +60,8 @@ def serve_words(
         **({"--kv-transfer-config": json.dumps(config)} if config is not None else {}),
         **{"--" + name.replace("_", "-"): value for name, value in more.items()},
     }
-    words = [str(word) for option in options.items() for word in option]
+    words = [
+        str(word) for name, value in options.items() for word in ((name,) if value is True else (name, value))
+    ]
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     return [*serve, "--enforce-eager", "--no-enable-prefix-caching", *words]

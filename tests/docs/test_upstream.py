@@ -1,0 +1,61 @@
+"""docs/upstream-tests.md says what `tests.upstream.adapted` has, and what that names is there."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.daemons import ROOT
+from tests.upstream.adapted import ADAPTATIONS, FETCHED, FILES, SERVED, SERVED_ADAPTATIONS, UNFIT, Adaptation
+
+PAGE = ROOT / "docs" / "upstream-tests.md"
+
+
+def adapted(what: Mapping[str, Adaptation]) -> str:
+    rows = [f"| {one.what} | {one.now} | {one.why} |" for one in what.values()]
+    return "\n".join(["| theirs | here | why |", "|---|---|---|", *rows, ""])
+
+
+def unfit() -> str:
+    rows = [
+        f"| `{file.name}` | {', '.join(f'`{name}`' for name in one.names)} | {one.why} | `{one.instead}` |"
+        for file, unfit in UNFIT.items()
+        for one in unfit
+    ]
+    head = "| file | tests | why not | the like of KvdConnector |"
+    return "\n".join([head, "|---|---|---|---|", *rows, ""])
+
+
+TABLES = {"units": adapted(ADAPTATIONS), "served": adapted(SERVED_ADAPTATIONS), "unfit": unfit()}
+
+
+def section(name: str) -> re.Pattern[str]:
+    return re.compile(
+        rf"(?<=<!-- {name}, WRITE_DOCS=1 pytest tests/docs/test_upstream.py -->\n).*?(?=<!-- end -->)",
+        re.DOTALL,
+    )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_is_made_from_the_list(name: str) -> None:
+    written = PAGE.read_text()
+    now = section(name).sub(lambda _match: TABLES[name], written, count=1)
+    if os.environ.get("WRITE_DOCS"):
+        PAGE.write_text(now)
+    assert section(name).search(written)
+    assert PAGE.read_text() == now
+
+
+def test_what_is_there_instead_is_there() -> None:
+    instead = {one.instead for unfit in UNFIT.values() for one in unfit}
+    assert [path for path in sorted(instead) if not (ROOT / path).is_file()] == []
+
+
+def test_setup_fetches_what_is_run() -> None:
+    setup = (ROOT / ".ci" / "setup").read_text()
+    files = [*FILES, *(file for files in SERVED.values() for file in files)]
+    assert [file.name for file in files if file.stem not in setup] == []
+    assert str(FETCHED.relative_to(ROOT)) in setup
