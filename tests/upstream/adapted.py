@@ -32,11 +32,14 @@ class Adaptation:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Tests that do not apply, by name without their parameters. ``instead`` is what holds the like of KvdConnector."""
+    """Tests that do not apply, by name without their parameters.
+
+    ``instead`` is a test of ours that wants the like of KvdConnector, empty where there is nothing like it.
+    """
 
     names: tuple[str, ...]
     why: str
-    instead: str
+    instead: str = ""
 
 
 ADAPTATIONS = {
@@ -102,12 +105,11 @@ UNFIT: dict[Path, tuple[Unfit, ...]] = {
             ("test_multi_example_connector_consistency",),
             "an engine that computes writes KV to disk by two ExampleConnectors; no other connector is in it, and the"
             " model is a gated one of the hub",
-            "tests/e2e/test_unloaded_claims.py",
         ),
         Unfit(
             ("test_multi_connector_mixed_hma_disables_hybrid_kv_cache",),
-            "wants a GPU and a model of the hub",
-            "tests/e2e/test_unloaded_claims.py",
+            "wants a GPU and a model of the hub; test_multi_connector_hma_support_detection, which runs, asks the like"
+            " of KvdConnector without an engine",
         ),
     ),
     BOTH_WAYS: (
@@ -124,7 +126,6 @@ UNFIT: dict[Path, tuple[Unfit, ...]] = {
                 "test_remote_blocks_processed_flag_persists",
             ),
             f"the prefiller's scheduler: {READS_BACK}",
-            "tests/kvd/vllm/test_stock.py",
         ),
         Unfit(
             (
@@ -136,33 +137,38 @@ UNFIT: dict[Path, tuple[Unfit, ...]] = {
                 "test_d_node_request_finished_exports_blocks_expiry_time",
             ),
             f"the decoder's scheduler: {READS_BACK}",
-            "tests/kvd/vllm/test_stock.py",
         ),
         Unfit(
             (
                 "test_p_node_pull_kv_from_d",
                 "test_p_node_pull_then_send_kv",
                 "test_p_node_deferred_pull_on_no_handshake",
+            ),
+            "methods and tables of NixlConnector's worker",
+            "tests/kvd/worker/test_worker.py::test_a_peer_is_asked_for_when_it_is_not_known",
+        ),
+        Unfit(
+            (
                 "test_turn2_deadline_gate",
                 "test_turn2_full_prefix_hit_with_expired_deadline_skips_gate",
             ),
             "methods and tables of NixlConnector's worker",
-            "tests/kvd/worker/test_worker.py",
+            "tests/kvd/worker/test_worker.py::test_a_lease_that_ran_out_before_the_load_began_is_a_miss",
         ),
         Unfit(
             ("test_add_new_req_to_recv_populates_remote_meta",),
             "a method of NixlConnector's own message from scheduler to workers",
-            "tests/kvd/vllm/scheduler/test_half.py",
+            "tests/kvd/vllm/scheduler/test_half.py::test_the_order_names_the_blocks_of_what_is_missing",
         ),
         Unfit(
             ("test_handshake_listener_appends_perf_counter_frame",),
             "NixlConnector's handshake; kvds compare no clocks",
-            "tests/kvd/service/peers/test_handshakes.py",
+            "tests/kvd/vllm/scheduler/test_half.py::test_the_load_has_no_more_time_than_the_lease",
         ),
         Unfit(
             ("test_abort_p_side_non_length_capped",),
             "looks for the request in a table of NixlConnector's",
-            "tests/kvd/vllm/scheduler/test_half.py",
+            "tests/kvd/vllm/scheduler/test_half.py::test_an_aborted_prefill_and_an_ordinary_request_keep_nothing",
         ),
     ),
 }
