@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -16,14 +15,14 @@ from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.budget import ALL, FairShare
 from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
-from kvd.service.handlers.hosts import refuse_impostor
+from kvd.service.handlers.hosts import local_claimant, refuse_impostor
 from kvd.service.handlers.senders import registered
 from kvd.service.peers.trust import identity_of
 from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import encode, kind_of
 from kvd.wire.identity import Endpoint
-from kvd.wire.limits import LONGEST_ID, MOST_BLOCKS
+from kvd.wire.limits import LONGEST_ID
 from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 
@@ -36,6 +35,10 @@ MAX_UNDERWAY_OF_ONE = 1024
 MAX_IDS_UNDERWAY = 4 << 20
 """Most block ids in them, which take some 40 bytes each; a single message may have more when it is alone."""
 MAX_IDS_UNDERWAY_OF_ONE = 2 << 20
+MOST_PUSHED = 4 << 20
+"""Blocks of all groups in one message, 32 MiB where they are worked with: a million tokens in 64 groups of 16."""
+LONGEST_SECONDS = 86400.0
+"""How long a decoder may wait for a push."""
 LONGEST_CAUSE = 500
 """Characters of a failure's cause that go into an event."""
 
@@ -143,17 +146,18 @@ def _check(message: Push) -> None:
                 f"{what} of a {kind_of(message)} has {len(text)} characters, wanted are 1 to {LONGEST_ID}",
                 final=True,
             )
-    if isinstance(message, PushAnnounce):
-        _check_blocks(key, message.blocks)
-    elif isinstance(message, PushProgress):
+    if isinstance(message, PushProgress):
         _check_blocks(key, [there.blocks for there in message.there if there.blocks is not None])
     if not isinstance(message, PushAnnounce):
         return
+    _check_blocks(key, message.blocks)
     wrong = ""
     if not all(message.generations):
         wrong = f"with generations {message.generations}, both must be named"
-    elif not (math.isfinite(message.seconds) and message.seconds > 0):
-        wrong = f"for {message.seconds} s, wanted is a positive number"
+    elif len({sent.group for sent in message.blocks}) < len(message.blocks):
+        wrong = "with a group that stands twice"
+    elif not 0 < message.seconds <= LONGEST_SECONDS:
+        wrong = f"for {message.seconds} s, wanted are up to {LONGEST_SECONDS:g}"
     elif not 0 <= message.computed <= message.tokens:
         wrong = f"with {message.computed} of {message.tokens} tokens computed"
     if wrong:
@@ -162,14 +166,13 @@ def _check(message: Push) -> None:
 
 def _check_blocks(key: PushKey, blocks: Iterable[BlockRun]) -> None:
     """A few bytes of runs may stand for any number of blocks, for which the worker makes room."""
-    for sent in blocks:
-        if (count := sum(count for _, count in sent.runs)) > MOST_BLOCKS:
-            raise RequestRefused(
-                "KVD-BAD-PUSH",
-                f"transfer {key.transfer_id!r}: runs of {count} blocks of group {sent.group}; at most {MOST_BLOCKS}"
-                " are taken",
-                final=True,
-            )
+    total = sum(len(sent.ids) + sum(count for _, count in sent.runs) for sent in blocks)
+    if total > MOST_PUSHED:
+        raise RequestRefused(
+            "KVD-BAD-PUSH",
+            f"transfer {key.transfer_id!r} names {total} blocks, at most {MOST_PUSHED} are taken",
+            final=True,
+        )
 
 
 def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str, rank: Rank) -> None:
@@ -181,6 +184,12 @@ def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str,
             hint="each worker speaks for itself",
             final=True,
         )
+    if isinstance(message, PushAnnounce) and not _was_given(daemon, client, message.key):
+        raise RequestRefused(
+            "KVD-NOT-DESCRIBED",
+            f"engine {engine_id!r} was not given the card of {message.key.prefiller!r}, which is another user's",
+            hint="its scheduler asks for that peer first",
+        )
     if isinstance(message, PushAnnounce) and _over(daemon, engine_id, message.generations[1]):
         now = daemon.registry.engines[engine_id].generation
         raise RequestRefused(
@@ -190,6 +199,13 @@ def _check_sender(daemon: Daemon, caller: Caller, message: Push, engine_id: str,
             hint="its card changed when a worker was replaced; restart the engine as a whole",
             final=True,
         )
+
+
+def _was_given(daemon: Daemon, client: Client, key: PushKey) -> bool:
+    """Whether a decoder here may have a prefiller here write for it: of its own user, or known to fit."""
+    engine = daemon.registry.engines.get(key.prefiller)
+    ours = is_ours(daemon, key.prefiller_endpoint) and engine is not None
+    return not ours or local_claimant(daemon, client, key.prefiller).knows
 
 
 async def _check_host(daemon: Daemon, caller: Caller, message: Push) -> None:

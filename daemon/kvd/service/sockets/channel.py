@@ -222,7 +222,7 @@ class Channel:
                 return
         if answer := self._zmtp.outgoing():
             self._put(answer)
-        if self._events is None:
+        if self._events is None and not self.ended:  # that answer may have been one too many
             self._reserve()
 
     def _tell(self, event: ZmtpEvent) -> None:

@@ -72,7 +72,7 @@ class PushTarget:
     settled, in time.monotonic() seconds; ``cause`` is why it failed. ``withdrawn``: the decoder wants no more of it.
     ``dirty``: bytes may land as long as its window is open. ``source`` are the prefiller's blocks as they were posted
     last, by its groups. ``looked`` is what was computed when nothing of it was left to be posted. ``news``: the decoder
-    is to be told something. ``sums``: its KV is added up.
+    is to be told something. ``sums``: its KV is added up. ``opened``: see `blocks`.
     """
 
     announce: PushAnnounce
@@ -93,11 +93,14 @@ class PushTarget:
     cause: Cause | None = None
     dirty: bool = False
     sums: bool = False
-    blocks: dict[int, BlockList] = field(default_factory=dict)
+    opened: dict[int, BlockList] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """``blocks`` are the decoder's, by its groups."""
-        self.blocks = {sent.group: received_blocks(sent) for sent in self.announce.blocks}
+    @property
+    def blocks(self) -> dict[int, BlockList]:
+        """The decoder's blocks, by its groups. Few bytes may name many of them, so they are made when they are used."""
+        if not self.opened:
+            self.opened = {sent.group: received_blocks(sent) for sent in self.announce.blocks}
+        return self.opened
 
     @property
     def key(self) -> PushKey:
@@ -155,6 +158,7 @@ class PushTarget:
     def release(self) -> None:
         """Its blocks are not needed."""
         self.phase = TargetPhase.RELEASED
+        self.opened = {}
 
     def lose_posts(self) -> None:
         """Whatever is under way will not be waited for: it is to be posted again."""

@@ -29,7 +29,7 @@ from kvd.wire.order import (
     ReportForced,
 )
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount, Outcomes, ReportOutcomes
-from kvd.wire.push import PushKey, PushWithdraw
+from kvd.wire.push import BlockRun, PushAnnounce, PushKey, PushWithdraw
 from kvd.wire.query import EngineList, ListEngines, ListWorkers, WorkerList
 from kvd.wire.registration import Heartbeat, NotRegistered, OpenLease, Registered, Unregister
 from kvd.wire.reply import Ok, Refused
@@ -380,6 +380,23 @@ def test_by_default_members_of_the_group_see_all(host: Daemon) -> None:
         engines = b.ask(ListEngines())
         assert isinstance(engines, EngineList)
         assert not any(row.hidden for row in engines.rows)
+
+
+def test_nobody_has_anothers_prefiller_write_without_its_card(two: Two) -> None:
+    stranger = f"x-{uuid4().hex[:6]}"
+    own = worker(facts(stranger))
+    assert isinstance(two.attacker.ask(own), Registered)
+    generation = two.kvd.engines()[two.engine].generation
+    announce = PushAnnounce(
+        key=PushKey(
+            transfer_id="t", prefiller=two.engine, prefiller_endpoint=Endpoint(), decoder=stranger, rank=Rank(0)
+        ),
+        generations=(generation, two.kvd.engines()[stranger].generation),
+        tokens=16, computed=0, blocks=(BlockRun(0, 0, (1,)),), landing=b"", seconds=60.0,
+    )  # fmt: skip
+    refused = two.attacker.refused(announce)
+    assert refused.code == "KVD-NOT-DESCRIBED"
+    assert stranger in refused.message
 
 
 def test_nobody_takes_all_places_of_pushes(two: Two) -> None:

@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from kvd.geometry.rank import Rank
+from kvd.service.handlers.pushes import MOST_PUSHED
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
-from kvd.wire.limits import MOST_BLOCKS
 from kvd.wire.push import (
     BlockRun,
     PushAnnounce,
@@ -123,11 +123,13 @@ def test_a_message_of_100000_blocks_is_legal_and_one_that_no_peer_would_take_is_
     (told,) = both.prefillers[1].told
     assert isinstance(told, PushAnnounce)
     assert told.blocks[0].ids == tuple(range(100_000))
-    endless = msgspec.structs.replace(
-        both.announce(), blocks=(BlockRun(0, 0, (), ((0, MOST_BLOCKS), (0, 1))),)
-    )
-    answer = refused(both.decoders[0].session.deliver("b", endless))
-    assert (answer.code, answer.final) == ("KVD-BAD-PUSH", True)
+    one = BlockRun(0, 0, (), ((0, MOST_PUSHED // 4),))
+    five = tuple(msgspec.structs.replace(one, group=group) for group in range(5))
+    for endless in (five, (one, one)):
+        answer = refused(
+            both.decoders[0].session.deliver("b", msgspec.structs.replace(both.announce(), blocks=endless))
+        )
+        assert (answer.code, answer.final) == ("KVD-BAD-PUSH", True)
     with pair("peer: {max_message_bytes: 100000}") as narrow:
         one = narrow.decoders[0].session
         answer = refused(one.deliver("a", narrow.announce(blocks=100_000)))
@@ -212,6 +214,7 @@ def test_an_announcement_that_makes_no_sense_is_refused_for_good() -> None:
         wrong: list[tuple[dict[str, Any], str]] = [
             ({"seconds": float("nan")}, "KVD-WIRE-MALFORMED"),
             ({"seconds": -1.0}, "KVD-BAD-PUSH"),
+            ({"seconds": 1e6}, "KVD-BAD-PUSH"),
             ({"computed": 49}, "KVD-BAD-PUSH"),
             ({"computed": -1}, "KVD-WIRE-MALFORMED"),
             ({"generations": ("", "g")}, "KVD-BAD-PUSH"),

@@ -211,6 +211,31 @@ def test_a_frame_that_begins_behind_another_of_its_message_needs_room_of_its_own
     served(talk)
 
 
+def test_a_connection_that_its_own_answer_ends_keeps_no_room() -> None:
+    most = 1 << 20
+    counted = Unsent(most)
+
+    async def talk(pair: Pair) -> None:
+        while not pair.channel.unsent:
+            pair.channel.send(b"", bytes(1000))
+        pair.channel.first_since = time.monotonic() - 5
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        zmtp = Connection("ROUTER", Null(), ConnectionLimits(message=1))
+        other = Channel(ours, zmtp, Owner(), pair.shared, (0, 2), plain=True)
+        while (left := most - counted.total) > 85:  # an answer to a ping with its context takes some more
+            other.send(b"", bytes(min(4000, max(1, left - 300))))
+        assert not pair.channel.ended
+        ping = command(named(b"PING", bytes(2) + b"context of it..."))
+        pair.theirs.sendall(ping + bytes((LONG,)) + (100_000).to_bytes(8, "big"))
+        await until(lambda: pair.owner.causes)
+        other.end()
+        theirs.close()
+        assert pair.owner.causes == ["unread"]
+
+    served(talk, counted)  # which looks at what is reserved afterwards
+
+
 def test_who_does_not_finish_a_large_frame_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     async def talk(pair: Pair) -> None:
         monkeypatch.setattr(channels, "FRAME_SECONDS", 0.02)
