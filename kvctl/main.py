@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -14,6 +15,7 @@ from kvctl import errors
 from kvctl.cli.discovery import commands
 from kvctl.cli.loading import CONTEXT_SETTINGS, group_of, quick
 from kvctl.cli.options import with_given
+from kvctl.cli.parsing import keys_as_values
 from kvctl.cli.settings import Given, resolve
 
 EPILOG = "\n".join(
@@ -24,6 +26,9 @@ EPILOG = "\n".join(
         "stdout is data, stderr is talk. A flag wins over its KVCTL_* variable, which wins over the config file.",
     )
 )
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file says that stdout leads to, and that takes no more."""
 
 
 def root(
@@ -80,13 +85,22 @@ def main(arguments: list[str]) -> int:
         # its way out and must find a file that takes it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        away = errors.KvctlError(
+            f"cannot write the answer: {error.strerror}", "make room, or write it elsewhere"
+        )
+        _tell(away, arguments)
+        return away.exit_code
     return status
 
 
 def _invoke(arguments: list[str]) -> int:
     try:
         command = group()
-        with command.make_context("kvctl", list(arguments)) as context:
+        with command.make_context("kvctl", keys_as_values(arguments)) as context:
             command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

@@ -88,6 +88,8 @@ def write_pair(path: Path) -> bytes:
     Raises `KeyFileError`, also where the file exists.
     """
     public, secret = curve.generate()
+    while public.startswith(b"-"):  # what is to be typed must not look like an option
+        public, secret = curve.generate()
     text = (
         "# CURVE keys of a kvd; the secret one must not leave its host, or its fleet where all hosts share it\n"
         f"public {public.decode()}\nsecret {secret.decode()}\n"

@@ -22,6 +22,8 @@ _PREFIXES = {
 }
 _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *(?:([KMGT]i?)?(B|bit|b)?(?:/s|ps)?)?")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]i?)?B?")
+_DASHED_KEY = re.compile(r"-[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{39}")
+_LONG_OPTION = re.compile(r"--[a-z-]+(=.*)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -137,3 +139,16 @@ def _device(text: str) -> int | None:
     if kind != "cuda" or not (number or "0").isdecimal():
         raise ValueError(f"{text!r} is no device; write cpu, cuda or cuda:1")
     return int(number or "0")
+
+
+def keys_as_values(arguments: Iterable[str]) -> list[str]:
+    """Arguments in which a public key that begins with ``-`` is no option: a blank before it, which keys do without.
+
+    Only below ``kvctl keys``, where no option has the 40 characters of a key.
+    """
+    given = list(arguments)
+    if "keys" not in given:
+        return given
+    return [
+        f" {one}" if _DASHED_KEY.fullmatch(one) and not _LONG_OPTION.fullmatch(one) else one for one in given
+    ]

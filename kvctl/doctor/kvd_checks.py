@@ -85,12 +85,19 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
             " tried again every 10 s: journalctl -u kvd",
         )  # fmt: skip
     if status.ledger_aside:
+        being_read = [name for name in status.ledger_aside if ".damaged-" in name]
+        done = [name for name in status.ledger_aside if name not in being_read]
+        steps = [
+            "kvd's log of that time says how many were taken over; is the disk sound?",
+            f"leave {', '.join(being_read)} alone: kvd still takes over what can be read of it"
+            * bool(being_read),
+            f"to end this warning delete {', '.join(done)}" * bool(done),
+        ]
         yield _kvd(
             "warning", "LEDGER_DAMAGED",
-            f"a damaged ledger was set aside; records that could not be read are lost: {', '.join(status.ledger_aside)}"
-            " in its state directory",
-            "kvd's log of that time says how many were taken over; is the disk sound? delete these files to end this"
-            " warning",
+            "a damaged ledger was set aside; what cannot be read of it is lost: "
+            f"{', '.join(status.ledger_aside)} in its state directory",
+            "; ".join(filter(None, steps)),
         )  # fmt: skip
     if status.comparing:
         yield _kvd(
@@ -104,7 +111,12 @@ def _peers(status: query.KvdStatus) -> Iterator[Check]:
     down = [peer for peer in status.peers if peer.state != "up"]
     for peer in down:
         if peer.state == "untrusted":
-            yield _kvd("warning", "PEER_UNTRUSTED", f"peer.connect: {peer.reason}", f"type {peer.hint}")
+            yield _kvd(
+                "warning",
+                "PEER_UNTRUSTED",
+                f"peer.connect: {peer.reason}",
+                f"{'type ' * peer.hint.startswith('`')}{peer.hint}",
+            )
             continue
         why = f": {peer.reason}" if peer.reason else ""
         yield _kvd(

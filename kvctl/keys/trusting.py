@@ -80,6 +80,7 @@ def revoke(path: Path, what: str) -> Change:
 
     Raises `CheckFailed` where nothing of that name is trusted, `KvctlError` where the list cannot be read or written.
     """
+    what = what.strip()
     with _told(path), _alone(path):
         before = listed(path)
         if not path.exists():

@@ -27,6 +27,12 @@ class HostKeys(Struct, frozen=True, kw_only=True):
     line: Annotated[str, Meta(description="what other hosts are to trust: KEY host:port")]
     list_file: str
     trusted: tuple[TrustedHost, ...]
+    error: Annotated[
+        str, Meta(description="why the list says nothing, or kvd does not follow it; empty: all is well")
+    ] = ""
+    in_force: Annotated[
+        int | None, Meta(description="keys that kvd lets in, as it read them last; null: those of the list")
+    ] = None
 
 
 class TrustedHosts(Struct, frozen=True, kw_only=True):
@@ -50,9 +56,18 @@ def host_keys_screen(body: HostKeys, _wide: bool) -> Part:
         ("public key", body.public),
         ("in", body.file),
         ("others type", f"kvctl keys trust {_quoted(body.line)}"),
-        ("trusts", f"{len(body.trusted)} keys in {body.list_file}"),
+        *_trusts(body),
     )
     return [told, "", _hosts(body.trusted)] if body.trusted else told
+
+
+def _trusts(body: HostKeys) -> Iterable[tuple[str, str]]:
+    if body.in_force is not None:
+        yield "kvd lets in", f"the {body.in_force} keys that it read last: {body.error}"
+    elif body.error:
+        yield "trusts", f"no key: {body.error}"
+    if not body.error or body.trusted:
+        yield "trusts", f"{len(body.trusted)} keys in {body.list_file}"
 
 
 def trusted_hosts_screen(body: TrustedHosts, _wide: bool) -> Part:

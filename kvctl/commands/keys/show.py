@@ -37,11 +37,14 @@ def show(settings: Settings, *, key_file: PairFile = None, list_file: ListFile =
         say(f"{files.twice}: both are let in, and the last one counts")
     if files.place == UNKNOWN:
         say(f"{UNKNOWN} is to be what peer.advertise says in kvd.yaml: this host, as the others reach it")
+    gone = "" if files.trusted.exists() else f"there is no file {files.trusted}"
     body = HostKeys(
         public=public,
         file=str(files.pair),
         line=f"{public} {files.place}",
         list_file=str(files.trusted),
         trusted=trusted_hosts(listed(files.trusted)),
+        error=files.error or gone,
+        in_force=files.in_force if files.error else None,
     )
     print_document(body, settings)

@@ -174,3 +174,14 @@ def test_following_events_says_that_kvd_went_away_and_is_3_when_it_stays_away() 
     assert following.returncode == 3
     assert err.splitlines()[0] == "kvctl: kvd went away; waiting for it to come back"
     assert "kvd went away and did not come back" in err.splitlines()[1]
+
+
+@pytest.mark.parametrize("command", ["version", "--help", "schema HostKeys"])
+def test_a_disk_that_is_full_is_one_line(command: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "kvctl", *command.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    said = "kvctl: cannot write the answer: No space left on device; make room, or write it elsewhere\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvd.keys import read_pair, read_trusted, write_pair
+from kvd.zmtp import curve
 from tests.support.daemons import wait_for
 from tests.support.hosts import hosts
 
@@ -234,3 +235,37 @@ def test_a_new_pair_is_given_to_the_user_that_kvd_runs_as(
                "--list", str(tmp_path / "l"))  # fmt: skip
     assert (made.code, pair.stat().st_uid, pair.stat().st_mode & 0o777) == (0, 12345, 0o600)
     assert "chown" not in made.err
+
+
+def test_a_key_that_begins_with_a_dash_is_taken_as_it_is_printed(
+    run: Run, tmp_path: Path, keys: list[str]
+) -> None:
+    trusted, key = tmp_path / "trusted.keys", f"-v{keys[0][2:-5]}ohtlo"
+    for one in (key, f"--{key[2:]}"):
+        typed = run(*NOBODY, "keys", "trust", one, "10.0.0.9:7766", "--replace", "--list", str(trusted))
+        assert typed.code == 0, typed.err
+        assert lines(trusted) == [(one, "10.0.0.9:7766")]
+    assert run(*NOBODY, "keys", "revoke", one, "--list", str(trusted)).code == 0
+    assert lines(trusted) == []
+    wrong = run(*NOBODY, "keys", "revoke", "-x", "--list", str(trusted))
+    assert (wrong.code, "No such option" in wrong.err) == (2, True)
+
+
+def test_no_pair_is_made_whose_public_key_looks_like_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = curve.generate()
+    drawn = iter([(b"-" + made[0][1:], b""), made])
+    monkeypatch.setattr(curve, "generate", lambda: next(drawn))
+    assert write_pair(tmp_path / "host.keys") == made[0]
+
+
+def test_a_list_that_is_not_there_is_not_shown_as_an_empty_one(run: Run, tmp_path: Path) -> None:
+    pair, trusted = tmp_path / "host.keys", tmp_path / "trusted.keys"
+    write_pair(pair)
+    arguments = (*NOBODY, "keys", "show", "--key-file", str(pair), "--list", str(trusted))
+    assert f"no key: there is no file {trusted}" in run(*arguments).out
+    assert json.loads(run(*arguments, "-o", "json").out)["error"] == f"there is no file {trusted}"
+    trusted.touch()
+    assert f"0 keys in {trusted}" in run(*arguments).out
+    assert json.loads(run(*arguments, "-o", "json").out)["error"] == ""

@@ -94,6 +94,22 @@ def test_a_kvd_that_can_compare_no_engines_fails(daemon: FakeDaemon) -> None:
     assert (found.state, "PermissionError" in found.found) == ("failed", True)
 
 
+def test_a_damaged_ledger_is_to_be_left_while_it_is_taken_over(daemon: FakeDaemon) -> None:
+    status(daemon, ledger_aside=("l.damaged-8", "l.broken-7"))
+    hint = checks(daemon)["LEDGER_DAMAGED"].hint
+    assert "leave l.damaged-8 alone" in hint
+    assert "delete l.broken-7" in hint
+
+
+def test_the_step_for_a_revoked_peer_is_no_command_to_type(daemon: FakeDaemon) -> None:
+    for said, told in (("leave it", "leave it"), ("`kvctl keys trust`", "type `kvctl keys trust`")):
+        status(
+            daemon,
+            peers=(msgspec.structs.replace(STATUS.peers[0], state="untrusted", reason="no key", hint=said),),
+        )
+        assert checks(daemon)["PEER_UNTRUSTED"].hint == told
+
+
 def test_a_host_that_was_revoked_and_still_tries_is_no_warning(daemon: FakeDaemon) -> None:
     status(daemon, refused=(refused("K", was="10.0.0.9:7766"), refused("L", age=7200.0)))
     found = checks(daemon)

@@ -11,7 +11,6 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import PeerAway, RequestRefused
 from kvd.service.peers.handshakes import Handshakes, complementary
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.troubles import untrusted
 from kvd.service.slices import SLICE_SECONDS
 from kvd.wire.codes import RefusalCode
 from kvd.wire.handshake import GetPeer
@@ -37,7 +36,7 @@ async def discover(endpoint: Endpoint, links: PeerLinks, handshakes: Handshakes,
     try:
         while True:
             if not (trusted := links.trusts(endpoint)) and not told:
-                log.warning("peer.connect: %s", untrusted(endpoint))
+                log.warning("peer.connect: %s", links.missing(endpoint))
             told = not trusted
             try:
                 await _introduce(await _rows(endpoint, links), endpoint, handshakes, registry, refused)

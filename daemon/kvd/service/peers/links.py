@@ -12,7 +12,7 @@ from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import troubles
 from kvd.service.peers.link import Listener, PeerLink
-from kvd.service.peers.troubles import LinkKeys
+from kvd.service.peers.troubles import LinkKeys, Trouble
 from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
 from kvd.service.sockets.dialling import DialKind, Dialler
@@ -86,12 +86,17 @@ class PeerLinks:
 
     def rows(self) -> tuple[PeerRow, ...]:
         """All links as operators see them, and who is to be linked and not trusted."""
-        return (*(link.row() for link in self.links.values()), *map(self._missing, self.untrusted))
+        return (*(link.row() for link in self.links.values()), *map(self._untrusted_row, self.untrusted))
 
     @property
     def untrusted(self) -> list[Endpoint]:
         """Who is to be linked whether it is used or not, and cannot be, since no key is trusted for it."""
         return [one for one in self.kept if one not in self.links and not self.trusts(one)]
+
+    def missing(self, endpoint: Endpoint) -> Trouble:
+        """What is wrong where no key is trusted for a kvd."""
+        revoked = self._keys is not None and self._keys.was_revoked(endpoint.host, endpoint.port)
+        return troubles.untrusted(endpoint, revoked=revoked)
 
     async def keys_changed(self) -> None:
         """End the links to hosts whose keys are not trusted any more, or are others now.
@@ -167,12 +172,12 @@ class PeerLinks:
         if self._keys is None:
             return b""
         if not (key := self._keys.of(endpoint.host, endpoint.port)):
-            missing = troubles.untrusted(endpoint)
+            missing = self.missing(endpoint)
             raise PeerAway(f"{missing.reason}: {missing.hint}")
         return key
 
-    def _missing(self, endpoint: Endpoint) -> PeerRow:
-        missing = troubles.untrusted(endpoint)
+    def _untrusted_row(self, endpoint: Endpoint) -> PeerRow:
+        missing = self.missing(endpoint)
         return PeerRow(
             endpoint=endpoint,
             kvd_id="",

@@ -38,8 +38,13 @@ class Trouble:
         return "; ".join(filter(None, (self.reason, self.hint)))
 
 
-def untrusted(endpoint: Endpoint) -> Trouble:
-    """No key is known for a kvd that is to be dialled."""
+def untrusted(endpoint: Endpoint, *, revoked: bool) -> Trouble:
+    """No key is known for a kvd that is to be dialled; ``revoked``: one was, until it was revoked."""
+    if revoked:  # what that host shows may be the key that was stolen: nobody is told to trust it again
+        return Trouble(
+            f"no key is trusted for the kvd at {endpoint}: the one that it had was revoked here",
+            "leave it so until that host has a new pair; if it is to be out for good, take it out of peer.connect",
+        )
     return Trouble(
         f"no key is trusted for the kvd at {endpoint}",
         f"`kvctl keys trust KEY {endpoint}` with what `kvctl keys show` prints there",

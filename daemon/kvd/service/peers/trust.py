@@ -32,6 +32,8 @@ Signature = tuple[int, int, int, int]
 SETTLED_SECONDS = 0.5
 """A list that was written in its place, and lets fewer in, is not written any more after so long without a change."""
 
+MOST_REVOKED = 4096
+"""Places that are remembered as revoked."""
 MOST_TOLD = 16
 """Places with two keys that are named."""
 LONGEST_TOLD = 4096
@@ -59,12 +61,14 @@ class Keys:
     ``listed`` is the file with the trusted ones, None where all hosts share our pair; it is read again when it
     changed. ``error`` says why it could not be, empty where it could: what stood in it before stays in force. ``twice``
     names places with two keys in it. ``file`` is that of our pair, and ``pair`` says why it is not ours any more.
+    ``revoked`` are places that had a key since kvd started, the latest last.
     """
 
     public: bytes
     secret: bytes = field(repr=False)
     authorized: frozenset[bytes] = frozenset()
     servers: dict[Place, bytes] = field(default_factory=dict)
+    revoked: dict[Place, None] = field(default_factory=dict)
     listed: Path | None = None
     error: str = ""
     twice: str = ""
@@ -81,6 +85,12 @@ class Keys:
         """
         listed = self.servers.get((host, port)) or self.servers.get((host, ANY_PORT))
         return listed or (self.public if self.public in self.authorized else b"")
+
+    def was_revoked(self, host: str, port: int) -> bool:
+        """Whether a key was trusted there while this kvd runs, and none is now."""
+        return not self.of(host, port) and not self.revoked.keys().isdisjoint(
+            {(host, port), (host, ANY_PORT)}
+        )
 
     @property
     def places(self) -> dict[bytes, str]:
@@ -141,7 +151,11 @@ class Keys:
         before = self.authorized, self.servers
         found = tuple(trusted)
         self.authorized = frozenset(one.key for one in found)
+        gone = self.servers
         self.servers = {(one.host, one.port): one.key for one in found if one.host}
+        self.revoked |= dict.fromkeys(gone.keys() - self.servers.keys())
+        for place in [*self.revoked][: max(len(self.revoked) - MOST_REVOKED, 0)]:
+            del self.revoked[place]
         others = [one for one in found if one.host and self.servers[one.host, one.port] != one.key]
         self.twice = "; ".join(
             f"{one.place} has the keys {one.key.decode()} and {self.servers[one.host, one.port].decode()}"

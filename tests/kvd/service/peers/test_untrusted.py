@@ -83,6 +83,8 @@ def test_once_it_is_trusted_all_of_that_is_gone_and_once_revoked_it_says_so(pair
     far.trust_and_wait()
     wait_for(lambda: [one.was for one in far.daemon.status().refused] == [str(near.daemon.endpoint)])
     assert peer(far).state == "untrusted"
+    assert "was revoked here" in peer(far).reason
+    assert "keys trust" not in peer(far).hint, "what that host shows may be the stolen key"
 
 
 def test_a_peer_that_has_another_key_than_is_trusted_is_told_on_both_sides(pair: tuple[Host, Host]) -> None:
