@@ -68,6 +68,10 @@ class Trio:
         wait_for(lambda: len(look()) >= count, 60.0)
         return look()
 
+    def claims(self, host: int) -> int:
+        """Claims on leases that a kvd has had from its local engines."""
+        return cast("KvdStatus", self.hosts[host].ask(GetStatus())).counters.get("received.lease_claim", 0)
+
     def nothing_is_left(self, *living: EngineProcess) -> None:
         """No lease, and no block that any request holds."""
         self.gauge("leases.open", 0)
@@ -121,11 +125,17 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
 
 
 def test_two_requests_of_one_decoder_read_one_prefill(trio: Trio) -> None:
-    """As with `n: 2`: a router sends one set of params, and vLLM makes two requests of it."""
+    """As with `n: 2`: a router sends one set of params, and vLLM makes two requests of it, at once.
+
+    Here the second may come when the first has been served, so the prefiller's kvd answers when both have claimed.
+    """
     prompt = prompt_of(900, seed=2)
     right = trio.right(prompt)
     params = trio.prefilled(prompt)
-    answers = [trio.one.submit(prompt, ANSWER, params) for _ in range(2)]
+    claimed = trio.claims(1)
+    with halted([trio.hosts[0].process.pid]):
+        answers = [trio.one.submit(prompt, ANSWER, params) for _ in range(2)]
+        wait_for(lambda: trio.claims(1) == claimed + 2, 60.0)
     assert [answer.result(120).token_ids for answer in answers] == [right] * 2
     assert trio.states(1, params, 2) == ["done"] * 2
     trio.nothing_is_left(trio.prefill, trio.one)
