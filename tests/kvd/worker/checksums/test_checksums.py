@@ -241,7 +241,7 @@ def test_the_decoder_asks_again_until_the_prefiller_has_added_up(
 
 def test_sums_that_do_not_come_in_time_are_no_miss(pair: Pair, slow: Slow) -> None:
     pair.ordered()
-    assert not pair.load(seconds=0.8).failed
+    assert not pair.load(seconds=2.0).failed
     found = pair.record().checksum
     assert found.state == "unknown"
     assert "are not ready" in found.why or "no answer in time" in found.why
