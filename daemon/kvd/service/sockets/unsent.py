@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from kvd.service.fairness.queue import Path
-from kvd.service.sockets.limits import UNREAD_SECONDS, UNSENT_TOTAL_BYTES, share_of
+from kvd.service.sockets.limits import UNREAD_SECONDS, UNSENT_PAUSE_BYTES, UNSENT_TOTAL_BYTES, share_of
 
 LARGE = 64 << 10
 """A buffer of more bytes may wait for many readers (the card of a large engine), and counts once."""
@@ -46,6 +46,7 @@ class Unsent:
         self._most = most
         self._users: Counter[Hashable] = Counter()
         self._large: dict[int, Counter[Hashable]] = {}
+        self._sizes: dict[int, int] = {}  # of the large ones
 
     def add(self, connection: Unread, buffer: bytes) -> None:
         """A connection has to send it later."""
@@ -57,6 +58,7 @@ class Unsent:
             if readers[user] > 1:
                 return
             first = len(readers) == 1
+            self._sizes[id(buffer)] = len(buffer)
         self._users[user] += len(buffer) + OVERHEAD
         if first:
             self.total += len(buffer) + OVERHEAD
@@ -73,7 +75,7 @@ class Unsent:
             del readers[user]
             last = not readers
             if last:
-                del self._large[id(buffer)]
+                del self._large[id(buffer)], self._sizes[id(buffer)]
         self._users[user] -= len(buffer) + OVERHEAD
         if not self._users[user]:
             del self._users[user]
@@ -83,14 +85,30 @@ class Unsent:
     def make_room(self) -> None:
         """End connections until the total is within its bound: the one that has been at the same buffer for longest.
 
-        While users with several connections are over their share it is one of theirs.
+        While users are over their share it is one of theirs. Only a single large message may exceed a share: its reader
+        takes it soon, or is the one that has been at it for longest, or else `sweep` ends it.
         """
-        # One alone may exceed it: a single large message, which its reader takes soon, or else `sweep` ends it.
         while self.total > self._most and len(self.waiting) > 1:
-            share, counts = share_of(self._most), Counter(self.waiting.values())
-            over = {user for user, size in self._users.items() if size > share and counts[user] > 1}
+            over = self._over_share()
             those = [one for one, user in self.waiting.items() if not over or user in over]
             min(those, key=lambda connection: connection.first_since).give_up()
+
+    def _over_share(self) -> set[Hashable]:
+        """The users that have more than their share.
+
+        Not one whose only connection has one large message, and besides it no more than anybody may leave unread.
+        """
+        share, counts = share_of(self._most), Counter(self.waiting.values())
+        over = {user for user, size in self._users.items() if size > share}
+        largest = dict.fromkeys(over, 0)
+        for buffer, readers in self._large.items():
+            for user in over & readers.keys():
+                largest[user] = max(largest[user], self._sizes[buffer])
+        return {
+            user
+            for user in over
+            if counts[user] > 1 or self._users[user] - largest[user] > UNSENT_PAUSE_BYTES
+        }
 
     def sweep(self) -> None:
         """End who has read nothing for too long."""

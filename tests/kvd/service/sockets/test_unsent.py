@@ -70,6 +70,29 @@ def test_a_user_who_takes_all_the_room_loses_its_own_connections() -> None:
     assert counted.total <= 8 * MIB
 
 
+def test_a_single_connection_of_many_messages_gives_way_as_several_do() -> None:
+    """It reads a buffer now and then, and is never the one that has been at the same for longest."""
+    counted = Unsent(8 * MIB)
+    honest, hostile = Reader(counted, (1, 1)), Reader(counted, (2, 1))
+    hostile.send(*[bytes(16 << 10)] * (7 * MIB >> 14))
+    hostile.first_since = 5.0
+    honest.send(bytes(2 * MIB))
+    assert (honest.ended, hostile.ended) == (False, True)
+    assert counted.total <= 3 * MIB
+
+
+def test_a_single_message_may_be_larger_than_a_share_but_not_wait_for_longest() -> None:
+    counted = Unsent(8 * MIB)
+    large, slow, last = (Reader(counted, (uid, 1)) for uid in range(3))
+    large.first_since, slow.first_since, last.first_since = 3.0, 1.0, 4.0
+    slow.send(bytes(MIB))
+    large.send(bytes(100), bytes(7 * MIB))
+    last.send(bytes(MIB // 2))
+    assert (large.ended, slow.ended, last.ended) == (False, True, False)
+    last.send(bytes(MIB))
+    assert (large.ended, last.ended) == (True, False)
+
+
 def test_where_nobody_is_over_a_share_the_one_that_is_slowest_at_a_message_goes() -> None:
     counted = Unsent(8 * MIB)
     readers = [Reader(counted, (uid, 1)) for uid in range(4)]
