@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.card_shape import CardShapes
-from kvd.service.peers.comparer.pool import Comparer
+from kvd.service.peers.comparer.pool import Comparer, Whose
 from kvd.service.peers.peer_engine import PeerEngine
 from kvd.topology.findings import ONE_ID
 from kvd.wire.identity import Endpoint
 from kvd.wire.reply import RefusalFactor, Refused
 
 Factors = tuple[RefusalFactor, ...]
-Turn = Callable[[Endpoint], AbstractAsyncContextManager[Comparer]]
+Turn = Callable[[Whose], AbstractAsyncContextManager[Comparer]]
 Pair = tuple[str, str]
 KEPT = 4096
 """Most pairs whose verdict is remembered."""
@@ -47,7 +47,7 @@ class CompatibilityCache:
     """
 
     def __init__(self, turn: Turn, counters: Counter[str]) -> None:
-        """``turn`` gives somebody who compares, when it is a peer's turn."""
+        """``turn`` gives somebody who compares, when it is the turn of those whose engines these are."""
         self._turn = turn
         self._shapes = CardShapes()
         self._counters = counters
@@ -89,11 +89,13 @@ class CompatibilityCache:
         self, local: LocalEngine, where: Endpoint, peer: PeerEngine, mine: str, pair: Pair
     ) -> Factors:
         # Made once for all who ask: this task is theirs together.
-        peer.shape = peer.shape or await self._shapes.find(peer.card)
+        peer.shape = peer.shape or await self._shapes.find(peer.card, (where, peer.uid))
         if peer.shape and (known := self._known((mine, peer.shape))) is not None:
             return known
+        # Both users': one with many engines fills no line of pairs in which it has no part.
+        users = () if peer.uid is None else (local.uid, peer.uid)
         try:
-            async with self._turn(where) as comparer:
+            async with self._turn(Whose(where, frozenset(users))) as comparer:
                 found = await comparer.shape(peer.card)
                 if not found.shape:
                     self._keep(pair, found.bad)

@@ -313,7 +313,7 @@ class Handshakes:
         engine = await wait(ask.engine_id, self._peer.handshake_seconds)
         known = self.peers.get(key)
         if known is None or known.state == "gone" or known.card.generation != engine.generation:
-            return self._keep(key, engine.card()), True
+            return self._keep(key, engine.card(), engine.uid), True
         if engine.scheduler is not None:
             known.learn_key(engine.scheduler.digest_key)
         return known, True
@@ -330,7 +330,7 @@ class Handshakes:
             return known, True
         return await self._flights.fetch(key, ask.generation, keyed=ask.keyed), False
 
-    def _keep(self, key: Key, card: EngineCard) -> PeerEngine:
+    def _keep(self, key: Key, card: EngineCard, uid: int | None = None) -> PeerEngine:
         known = self.peers.get(key)
         same = known is not None and known.state != "gone" and known.card.generation == card.generation
         live = [
@@ -338,7 +338,7 @@ class Handshakes:
             for (where, engine_id), peer in self.peers.items()
             if engine_id == key[1] and peer.state != "gone"
         ]
-        fetched = PeerEngine(card)
+        fetched = PeerEngine(card, uid=uid)
         # Whatever refuses it does so before anything is taken back for its sake.
         others = list(displaced(key[0], card, live, self.trusted))
         leaving = [] if same or key[0] == HERE else room_for(self.peers, key, fetched.size)

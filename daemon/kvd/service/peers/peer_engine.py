@@ -25,7 +25,8 @@ class PeerEngine:
     """A peer engine as fetched; ``shape`` as it was made of its card here, empty until then.
 
     ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
-    time, also in an earlier generation of either: they are given the next one unasked.
+    time, also in an earlier generation of either: they are given the next one unasked. ``uid`` is the user whose it is,
+    for one at this kvd.
     """
 
     card: EngineCard
@@ -36,6 +37,7 @@ class PeerEngine:
     users: dict[str, str] = field(default_factory=dict)
     friends: set[str] = field(default_factory=set)
     size: int = 0
+    uid: int | None = None
     _answers: OrderedDict[tuple[str, bool, bool, int | None], PeerReady] = field(default_factory=OrderedDict)
     """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, which part."""
 

@@ -31,7 +31,7 @@ def with_geometry(geometry: bytes) -> Callable[[WorkerCard], WorkerCard]:
 
 
 def found(peer: EngineCard) -> str:
-    return asyncio.run(CardShapes().find(peer))
+    return asyncio.run(CardShapes().find(peer, "there"))
 
 
 def by_the_process(peer: EngineCard) -> str:
@@ -84,7 +84,7 @@ def test_of_many_that_arrive_together_one_is_read_each_turn_and_a_long_one_in_sl
     async def run() -> None:
         nonlocal turn
         shapes = CardShapes()
-        tasks = [asyncio.create_task(shapes.find(card(tp=3))) for _ in range(4)]
+        tasks = [asyncio.create_task(shapes.find(card(tp=3), "there")) for _ in range(4)]
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
             turn += 1
@@ -97,3 +97,25 @@ def test_of_many_that_arrive_together_one_is_read_each_turn_and_a_long_one_in_sl
     asyncio.run(run())
     assert len(read_in) == 12
     assert len(set(read_in)) == 12, "no turn of the loop reads two"
+
+
+def test_whoever_has_many_cards_keeps_nobody_else_waiting_and_those_who_leave_keep_no_turn() -> None:
+    async def run() -> None:
+        shapes, done = CardShapes(), list[str]()
+
+        async def find(whose: str) -> None:
+            await shapes.find(card(), whose)
+            done.append(whose)
+
+        many = [asyncio.create_task(find("hostile")) for _ in range(20)]
+        await asyncio.sleep(0)
+        for left in many[1:5]:
+            left.cancel()
+        await find("honest")
+        assert done.count("hostile") <= 2
+        await asyncio.gather(*many, return_exceptions=True)
+        assert done.count("hostile") == 16
+        async with asyncio.timeout(5):
+            await find("another")
+
+    asyncio.run(run())

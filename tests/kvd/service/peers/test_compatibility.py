@@ -14,8 +14,9 @@ from kvd.service.errors import RequestRefused
 from kvd.service.peers import compatibility
 from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.messages import Found
+from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.compatibility import CompatibilityCache
-from kvd.service.peers.peer_engine import PeerEngine
+from kvd.service.peers.peer_engine import HERE, PeerEngine
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.reply import RefusalFactor
 from tests.support.daemons import facts, worker
@@ -29,12 +30,14 @@ class Comparisons:
 
     def __init__(self, failures: int = 0, error: Exception | None = None, shape: str = "there") -> None:
         self.made = self.shapes = 0
+        self.turns: list[Whose] = []
         self.failures = failures
         self.error = error or OSError("no process")
         self.found = Found(shape=shape) if shape else Found(bad=(BAD,))
 
     @asynccontextmanager
-    async def turn(self, _peer: Endpoint) -> AsyncIterator[Comparisons]:
+    async def turn(self, peer: Whose) -> AsyncIterator[Comparisons]:
+        self.turns.append(peer)
         yield self
 
     async def shape(self, _peer: EngineCard) -> Found:
@@ -85,7 +88,7 @@ def test_a_small_replica_of_a_known_peer_needs_nobody_who_compares() -> None:
             card = worker(facts(engine_id, model=model)).card
             return PeerEngine(EngineCard(engine=card.engine, generation="h", workers=(card,)))
 
-        shape = await CardShapes().find(small("p").card)
+        shape = await CardShapes().find(small("p").card, THERE)
         comparisons = Comparisons(shape=shape)
         verdicts = verdicts_by(comparisons)
         for peer_engine in (small("p"), small("replica")):
@@ -97,6 +100,22 @@ def test_a_small_replica_of_a_known_peer_needs_nobody_who_compares() -> None:
         assert comparisons.shapes == 2
 
     asyncio.run(ask())
+
+
+def test_pairs_of_this_host_wait_in_the_line_of_both_users_and_of_others_in_that_of_their_kvd() -> None:
+    comparisons = Comparisons()
+    verdicts = verdicts_by(comparisons)
+
+    async def ask() -> None:
+        for mine, where, uid in ((1, HERE, 1), (1, HERE, 2), (2, HERE, 1), (1, THERE, None)):
+            asker = local(shape=f"{mine} {where} {uid}")
+            asker.uid = mine
+            await verdicts.find(asker, where, PeerEngine(peer().card, uid=uid))
+
+    asyncio.run(ask())
+    assert [(turn.endpoint, set(turn.users)) for turn in comparisons.turns] == [
+        (HERE, {1}), (HERE, {1, 2}), (HERE, {1, 2}), (THERE, set()),
+    ]  # fmt: skip
 
 
 def test_a_pair_that_was_refused_is_compared_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

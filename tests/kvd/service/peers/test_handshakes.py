@@ -17,6 +17,7 @@ from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.peers import discovery, room
 from kvd.service.peers.comparer.messages import Found
+from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.handshakes import Handshakes, Myself
 from kvd.service.peers.links import PeerLinks
@@ -65,7 +66,7 @@ class Fits:
 
 
 @asynccontextmanager
-async def whoever_asks(_peer: Endpoint) -> AsyncIterator[Fits]:
+async def whoever_asks(_peer: Whose) -> AsyncIterator[Fits]:
     yield Fits()
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -39,6 +40,19 @@ MOST_WAITING = 256
 """Most comparisons that wait for one peer's turn: a host has some tens of engines."""
 
 
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose turn it is: the kvd of a peer; at this one, where all peers have one address, the users of both engines."""
+
+    endpoint: Endpoint
+    users: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        if self.endpoint.host:
+            return f"the kvd at {self.endpoint}"
+        return "this host" + "".join(f", uid {uid}" for uid in sorted(self.users))
+
+
 class Comparer(Protocol):
     """Who compares for the length of a turn."""
 
@@ -56,9 +70,9 @@ class ComparerPool:
         self.trouble = ""
         """Why no process could be started when one was wanted last; empty where one could."""
         self._counters = counters
-        self._waiting: OrderedDict[Endpoint, deque[asyncio.Future[None]]] = OrderedDict()
-        self._running: set[Endpoint] = set()
-        self._suspects: dict[Endpoint, float] = {}
+        self._waiting: OrderedDict[Whose, deque[asyncio.Future[None]]] = OrderedDict()
+        self._running: set[Whose] = set()
+        self._suspects: dict[Whose, float] = {}
         self._idle: list[ComparerProcess] = []
         self._all: set[ComparerProcess] = set()
         self._not_before = 0.0  # time.monotonic()
@@ -74,7 +88,7 @@ class ComparerPool:
             await self._end(process)
 
     @contextlib.asynccontextmanager
-    async def turn(self, peer: Endpoint) -> AsyncIterator[Comparer]:
+    async def turn(self, peer: Whose) -> AsyncIterator[Comparer]:
         """A process, when it is the peer's turn. Raises `RequestRefused` where it took too long, or none can be had."""
         await self._wait_for_turn(peer)
         process: ComparerProcess | None = None
@@ -111,19 +125,18 @@ class ComparerPool:
             await self._end(process)
         return None
 
-    def _given_up(self, peer: Endpoint, error: Exception) -> RequestRefused:
+    def _given_up(self, peer: Whose, error: Exception) -> RequestRefused:
         self._counters["handshakes.comparisons_given_up"] += 1
         self._suspects[peer] = time.monotonic() + SUSPECT_SECONDS
-        who = f"the kvd at {peer}" if peer.host else "this host"
-        log.warning("comparing with an engine of %s was given up: %r", who, error)
+        log.warning("comparing with an engine of %s was given up: %r", peer, error)
         return RequestRefused(
             "KVD-COMPARE-LIMIT",
-            f"comparing with an engine of {who} took more than {CPU_SECONDS:g} s of processor time,"
+            f"comparing with an engine of {peer} took more than {CPU_SECONDS:g} s of processor time,"
             f" {WALL_SECONDS:g} s by the clock or {MEMORY_BYTES >> 20} MiB of memory",
             hint="no real engine takes that: look at its card with `kvctl describe-topology`",
         )
 
-    async def _wait_for_turn(self, peer: Endpoint) -> None:
+    async def _wait_for_turn(self, peer: Whose) -> None:
         queue = self._waiting.setdefault(peer, deque())
         if len(queue) >= MOST_WAITING:
             raise RequestRefused(
@@ -144,14 +157,14 @@ class ComparerPool:
                 self._next()
             raise
 
-    def _leave(self, peer: Endpoint, waiter: asyncio.Future[None]) -> None:
+    def _leave(self, peer: Whose, waiter: asyncio.Future[None]) -> None:
         queue = self._waiting.get(peer)
         if queue is not None and waiter in queue:
             queue.remove(waiter)
             if not queue:
                 del self._waiting[peer]
 
-    def _free(self, peer: Endpoint) -> None:
+    def _free(self, peer: Whose) -> None:
         """A peer's turn is over; its next one comes after those of others that wait."""
         self._running.discard(peer)
         if peer in self._waiting:

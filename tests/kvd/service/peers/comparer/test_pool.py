@@ -12,11 +12,11 @@ import pytest
 
 from kvd.service.errors import RequestRefused
 from kvd.service.peers.comparer import handle, pool
-from kvd.service.peers.comparer.pool import MOST_PROCESSES, SUSPECTS, ComparerPool
+from kvd.service.peers.comparer.pool import MOST_PROCESSES, MOST_WAITING, SUSPECTS, ComparerPool, Whose
 from kvd.wire.identity import Endpoint, EngineCard
 from tests.support.daemons import facts, worker
 
-THERE = Endpoint("there", 1)
+THERE = Whose(Endpoint("there", 1))
 
 
 def card(engine_id: str) -> EngineCard:
@@ -151,7 +151,7 @@ def test_an_answer_longer_than_any_is_not_read_as_another(monkeypatch: pytest.Mo
 
 
 def test_turns_go_round_the_peers_and_suspects_leave_room() -> None:
-    peers = [Endpoint(f"h{number}", 1) for number in range(6)]
+    peers = [Whose(Endpoint(f"h{number}", 1)) for number in range(6)]
 
     async def run() -> None:
         comparers = ComparerPool(Counter())
@@ -171,5 +171,27 @@ def test_turns_go_round_the_peers_and_suspects_leave_room() -> None:
         comparers._running.clear()
         comparers._next()
         assert (comparers._waiting, comparers._running) == ({}, set())
+
+    asyncio.run(run())
+
+
+def test_one_user_of_this_host_whose_pairs_fill_a_line_leaves_anothers_pair_its_turn() -> None:
+    async def run() -> None:
+        comparers = ComparerPool(Counter())
+        hostile, both, honest = (Whose(Endpoint(), frozenset(uids)) for uids in ((7,), (7, 8), (8,)))
+        waiting = [
+            asyncio.create_task(comparers._wait_for_turn(whose))
+            for whose in (hostile, both)
+            for _ in range(MOST_WAITING + 1)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRefused, match="engines of this host, uid 7 are waiting"):
+            await comparers._wait_for_turn(hostile)
+        async with asyncio.timeout(5):
+            await comparers._wait_for_turn(honest)
+        assert comparers._running == {hostile, both, honest}
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(run())
