@@ -20,7 +20,9 @@ from kvd.service.loop_monitor import LoopMonitor
 from kvd.service.peers.comparer.pool import ComparerPool
 from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
+from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.parts import Parts
 from kvd.service.peers.subscribers import Subscribers
 from kvd.service.peers.trust import Keys
 from kvd.service.permission import Operators
@@ -50,6 +52,8 @@ class Daemon:
     ledger: Ledger
     links: PeerLinks
     handshakes: Handshakes
+    homes: Homes
+    parts: Parts
     comparers: ComparerPool
     outcomes: OutcomeCounts
     sockets: Sockets

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from kvd.keys import KeyFileError
 from kvd.service.daemon import Daemon
 from kvd.service.errors import PeerAway
-from kvd.service.peers.peer_engine import HERE
 from kvd.service.peers.trust import Keys
+from kvd.wire.identity import HERE
 
 log = logging.getLogger(__name__)
 

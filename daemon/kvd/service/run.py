@@ -39,7 +39,9 @@ from kvd.service.peers.compatibility import CompatibilityCache
 from kvd.service.peers.discovery import discover
 from kvd.service.peers.giving import PartsGiven
 from kvd.service.peers.handshakes import Handshakes, Myself
+from kvd.service.peers.homes import Homes
 from kvd.service.peers.links import PeerLinks
+from kvd.service.peers.parts import Parts
 from kvd.service.peers.trust import Keys
 from kvd.service.reload import reloading
 from kvd.service.runtime_directory import RuntimeDirectory, hold
@@ -84,12 +86,14 @@ class _Wiring:
     daemon: Daemon
 
     def engine_ready(self, engine: LocalEngine) -> None:
-        """Its clients learn the generation at once, not with the next heartbeat."""
+        """Its clients here learn the generation at once, not with the next heartbeat."""
 
         def tell(client: Client) -> None:
             self.daemon.local.send(client.route, registration.registered_as(self.daemon, engine))
 
-        spread(tuple(engine.clients), tell)
+        spread(tuple(client for client in engine.clients if client.at is None), tell)
+        if engine.elsewhere is not None:
+            self.daemon.homes.look_up(engine, engine.elsewhere)
 
     def engine_up(self, engine: LocalEngine) -> None:
         """Those that it may have to do with learn of it, and it of them."""
@@ -112,6 +116,9 @@ class _Wiring:
         self.daemon.liveness.unwatch(client)
         self.daemon.leases.owner_gone(client)
         self.daemon.readers.client_gone(client)
+        self.daemon.homes.client_gone(client)
+        if client.home is not None and client.at is None:  # when its own end is over
+            asyncio.get_running_loop().call_soon(self.daemon.parts.home_left, client.engine.engine_id)
 
 
 async def run_daemon(
@@ -180,6 +187,8 @@ async def _running(
         stack.push_async_callback(daemon.links.close)
         stack.push_async_callback(daemon.comparers.close)
         stack.push_async_callback(daemon.readers.close)
+        stack.push_async_callback(daemon.homes.close)
+        stack.push_async_callback(daemon.parts.close)
         if config.metrics.listen:
             server = await _metrics(config, daemon)
             stack.callback(server.close)
@@ -242,8 +251,9 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         bound.sockets.counts.links,
         myself.endpoint,
     )
+    parts = Parts(registry, router, links, counters)
     handshakes = Handshakes(
-        myself, registry, links, events, router.send, CompatibilityCache(comparers.turn, counters), config.peer,
+        myself, registry, links, events, parts.send, CompatibilityCache(comparers.turn, counters), config.peer,
     )  # fmt: skip
     links.listener = handshakes
     daemon = Daemon(
@@ -259,6 +269,8 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         ledger=ledger,
         links=links,
         handshakes=handshakes,
+        homes=Homes(myself.endpoint, registry, links, events, handshakes.located),
+        parts=parts,
         comparers=comparers,
         outcomes=counts,
         local=router,

@@ -27,7 +27,19 @@ import msgspec
 from msgspec import Meta
 
 from kvd.shown import brief, cut, escaped
-from kvd.wire import checksum, handshake, lease, order, outcomes, push, query, registration, reply, transfer
+from kvd.wire import (
+    checksum,
+    handshake,
+    lease,
+    order,
+    outcomes,
+    part,
+    push,
+    query,
+    registration,
+    reply,
+    transfer,
+)
 from kvd.wire.errors import Malformed, TooLarge, UnknownMessage, VersionMismatch, WireError
 from kvd.wire.limits import MOST, SMALL, Id, bytes_allowed
 from kvd.wire.reply import Reply, Request
@@ -35,7 +47,7 @@ from kvd.wire.reply import Reply, Request
 WIRE_VERSION = 2
 
 Message: TypeAlias = Request | Reply
-_FAMILIES = (checksum, handshake, lease, order, outcomes, push, query, registration, reply, transfer)
+_FAMILIES = (checksum, handshake, lease, order, outcomes, part, push, query, registration, reply, transfer)
 MESSAGES = {
     str(struct.__struct_config__.tag): struct
     for family in _FAMILIES

@@ -31,6 +31,10 @@ class Endpoint(msgspec.Struct, frozen=True):
         return f"{self.host}:{self.port}"
 
 
+HERE = Endpoint()
+"""The kvd that one is talking to, or is."""
+
+
 class LeaseKey(msgspec.Struct, frozen=True, kw_only=True):
     """Names a lease from the decoder's side: the prefilling engine, its kvd, its request."""
 

@@ -79,6 +79,12 @@ BYTES = {
     "push_announce": 4 * MIB,
     "push_progress": 4 * MIB,
     "get_sums": MIB,
+    # The same between the kvds of one engine: a card, what a worker asks or is asked, a part of a peer's card.
+    "join_worker": 4 * MIB,
+    "part_alive": 4 * MIB,
+    "part_heard": 2 * MIB,
+    "from_worker": 5 * MIB,
+    "for_worker": 8 * MIB,
     "sums": 8 * MIB,  # 8 bytes for each block, layer and field that is compared
     # Which engines are in use, or ready: a pair of ids for each.
     "ping": MIB,

@@ -65,7 +65,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """One local client.
 
     ``kind``: worker or scheduler; ``state``: alive, silent (heartbeats missing), gone. ``hidden``: it is another
-    user's, and the asker may see only its name and state.
+    user's, and the asker may see only its name and state. ``at`` is the kvd that it is registered with, if that is
+    another one (`kvd.wire.part`).
     """
 
     kind: Id
@@ -81,6 +82,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     registered_bytes: Count = 0
     reason: Text = ""
     hidden: bool = False
+    at: Endpoint | None = None
 
 
 class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from kvd.wire.identity import EngineFacts, Host, LeaseKey, ReaderId, Secretive, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, Host, LeaseKey, ReaderId, Secretive, WorkerCard
 from kvd.wire.limits import MOST_LEASES_HELD, Count, Id, Port, Seconds, Secret, Whole
 from kvd.wire.reply import Reply, Request
 
@@ -21,11 +21,15 @@ class RegisterWorker(Request, tag="register_worker", frozen=True):
 
     ``packed``: the card's geometry is what `kvd.geometry.packing.pack` made of it. A kvd that does not know this
     refuses it with KVD-GEOMETRY-BAD, since a packed document is no JSON, and is then presented the card as it is.
+
+    ``home``: the engine's workers are on several hosts, and its scheduler is at that kvd (`kvd.wire.part`); port 0 is
+    that of the kvd that is asked, no host is that kvd itself. None: all of the engine is at the kvd that is asked.
     """
 
     card: WorkerCard
     parts: bool = False
     packed: bool = False
+    home: Endpoint | None = None
 
 
 class OpenLease(msgspec.Struct, frozen=True):
@@ -51,7 +55,8 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     """An engine's scheduler presents itself, with the leases it holds open and those that it reads under.
 
     ``complete``: ``leases`` are all that it holds; else a `LeaseOpened` lists more of them after this. ``digest_key``
-    is a secret of its own, for the schedulers of peers alone (`EngineCard`). Answered by `Registered`.
+    is a secret of its own, for the schedulers of peers alone (`EngineCard`). ``home`` as in `RegisterWorker`; it has to
+    be the kvd that is asked. Answered by `Registered`.
     """
 
     engine: EngineFacts
@@ -62,6 +67,7 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     readers: Annotated[tuple[OpenReader, ...], Meta(max_length=MOST_LEASES_HELD)] = ()
     digest_key: Secret = b""
     complete: bool = True
+    home: Endpoint | None = None
 
 
 class Registered(Reply, tag="registered", frozen=True, kw_only=True):

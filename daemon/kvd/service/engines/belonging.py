@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvd.service.engines.contradictions import contradiction
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
+from kvd.wire.identity import HERE, Endpoint
 
 
 def refuse_another(known: Client, client: Client) -> None:
@@ -12,7 +13,7 @@ def refuse_another(known: Client, client: Client) -> None:
 
     Generations are made of incarnations: who took one that has ended would be taken for it by whoever remembers it.
     """
-    if not client.is_of(known.uid, known.process) and not (
+    if not client.is_of(known.uid, known.process, known.at) and not (
         known.state == "gone" and _may_be_back(known, client)
     ):
         has = "is" if known.state != "gone" else "was"
@@ -31,8 +32,8 @@ def refuse_another(known: Client, client: Client) -> None:
 
 
 def _may_be_back(known: Client, client: Client) -> bool:
-    """Of one user, and not known to have ended."""
-    return known.uid == client.uid and not known.ended
+    """Of one user and one host, and not known to have ended."""
+    return known.uid == client.uid and known.at == client.at and not known.ended
 
 
 def refuse_stranger(engine: LocalEngine, client: Client) -> None:
@@ -56,15 +57,22 @@ def refuse_conflict(engine: LocalEngine, holder: Client | None, client: Client) 
         holder
         and holder.state == "alive"
         and holder.incarnation != client.incarnation
-        and holder.pid != client.pid
+        and (holder.at, holder.pid) != (client.at, client.pid)
     ):
         raise RequestRefused(
             "KVD-RANK-TAKEN",
             f"{client.name} of process {client.pid} (incarnation {client.incarnation}): that place is held by process"
-            f" {holder.pid} (incarnation {holder.incarnation}), which is alive",
+            f" {holder.pid}{_at(holder)} (incarnation {holder.incarnation}), which is alive",
             hint="give each engine its own engine_id, or stop the other process; `kvctl workers` lists both",
         )
     other = next((c for c in engine.clients if c is not holder), None)
+    if other is not None and client.home != engine.home:
+        raise RequestRefused(
+            "KVD-ENGINE-CONFLICT",
+            f"{client.name} says that its engine is {_home(client.home)}, but {other.name} that it is"
+            f" {_home(engine.home)}",
+            hint="give all processes of an engine the same home, and each engine its own engine_id",
+        )
     if other is not None and (found := contradiction(engine.facts, client.engine)) is not None:
         name, here, there = found
         raise RequestRefused(
@@ -72,3 +80,13 @@ def refuse_conflict(engine: LocalEngine, holder: Client | None, client: Client) 
             f"{client.name} says {name} is {there!r}, but {other.name} of the same engine says {here!r}",
             hint="all workers of one engine_id must come from one engine: give the other one its own id",
         )
+
+
+def _at(client: Client) -> str:
+    return f" at the kvd at {client.at}" if client.at is not None else ""
+
+
+def _home(home: Endpoint | None) -> str:
+    if home is None:
+        return "on this host alone"
+    return "on several hosts, with its scheduler at " + ("this kvd" if home == HERE else f"the kvd at {home}")

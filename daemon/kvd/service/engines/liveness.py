@@ -19,6 +19,8 @@ from kvd.service.slices import SLICE_SECONDS
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.1
+AWAY_SECONDS = 2.5
+"""After so long without a word of it a worker at another kvd is gone: its host, its kvd or the way there is."""
 SHARE_OF_DESCRIPTORS = 4
 """Of all descriptors that this process may have, one in so many may watch a process; connections need the others."""
 
@@ -45,10 +47,14 @@ class Liveness:
         self._ending: deque[tuple[str, int]] = deque()
         self._fading: OrderedDict[str, Client] = OrderedDict()
         """Silent ones whose processes are not watched, in the order in which they were heard of last."""
+        self._afar: dict[str, Client] = {}
+        """Workers of engines here that are at other kvds, which watch their processes."""
         self._most_watched = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // SHARE_OF_DESCRIPTORS
 
     def watch(self, client: Client) -> None:
-        """Watch the client's process, where the kernel shows it."""
+        """Watch the client's process, where the kernel shows it; one at another kvd by that one's word."""
+        if client.at is not None:
+            self._afar[client.incarnation] = client
         pid = client.process
         if pid <= 0:
             return
@@ -74,6 +80,7 @@ class Liveness:
 
     def unwatch(self, client: Client) -> None:
         """The client is gone: stop watching its process, unless others live in it."""
+        self._afar.pop(client.incarnation, None)
         process = self._processes.get(client.process)
         if process is not None:
             process.incarnations.discard(client.incarnation)
@@ -81,8 +88,10 @@ class Liveness:
                 self._drop(client.process)
 
     def watched(self, client: Client) -> bool:
-        """Whether the client's process is watched."""
+        """Whether the client's process is watched, here or by the kvd that it is at."""
         process = self._processes.get(client.process)
+        if client.at is not None:
+            return True
         return process is not None and client.incarnation in process.incarnations
 
     async def run(self) -> None:
@@ -105,6 +114,10 @@ class Liveness:
             if time.monotonic() >= ends:
                 await asyncio.sleep(0)
                 ends = time.monotonic() + SLICE_SECONDS
+        for client in [client for client in self._afar.values() if now - client.heard > AWAY_SECONDS]:
+            self._registry.end(
+                client, f"the kvd at {client.at} has not spoken of it for {now - client.heard:.1f} s"
+            )
         while self._fading:
             incarnation, client = next(iter(self._fading.items()))
             silent = client.state == "silent" and self._registry.clients.get(incarnation) is client

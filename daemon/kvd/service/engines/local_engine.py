@@ -16,7 +16,7 @@ import msgspec
 from kvd.geometry.rank import Rank
 from kvd.service.engines.shape import engine_shape
 from kvd.service.errors import RequestRefused
-from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
+from kvd.wire.identity import HERE, Endpoint, EngineCard, EngineFacts, WorkerCard
 
 ClientState = Literal["alive", "silent", "gone"]
 EngineState = Literal["ready", "partial", "gone"]
@@ -34,6 +34,9 @@ class Client(msgspec.Struct, gc=False):
     card and facts take, in bytes. ``shape`` is the digest of a worker's geometry without addresses; ``parts``: it takes
     cards of peers in parts.
     ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not only silent.
+
+    ``home`` is the kvd of its engine's scheduler if the engine is on several hosts (`kvd.wire.part`), this one being
+    `HERE`. ``at`` is the kvd that a worker of such an engine is registered with, None for this one.
     """
 
     kind: Literal["worker", "scheduler"]
@@ -52,6 +55,8 @@ class Client(msgspec.Struct, gc=False):
     size: int = 0
     regions: int = 0
     registered_bytes: int = 0
+    home: Endpoint | None = None
+    at: Endpoint | None = None
     state: ClientState = "alive"
     reason: str = ""
     ended: bool = False
@@ -70,15 +75,22 @@ class Client(msgspec.Struct, gc=False):
     @property
     def owner(self) -> str:
         """Whose it is, as it stands in refusals."""
+        if self.at is not None:
+            return f"process {self.pid} at the kvd at {self.at}"
         return who(self.uid, self.process or self.pid)
 
-    def is_of(self, uid: int, process: int) -> bool:
-        """Whether it is that user's, and that process's where the kernel shows both.
+    @property
+    def elsewhere(self) -> Endpoint | None:
+        """The home of its engine, where that is another kvd."""
+        return self.home if self.home != HERE else None
+
+    def is_of(self, uid: int, process: int, at: Endpoint | None = None) -> bool:
+        """Whether it is that user's, and that process's where the kernel shows both, of this host or another one.
 
         It does not show processes of other PID namespaces. There the user and the incarnation, which is random, decide.
         """
         shown = bool(self.process and process)
-        return self.uid == uid and (self.process == process or not shown)
+        return self.at == at and self.uid == uid and (self.process == process or not shown)
 
 
 def size_of(engine: EngineFacts) -> int:
@@ -96,11 +108,15 @@ def who(uid: int, process: int) -> str:
 class LocalEngine(msgspec.Struct, gc=False):
     """A local engine: the clients of it that live, all of one user.
 
-    ``generation`` and ``shape`` (`find_shape`) are empty unless all workers are here.
+    ``generation`` and ``shape`` (`find_shape`) are empty unless all workers are here. ``home`` is as its clients say.
+    Of an engine whose home is elsewhere only the workers of this host are here, and it is as complete as its home has
+    ``told``: the generation, empty while any worker is missing.
     """
 
     facts: EngineFacts
     uid: int = -1
+    home: Endpoint | None = None
+    told: str = ""
     workers: dict[Rank, Client] = {}
     scheduler: Client | None = None
     generation: str = ""
@@ -140,6 +156,16 @@ class LocalEngine(msgspec.Struct, gc=False):
             self.scheduler = None
         else:
             self.workers.pop(client.rank, None)
+
+    @property
+    def elsewhere(self) -> Endpoint | None:
+        """Its home, where that is another kvd."""
+        return self.home if self.home != HERE else None
+
+    @property
+    def complete(self) -> bool:
+        """Whether all its workers live."""
+        return bool(self.told) if self.elsewhere is not None else len(self.workers) >= self.facts.world_size
 
     @property
     def up(self) -> bool:

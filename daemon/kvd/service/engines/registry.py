@@ -122,7 +122,7 @@ class Registry:
         if holder is not None and holder.incarnation != client.incarnation:
             self.end(holder, f"replaced by incarnation {client.incarnation} of process {client.pid}")
         if not engine.alive:
-            engine.facts = client.engine
+            engine.facts, engine.home, engine.told = client.engine, client.home, ""
         if known is not None and back:
             client.registered = known.registered
         self.roster.add(client)
@@ -173,9 +173,19 @@ class Registry:
             )
         engine = self.engines[client.engine.engine_id]
         engine.lose(client)
+        engine.told = ""  # its home hears of it next
         self._events.emit(f"{client.kind}.gone", client.name, reason=reason, pid=client.pid)
         self.watcher.client_gone(client)
         self._settle(engine, f"{client.name}: {reason}")
+
+    def told_by_home(self, engine_id: str, generation: str, reason: str = "") -> None:
+        """What the home of an engine says: its generation, or none with the reason, as far as that is known."""
+        engine = self.engines.get(engine_id)
+        if engine is None or engine.elsewhere is None or not engine.workers:
+            return
+        if (engine.told, engine.reason) != (generation, reason):
+            engine.told = generation
+            self._settle(engine, reason)
 
     def forget(self, before: float) -> None:
         """Drop what has been gone since before Unix time ``before``, and what is gone beyond the bounds."""
@@ -193,9 +203,10 @@ class Registry:
         return self.roster.on_route(route)
 
     def ready(self, engine_id: str) -> LocalEngine | None:
-        """The engine, if all its workers are here."""
+        """The engine, if all its workers are known here: of one whose home is elsewhere they never are."""
         engine = self.engines.get(engine_id)
-        return engine if engine is not None and engine.state == "ready" else None
+        there = engine is not None and engine.state == "ready" and engine.elsewhere is None
+        return engine if there else None
 
     def at(self, engine_id: str, generation: str) -> LocalEngine:
         """The engine, if all its workers are here and it is at that generation. Raises `RequestRefused`."""
@@ -226,6 +237,13 @@ class Registry:
                 "KVD-ENGINE-GONE", f"engine {engine_id!r} is gone: {engine.reason}", hint="start it again"
             )
         here = few(map(str, engine.ranks), count=len(engine.ranks))
+        if engine.elsewhere is not None:
+            return RequestRefused(
+                "KVD-ENGINE-PARTIAL",
+                f"engine {engine_id!r} is on several hosts, and {len(engine.workers)} of its"
+                f" {engine.facts.world_size} workers are at this kvd: {here}",
+                hint=f"ask the kvd of its scheduler, which is at {engine.home}",
+            )
         return RequestRefused(
             "KVD-ENGINE-PARTIAL",
             f"engine {engine_id!r} has {len(engine.workers)} of {engine.facts.world_size} workers; here: {here}"
@@ -253,6 +271,8 @@ class Registry:
         while (ready := self.ready(engine_id)) is None:
             engine = self.engines.get(engine_id)
             left = deadline - time.monotonic()
+            if engine is not None and engine.elsewhere is not None:
+                raise self.not_ready(engine_id)
             if left <= 0 or not (settling or (engine is not None and engine.state == "partial")):
                 raise self.not_ready(engine_id)
             if engine is None:
@@ -319,8 +339,9 @@ class Registry:
 
     def _settle(self, engine: LocalEngine, reason: str) -> None:
         engine_id = engine.facts.engine_id
-        complete = len(engine.workers) >= engine.facts.world_size
-        generation = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
+        complete = engine.complete
+        made = generation_of(engine.workers[r].incarnation for r in engine.workers) if complete else ""
+        generation = made if engine.elsewhere is None else engine.told
         before, engine.generation = engine.generation, generation
         if generation != before:
             engine.shape = engine.find_shape() if generation else ""

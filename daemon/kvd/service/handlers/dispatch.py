@@ -14,6 +14,7 @@ from kvd.service.handlers import (
     leases,
     orders,
     outcomes,
+    parts,
     pushes,
     queries,
     registration,
@@ -25,6 +26,7 @@ from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
+from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
@@ -35,18 +37,22 @@ PUSHES: tuple[type[Any], ...] = (PushAnnounce, PushWithdraw, PushProgress, PushD
 
 def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
     """What workers, schedulers and operators may send."""
+
+    def by_home(handler: Any) -> Handler:
+        return partial(parts.by_home, partial(handler, daemon), daemon)
+
     return {
         RegisterWorker: partial(registration.register_worker, daemon),
         RegisterScheduler: partial(registration.register_scheduler, daemon),
         Heartbeat: partial(registration.heartbeat, daemon),
         Unregister: partial(registration.unregister, daemon),
-        GetPeer: partial(handshake.get_peer, daemon),
+        GetPeer: by_home(handshake.get_peer),
         LeaseOpened: partial(leases.lease_opened, daemon),
         LeaseClosed: partial(leases.lease_closed, daemon),
         LeaseClaim: partial(leases.lease_claim, daemon),
         LeaseRelease: partial(leases.lease_release, daemon),
-        **dict.fromkeys(PUSHES, partial(pushes.from_worker, daemon)),
-        GetSums: partial(checksums.from_worker, daemon),
+        **dict.fromkeys(PUSHES, by_home(pushes.from_worker)),
+        GetSums: by_home(checksums.from_worker),
         ForceMiss: partial(orders.force_miss, daemon),
         ClearForced: partial(orders.clear_forced, daemon),
         ReportForced: partial(orders.report_forced, daemon),
@@ -63,7 +69,10 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
 
 
 def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
-    """What other kvds may send. Nothing is ever passed on from here: what it is about is ours, or it is nobody's."""
+    """What other kvds may send. What it is about is ours, or nobody's.
+
+    Nothing is passed on from here, but between the kvds of one engine.
+    """
     handlers: Mapping[type[Any], Handler] = {
         DescribeEngine: partial(handshake.describe_engine, daemon),
         Ping: partial(handshake.ping, daemon),
@@ -73,6 +82,10 @@ def peer_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetSums: partial(checksums.from_peer, daemon),
         ListEngines: partial(queries.engines_here, daemon),
         GetOutcomes: partial(outcomes.from_peer, daemon),
+        JoinWorker: partial(parts.join_worker, daemon),
+        PartAlive: partial(parts.part_alive, daemon),
+        FromWorker: partial(parts.from_worker, daemon),
+        ForWorker: partial(parts.for_worker, daemon),
     }
     return {kind: partial(_if_trusted, daemon, handler) for kind, handler in handlers.items()}
 

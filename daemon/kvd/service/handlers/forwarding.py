@@ -62,14 +62,14 @@ async def ask_client(
     seconds: float = ANSWER_SECONDS,
     hint: str = "send it again",
 ) -> Answer:
-    """A local client's answer, which has to be a ``kind``; ``hint`` is what to do where none came.
+    """A client's answer, which has to be a ``kind``; ``hint`` is what to do where none came.
 
     Raises `RequestRefused`, the client's own among them.
     """
     if client.state == "silent":  # its answer would come from the thread whose heartbeats are missing
         raise RequestRefused("KVD-WORKER-AWAY", f"{client.name} is silent: {client.reason}", hint=hint)
     try:
-        answer = await daemon.local.ask(client.route, message, seconds)
+        answer = await daemon.parts.ask(client, message, seconds)
     except TimeoutError:
         away = f"{client.name} did not answer a {kind_of(message)} within {seconds:g} s"
         raise RequestRefused("KVD-WORKER-AWAY", away, hint=hint) from None

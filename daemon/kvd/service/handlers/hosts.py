@@ -9,9 +9,8 @@ from kvd.service.daemon import Daemon
 from kvd.service.engines.leases import Claimant, host_claimant
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
-from kvd.service.peers.peer_engine import HERE
 from kvd.service.sockets.router import Caller
-from kvd.wire.identity import Endpoint
+from kvd.wire.identity import HERE, Endpoint
 
 
 def speaks_for(daemon: Daemon, caller: Caller, endpoint: Endpoint) -> bool:

@@ -18,11 +18,10 @@ from kvd.service.fairness.budget import ALL
 from kvd.service.handlers.pages import PAGE_ROWS, Rows, page, place
 from kvd.service.handlers.sight import hidden_engine, hidden_worker, own_engines, sight_of
 from kvd.service.log import dropped
-from kvd.service.peers.peer_engine import HERE
 from kvd.service.peers.trust import identity_of
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.wire.identity import HERE, Endpoint, EngineCard
 from kvd.wire.query import (
     EngineList,
     EngineRow,
@@ -57,7 +56,10 @@ async def _engines(
     daemon: Daemon, query: ListEngines, sight: Sight, *, local_only: bool = False
 ) -> EngineList:
     after = place(query.after, _ENGINE_PLACES)
-    local = sorted(name for name in daemon.registry.engines if after is None or (False, name, "", 0) > after)
+    engines = daemon.registry.engines
+    local = sorted(name for name in engines if after is None or (False, name, "", 0) > after)
+    if local_only:
+        local = [name for name in local if engines[name].elsewhere is None]  # its home tells of it
     peers = (
         (True, engine_id, where.host, where.port)
         for where, engine_id in daemon.handshakes.peers
@@ -105,14 +107,23 @@ def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: b
         state=engine.state,
         ranks=engine.ranks,
         since=engine.since,
-        endpoint=daemon.myself.endpoint,
+        endpoint=engine.elsewhere or daemon.myself.endpoint,
         scheduler=engine.scheduler is not None,
         policy=engine.scheduler.policy if engine.scheduler else "",
         leases=daemon.leases.count(engine_id),
         reason=engine.reason,
         peers=tuple(sorted(peers)),
-        card=_without_key(engine.card()) if cards and engine.state == "ready" else None,
+        card=_card_of(daemon, engine) if cards and engine.state == "ready" else None,
     )
+
+
+def _card_of(daemon: Daemon, engine: LocalEngine) -> EngineCard | None:
+    """The card of an engine that is ready; of one whose home is elsewhere as that gave it, None until then."""
+    if engine.elsewhere is None:
+        return _without_key(engine.card())
+    peer = daemon.handshakes.peers.get((engine.elsewhere, engine.facts.engine_id))
+    same = peer is not None and peer.card.generation == engine.generation
+    return _without_key(peer.card) if peer is not None and same else None
 
 
 def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Rows[EnginePlace]:
@@ -191,6 +202,7 @@ def _worker_row(client: Client, now: float) -> WorkerRow:
         regions=client.regions,
         registered_bytes=client.registered_bytes,
         reason=client.reason,
+        at=client.at,
     )
 
 

@@ -14,7 +14,7 @@ from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
 from kvd.wire.codes import OthersCode
-from kvd.wire.identity import DIGEST_KEY_BYTES, EngineFacts, WorkerCard
+from kvd.wire.identity import DIGEST_KEY_BYTES, HERE, Endpoint, EngineFacts, WorkerCard
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import (
     Heartbeat,
@@ -30,7 +30,6 @@ from kvd.wire.reply import Ok
 def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> Registered:
     """Check the card and take the worker. Raises `RequestRefused`."""
     card = message.card
-    _check_identity(card.engine, card.incarnation, card.rank)
     client = Client(
         kind="worker",
         engine=card.engine,
@@ -42,13 +41,20 @@ def register_worker(daemon: Daemon, caller: Caller, message: RegisterWorker) -> 
         rank=card.rank,
         card=card,
         parts=message.parts,
-        size=_size(card),
+        size=card_size(card),
+        home=_home(daemon, message.home),
     )
+    return registered_as(daemon, take_worker(daemon, client, card, packed=message.packed))
+
+
+def take_worker(daemon: Daemon, client: Client, card: WorkerCard, *, packed: bool = False) -> LocalEngine:
+    """Check a worker's card and take the worker, of this host or another one. Raises `RequestRefused`."""
+    _check_identity(card.engine, card.incarnation, card.rank)
     daemon.registry.check(client)  # whose it is and how large, before anything is read
     try:
-        if message.packed:
+        if packed:
             card = client.card = msgspec.structs.replace(card, geometry=unpack(card.geometry))
-            client.size = _size(card)
+            client.size = card_size(card)
             daemon.registry.check(client)
         found = daemon.geometries.check(card.geometry)
     except GeometryError as error:
@@ -75,6 +81,14 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
             f"digest_key has {len(message.digest_key)} bytes, wanted are {DIGEST_KEY_BYTES} or none",
             hint="scheduler and kvd should be of one version",
         )
+    home = _home(daemon, message.home)
+    if home not in (None, HERE):
+        raise RequestRefused(
+            "KVD-ENGINE-CONFLICT",
+            f"the scheduler of engine {message.engine.engine_id!r} names the kvd at {home} as its own, and registers"
+            f" with the one at {daemon.myself.endpoint}",
+            hint="let `home` of the engine's connectors be the kvd of the host that its scheduler is on",
+        )
     client = Client(
         kind="scheduler",
         engine=message.engine,
@@ -86,8 +100,9 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         policy=message.policy,
         size=size_of(message.engine),
         digest_key=message.digest_key,
+        home=home,
     )
-    registered = _take(daemon, client)
+    registered = registered_as(daemon, _take(daemon, client))
     daemon.leases.present(client, message.leases, complete=message.complete)
     daemon.readers.presents(client, message.readers)
     return registered
@@ -120,14 +135,34 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
     )
 
 
-def _size(card: WorkerCard) -> int:
+def card_size(card: WorkerCard) -> int:
+    """About what a worker's card takes, in bytes."""
     return len(card.geometry) + len(card.metadata) + size_of(card.engine)
 
 
-def _take(daemon: Daemon, client: Client) -> Registered:
+def _home(daemon: Daemon, named: Endpoint | None) -> Endpoint | None:
+    """The home that a client names, as this kvd knows it. Raises `RequestRefused`."""
+    mine = daemon.myself.endpoint
+    if named is None or named in (HERE, mine):
+        return None if named is None else HERE
+    home = Endpoint(named.host, named.port or mine.port)
+    if home == mine:
+        return HERE
+    if not mine.port:
+        raise RequestRefused(
+            "KVD-NO-WAY-BACK",
+            f"an engine on several hosts has its scheduler at the kvd at {home}, and this kvd has no peer socket",
+            hint="set peer.listen in the configuration of this kvd",
+        )
+    return home
+
+
+def _take(daemon: Daemon, client: Client) -> LocalEngine:
     engine = daemon.registry.register(client)
     daemon.liveness.watch(client)
-    return registered_as(daemon, engine)
+    if client.elsewhere is not None:
+        daemon.homes.registered(client, client.elsewhere)
+    return engine
 
 
 def _check_identity(engine: EngineFacts, incarnation: str, rank: Rank | None) -> None:

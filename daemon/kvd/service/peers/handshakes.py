@@ -19,12 +19,12 @@ from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
-from kvd.service.peers.peer_engine import HERE, Key, PeerEngine
+from kvd.service.peers.peer_engine import Key, PeerEngine
 from kvd.service.peers.room import room_for
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, Role
+from kvd.wire.identity import HERE, Endpoint, EngineCard, Role
 
 Push = Callable[[bytes, Message], None]
 MOST_WAITING = 1024

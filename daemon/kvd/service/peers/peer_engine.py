@@ -15,7 +15,6 @@ from kvd.wire.identity import Endpoint, EngineCard
 
 Key = tuple[Endpoint, str]
 """Where a peer engine is and its id; `HERE` for one at this kvd."""
-HERE = Endpoint()
 ANSWERS_KEPT = 32
 """Most answers of one peer that are kept ready: all ranks of an engine ask for the same ones."""
 
