@@ -30,9 +30,11 @@ from kvd.vllm.builds.versions import (
     joins_layers,
     load_failure_policy,
     log_beside_vllm,
+    one_engine,
     place,
     required_layout,
     safe_loads,
+    several_hosts,
     transfer_results,
 )
 from kvd.vllm.memory.caches import by_layer, in_one_form
@@ -116,7 +118,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside_vllm()
         check_sleep(vllm_config)
-        self._settings, of_stock = connector_settings(vllm_config)
+        settings, of_stock = connector_settings(vllm_config)
+        self._settings = several_hosts(vllm_config, settings)
         if of_stock and role == KVConnectorRole.SCHEDULER:
             log.warning("%s", of_stock)
         dcp = vllm_config.parallel_config.decode_context_parallel_size
@@ -152,6 +155,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Describe the KV memory, register it with the backend, present this worker to kvd."""
+        if not self._kv_caches:  # not again after a sleep
+            self._engine = one_engine(self._vllm_config, self._engine)
         self._kv_caches = kv_caches
         kv_caches = in_one_form(kv_caches, torch.int8)
         where = place(self._vllm_config)

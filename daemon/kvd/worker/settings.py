@@ -6,16 +6,21 @@
 from __future__ import annotations
 
 import difflib
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from kvd.addresses import split_address
 from kvd.topology.pieces import LEAST_BYTES
+from kvd.wire.identity import HERE, Endpoint
 from kvd.worker.errors import BadSettings
 from kvd.worker.stock import STOCK_SETTINGS, translate
 
+ONE_HOST, THIS_HOST = "auto", "here"
+"""Values of `ConnectorSettings.home`: all of the engine is on one host, or its scheduler is on this one."""
 STAGED = "staged"
 """The backend of engines whose peers read a copy of their memory."""
 _DAY = 86400.0
@@ -95,6 +100,14 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             "bytes",
         ),
     ] = LEAST_BYTES
+    home: Annotated[
+        str,
+        _says(
+            "Of an engine with workers on several hosts: the kvd on its scheduler's host, as `HOST` or `HOST:PORT`, the"
+            " same on all of them; without a port, that of the local kvd. `auto`: vLLM's `--master-addr`, if `--nnodes`"
+            " says that there are several; else all are on one host."
+        ),
+    ] = "auto"
     probe: Annotated[
         bool,
         _says(
@@ -131,6 +144,19 @@ class ConnectorSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.kv_checksum == "all"
 
 
+def home_kvd(home: str) -> Endpoint | None:
+    """The kvd that the setting ``home`` names: None where all of the engine is at the local one, or for what is bad."""
+    if home == THIS_HOST:
+        return HERE
+    if home == ONE_HOST:
+        return None
+    try:
+        return Endpoint(*split_address(home))
+    except ValueError:
+        bare = bool(home) and not re.search(r"[\s\[\]/]", home) and (":" not in home or home.count(":") > 1)
+        return Endpoint(home, 0) if bare and len(home) <= _LONGEST_ID else None
+
+
 def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
     """The settings in an extra config, those of stock connectors translated (`kvd.worker.stock`).
 
@@ -149,6 +175,8 @@ def read_settings(extra: Mapping[str, Any]) -> ConnectorSettings:
         except msgspec.ValidationError:
             wrong.append(f"{given} is {extra[given]!r}; it must be {_name(hints[name])}")
             continue
+        if name == "home" and home_kvd(value) is None and value != ONE_HOST:
+            wrong.append(f'home is {value!r}; it must be "auto", HOST or HOST:PORT')
         if name == "weights" and not (
             value.isprintable() and 0 < len(value.strip()) == len(value) <= _LONGEST_ID
         ):

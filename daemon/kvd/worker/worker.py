@@ -45,7 +45,7 @@ from kvd.worker.push.announce import push_key, withdraw
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
-from kvd.worker.settings import ConnectorSettings
+from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.slow_paths import Paths
 from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
@@ -133,7 +133,9 @@ class WorkerHalf:
             geometry=encode_worker(geometry),
             metadata=backend.metadata(),
         )
-        self._session = open_session(lambda: RegisterWorker(card, parts=True), self._on_message)
+        self._session = open_session(
+            lambda: RegisterWorker(card, parts=True, home=home_kvd(settings.home)), self._on_message
+        )
 
     # --- within a step: never waits, but in one that computes nothing ---
 

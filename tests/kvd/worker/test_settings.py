@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvd.wire.identity import HERE, Endpoint
 from kvd.worker.errors import BadSettings
-from kvd.worker.settings import ConnectorSettings, read_settings
+from kvd.worker.settings import ConnectorSettings, home_kvd, read_settings
 
 
 def test_nothing_given_is_all_defaults() -> None:
@@ -54,6 +55,10 @@ def test_what_is_given_is_taken() -> None:
         ({"piece_bytes": 0}, "piece_bytes is 0; it must be a whole number from 1 to 1.09951e+12 bytes"),
         ({"probe": 1}, "probe is 1; it must be true or false"),
         ({"piece_bytes": 1.5}, "piece_bytes is 1.5; it must be a whole number"),
+        ({"home": ""}, "home is ''; it must be \"auto\", HOST or HOST:PORT"),
+        ({"home": "a b"}, "home is 'a b'; it must be"),
+        ({"home": "a:70000"}, "home is 'a:70000'; it must be"),
+        ({"home": "http://a:1"}, "home is 'http://a:1'; it must be"),
         ({"lease_margin": 30}, "lease_margin is 30 and lease_seconds 30; the margin must be smaller"),
     ],
 )
@@ -66,3 +71,19 @@ def test_a_bad_entry_names_itself_and_what_it_may_be(extra: dict[str, Any], said
 def test_all_bad_entries_are_named_at_once() -> None:
     with pytest.raises(BadSettings, match=r"mode is 'x'.*; leese is no setting.*; load_timeout is -1"):
         read_settings({"mode": "x", "leese": 1, "load_timeout": -1})
+
+
+@pytest.mark.parametrize(
+    ("home", "kvd"),
+    [
+        ("auto", None),
+        ("here", HERE),
+        ("head", Endpoint("head", 0)),
+        ("head:7766", Endpoint("head", 7766)),
+        ("10.0.0.1", Endpoint("10.0.0.1", 0)),
+        ("fd00::1", Endpoint("fd00::1", 0)),
+        ("[fd00::1]:7766", Endpoint("fd00::1", 7766)),
+    ],
+)
+def test_a_home_is_the_kvd_of_a_host(home: str, kvd: Endpoint | None) -> None:
+    assert home_kvd(read_settings({"home": home}).home) == kvd

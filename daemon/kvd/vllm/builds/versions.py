@@ -9,6 +9,8 @@ import importlib.util
 import logging
 from typing import Any
 
+import msgspec
+
 from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
 from kvd.installed import installed_version, own_version
@@ -18,7 +20,7 @@ from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts, begins_together
 from kvd.vllm.memory.tensors import Place, dtype_name
 from kvd.wire.identity import EngineFacts, Role
-from kvd.worker.settings import ConnectorSettings
+from kvd.worker.settings import ONE_HOST, THIS_HOST, ConnectorSettings
 
 _ROLES: dict[str, Role] = {"kv_producer": "prefill", "kv_consumer": "decode", "kv_both": "both"}
 _GROUP_COUNT_NAMES = ("n_groups", "mamba_n_groups", "num_groups", "ngroups")
@@ -68,6 +70,28 @@ def engine_facts(
             "hybrid_group_kinds": ",".join(g.kind for g in groups),
         },
     )
+
+
+def several_hosts(vllm_config: Any, settings: ConnectorSettings) -> ConnectorSettings:
+    """The settings, with the home that vLLM knows of where its processes are on several hosts and none is named."""
+    parallel = vllm_config.parallel_config
+    if settings.home != ONE_HOST or getattr(parallel, "nnodes_within_dp", 1) == 1:
+        return settings
+    home = THIS_HOST if parallel.node_rank_within_dp == 0 else parallel.master_addr
+    return msgspec.structs.replace(settings, home=home)
+
+
+def one_engine(vllm_config: Any, engine: EngineFacts) -> EngineFacts:
+    """The engine of a worker, by the id that it has on its first host: each makes its own where the user gives none.
+
+    All workers of the engine have to call this together, once their process groups exist.
+    """
+    if getattr(vllm_config.parallel_config, "nnodes_within_dp", 1) == 1:
+        return engine
+    from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+
+    of_stage = get_tp_group().broadcast_object(engine.engine_id, src=0)
+    return msgspec.structs.replace(engine, engine_id=get_pp_group().broadcast_object(of_stage, src=0))
 
 
 def log_beside_vllm() -> None:

@@ -41,7 +41,7 @@ from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
-from kvd.worker.settings import STAGED, ConnectorSettings
+from kvd.worker.settings import STAGED, ConnectorSettings, home_kvd
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
@@ -362,6 +362,7 @@ class SchedulerHalf:
             readers=longest(self._readers(now)),
             digest_key=self._digest_key,
             complete=not more,
+            home=home_kvd(self.settings.home),
         )
 
     def _pushed(self, message: Message) -> Message | None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kvd.vllm.builds import versions
-from kvd.vllm.builds.versions import check_sleep, joins_layers, required_layout
+from kvd.vllm.builds.versions import check_sleep, joins_layers, one_engine, required_layout, several_hosts
 from kvd.vllm.errors import UnsupportedBuild
+from kvd.wire.identity import EngineFacts
 from kvd.worker.settings import read_settings
 
 
@@ -70,3 +71,61 @@ def test_sleep_mode_needs_a_vllm_that_tells_of_it(monkeypatch: pytest.MonkeyPatc
 
     base.KVConnectorBase_V1 = type("Base", (), {"restore_kv_caches": None})  # type: ignore[attr-defined]
     check_sleep(sleeps)
+
+
+def on_node(rank: int, nodes: int = 2) -> Any:
+    """What vLLM's ParallelConfig says on one of its nodes."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(
+            nnodes_within_dp=nodes, node_rank_within_dp=rank, master_addr="10.0.0.1"
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "config", "home"),
+    [
+        ({}, on_node(0, nodes=1), "auto"),
+        ({}, SimpleNamespace(parallel_config=SimpleNamespace()), "auto"),
+        ({}, on_node(0), "here"),
+        ({}, on_node(1), "10.0.0.1"),
+        ({"home": "head:7766"}, on_node(1), "head:7766"),
+        ({"home": "head:7766"}, on_node(0, nodes=1), "head:7766"),
+    ],
+)
+def test_the_home_is_vllm_s_master_where_it_has_several_nodes(
+    extra: dict[str, Any], config: Any, home: str
+) -> None:
+    assert several_hosts(config, read_settings(extra)).home == home
+
+
+def test_workers_on_several_hosts_take_the_engine_id_of_the_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two stages of two ranks, a stage a node: the id of the first rank goes through both kinds of groups."""
+    ids = {(pp, tp): f"node{pp}" for pp in range(2) for tp in range(2)}
+    said: dict[tuple[str, int], str] = {}
+
+    class Group:
+        """A process group as the worker at that place has it; its first rank speaks before the others hear."""
+
+        def __init__(self, name: str, group: int, *, first: bool) -> None:
+            self.group, self.first = (name, group), first
+
+        def broadcast_object(self, given: str, src: int) -> str:
+            assert src == 0
+            return said.setdefault(self.group, given) if self.first else said[self.group]
+
+    def engine_of(pp: int, tp: int) -> str:
+        state = ModuleType("vllm.distributed.parallel_state")
+        state.get_tp_group = lambda: Group("tp", pp, first=tp == 0)  # type: ignore[attr-defined]
+        state.get_pp_group = lambda: Group("pp", tp, first=pp == 0)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, state.__name__, state)
+        return one_engine(on_node(pp), EngineFacts(engine_id=ids[pp, tp], model="m")).engine_id
+
+    assert [engine_of(*place) for place in ids] == ["node0"] * 4
+
+
+def test_an_engine_on_one_host_keeps_its_id_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", None)
+    assert one_engine(on_node(0, nodes=1), EngineFacts(engine_id="e", model="m")).engine_id == "e"
