@@ -43,7 +43,9 @@ def kvd_checks(settings: Settings) -> tuple[list[Check], list[int] | None]:
         *_engines(engines),
         *_workers(workers),
     ]
-    return checks, [row.pid for row in workers if row.kind == "worker" and row.state != "gone"]
+    return checks, [
+        row.pid for row in workers if row.kind == "worker" and row.state != "gone" and row.at is None
+    ]
 
 
 def _itself(status: query.KvdStatus) -> Iterator[Check]:
@@ -234,5 +236,7 @@ def _workers(rows: Sequence[query.WorkerRow]) -> Iterator[Check]:
             yield _engine(
                 "warning", "WORKER_SILENT",
                 f"a {row.kind} of {row.engine_id}, pid {row.pid}, said nothing for {span(row.heartbeat_age)}",
-                f"is it stopped or stuck? see State in /proc/{row.pid}/status",
+                f"is it stopped or stuck? see `kvctl workers` on the host of the kvd at {row.at}"
+                if row.at
+                else f"is it stopped or stuck? see State in /proc/{row.pid}/status",
             )  # fmt: skip

@@ -28,6 +28,10 @@ class Worker(Struct, frozen=True, kw_only=True):
     regions: Annotated[Count, Meta(description="spans of memory registered with the backend")]
     registered_bytes: Bytes
     reason: str
+    at: Annotated[
+        str | None,
+        Meta(description="the kvd it is registered with, for engines on several hosts; null: this one"),
+    ] = None
 
 
 class Workers(Struct, frozen=True, kw_only=True):
@@ -45,17 +49,20 @@ def worker_document(row: WorkerRow) -> Worker:
         rank=str(row.rank) if row.rank else None,
         registered=moment(row.registered),
         heartbeat_age=max(0.0, row.heartbeat_age),
+        at=str(row.at) if row.at else None,
     )
 
 
 def workers_screen(body: Workers, wide: bool) -> Part:
     """One process a line."""
+    afar = any(worker.at for worker in body.workers)
     reasons = wide or any(worker.reason for worker in body.workers)
     return table(
         body.workers,
         Column("ENGINE", lambda w: w.engine_id),
         Column("RANK", lambda w: w.rank or w.client),
         number("PID", lambda w: w.pid),
+        Column("AT", lambda w: w.at or "-", afar),
         Column("STATE", lambda w: state(w.state)),
         number("HEARD", lambda w: span(w.heartbeat_age)),
         Column("BACKEND", lambda w: w.backend or "-"),
