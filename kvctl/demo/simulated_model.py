@@ -25,7 +25,8 @@ _CONFIG = TINY.config | {
 }
 
 
-def simulated_geometry(engine_id: str, ranks: int, blocks: int) -> EngineGeometry:
-    """An engine of 1, 2 or 4 workers with room for so many blocks each; its addresses are made up."""
+def simulated_geometry(engine_id: str, ranks: int, blocks: int, stages: int = 1) -> EngineGeometry:
+    """An engine of 1 or 2 workers a stage with room for so many blocks each; its addresses are made up."""
     options = CacheOptions(num_blocks=blocks, kernel_block=128, layout="LBHNC", align=True)
-    return engine_from_shape(model_shape(_CONFIG, MODEL), Parallel(tp=ranks), options, engine_id=engine_id)
+    parallel = Parallel(tp=ranks, pp=stages)
+    return engine_from_shape(model_shape(_CONFIG, MODEL), parallel, options, engine_id=engine_id)

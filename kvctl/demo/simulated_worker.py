@@ -31,7 +31,7 @@ from kvd.wire.reply import Ok
 from kvd.worker.cause import Cause, text_of
 from kvd.worker.orders import LoadOrder, StepOrders, plain
 from kvd.worker.remote import RemotePrefill
-from kvd.worker.settings import ConnectorSettings
+from kvd.worker.settings import ONE_HOST, ConnectorSettings, home_kvd
 from kvd.worker.worker import WorkerHalf
 
 ANSWER_SECONDS = 20.0
@@ -74,21 +74,22 @@ class SimulatedWorker:
 def _begin(who: Command) -> tuple[SimulatedWorker, Result]:
     """Register the memory with the backend, the worker with kvd, and for rank 0 the scheduler as well."""
     rank, directory = who["rank"], who["runtime_dir"]
-    engine = simulated_geometry(who["engine_id"], who["ranks"], who["blocks"])
+    engine = simulated_geometry(who["engine_id"], who["ranks"], who["blocks"], who.get("stages", 1))
     facts = engine_facts(engine, who["role"])
     memory = place(engine.workers[rank])
+    settings = ConnectorSettings(backend=who["backend"], home=who.get("home", ONE_HOST))
     half = WorkerHalf(
-        ConnectorSettings(backend=who["backend"]),
+        settings,
         facts,
         memory.geometry,
-        engine.workers,
+        tuple(worker for worker in engine.workers if worker.rank.pp == memory.geometry.rank.pp),
         open_backend(who["backend"], f"{facts.engine_id}-tp{rank}", {}),
         lambda card, pushed: KvdSession(card, pushed, directory=directory, name=f"worker-{rank}"),
     )
-    return SimulatedWorker(memory, half, None if rank else _scheduler(facts, directory)), {}
+    return SimulatedWorker(memory, half, None if rank else _scheduler(facts, settings, directory)), {}
 
 
-def _scheduler(facts: EngineFacts, directory: str) -> SimulatedScheduler:
+def _scheduler(facts: EngineFacts, settings: ConnectorSettings, directory: str) -> SimulatedScheduler:
     """Registered, once kvd knows all workers of the engine: it has a generation then."""
     incarnation = uuid.uuid4().hex
     leases: dict[str, float] = {}
@@ -100,6 +101,7 @@ def _scheduler(facts: EngineFacts, directory: str) -> SimulatedScheduler:
             incarnation=incarnation,
             pid=os.getpid(),
             leases=tuple(OpenLease(name, max(0.0, end - now)) for name, end in leases.copy().items()),
+            home=home_kvd(settings.home),
         )
 
     def pushed(message: Message) -> Message | None:

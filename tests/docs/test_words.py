@@ -13,7 +13,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 MOST_TERMS = 45
 
 OLD = {
-    r"homes?\b|\bopen_home": "backend",
+    r"open_home": "backend",
     r"put-?outs?": "stage, stage order",
     r"undead": "unclosed",
     r"bur(y|ied|ies)": "retry the close (of a lane), hidden (of knowledge)",
