@@ -63,7 +63,7 @@ async def _engines(
     peers = (
         (True, engine_id, where.host, where.port)
         for where, engine_id in daemon.handshakes.peers
-        if where != HERE
+        if where != HERE and not _is_of_ours(daemon, where, engine_id)
     )
     remote = [] if local_only else sorted(at for at in peers if after is None or at > after)
     seen = _Seen(sight, query.cards)
@@ -72,6 +72,12 @@ async def _engines(
     )
     found, more = await page(daemon.slices, rows)
     return EngineList(rows=found, more=more)
+
+
+def _is_of_ours(daemon: Daemon, where: Endpoint, engine_id: str) -> bool:
+    """Whether a peer is the whole of an engine that has workers here, which is shown as a local one."""
+    engine = daemon.registry.engines.get(engine_id)
+    return engine is not None and engine.elsewhere == where and engine.state != "gone"
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from kvd.wire.identity import HERE, Endpoint, EngineFacts
 from kvd.wire.names import generation_of
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive, PartHeard, PartWorker
 from kvd.wire.push import PushAnnounce, PushKey, PushProgress
+from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Ok
 from tests.support.daemons import Daemon, daemons, facts, measured, scheduler, session, wait_for, worker
@@ -144,6 +145,9 @@ def test_kvds_put_an_engine_together_and_its_home_describes_it(
     assert part.generation == row.generation == generation
     card = wait_for(lambda: there.engines(cards=True)["e"].card)
     assert card == row.card, "operators are shown the same at either kvd"
+    listed = there.ask(ListEngines())
+    assert isinstance(listed, EngineList)
+    assert [r.local for r in listed.rows if r.engine.engine_id == "e"] == [True], "and once"
     at = {w.rank.tp: w.at for w in home.workers() if w.engine_id == "e" and w.rank and w.state == "alive"}
     assert at == {0: None, 1: None, 2: there.endpoint, 3: there.endpoint}
 
