@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from kvd.wire.identity import Endpoint
+from kvd.wire.query import ListWorkers, WorkerList
 from kvd.wire.transfer import ListTransfers
+from tests.kvctl.conftest import WORKERS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +23,15 @@ def test_engines_are_filtered_by_state_and_place(run: Run, daemon: FakeDaemon) -
     for option, left in ((("--state", "partial"), "prefill-0"), (("--local",), "decode-0")):
         rows = json.loads(run("engines", *option, "-o", "json", "--socket", daemon.directory).out)["engines"]
         assert [row["engine_id"] for row in rows] == [left]
+
+
+def test_a_worker_at_another_kvd_is_shown_with_that(run: Run, daemon: FakeDaemon) -> None:
+    assert " AT " not in run("workers", "--socket", daemon.directory).out
+    afar = msgspec.structs.replace(WORKERS[0], at=Endpoint("10.0.0.8", 7766))
+    daemon.answers[ListWorkers] = lambda _: WorkerList(rows=(WORKERS[1], afar))
+    out = run("workers", "--socket", daemon.directory).out.splitlines()
+    place = out[0].index(" AT ") + 1
+    assert [line[place:].split()[0] for line in out[1:]] == ["-", "10.0.0.8:7766"]
 
 
 def test_workers_are_filtered_by_engine(run: Run, daemon: FakeDaemon) -> None:

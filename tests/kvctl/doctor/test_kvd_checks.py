@@ -13,7 +13,8 @@ from kvctl.doctor.kvd_checks import kvd_checks
 from kvctl.views.doctor import Check
 from kvd.installed import UNINSTALLED
 from kvd.wire import query
-from tests.kvctl.conftest import ENGINES, STATUS, FakeDaemon
+from kvd.wire.identity import Endpoint
+from tests.kvctl.conftest import ENGINES, STATUS, WORKERS, FakeDaemon
 
 
 def checks(daemon: FakeDaemon) -> dict[str, Check]:
@@ -138,6 +139,15 @@ def test_an_engine_that_is_not_complete_is_told_with_kvds_reason(daemon: FakeDae
 
 def test_a_worker_that_is_silent_is_told_with_its_pid(daemon: FakeDaemon) -> None:
     assert "scheduler of decode-0, pid 4240" in checks(daemon)["WORKER_SILENT"].found
+
+
+def test_a_worker_at_another_kvd_is_looked_for_there(daemon: FakeDaemon) -> None:
+    """Its process is none of this host's: nothing is looked up by its number here."""
+    afar = msgspec.structs.replace(WORKERS[0], state="silent", pid=77, at=Endpoint("10.0.0.8", 7766))
+    daemon.answers[query.ListWorkers] = lambda _: query.WorkerList(rows=(WORKERS[0], afar))
+    found = checks(daemon)["WORKER_SILENT"]
+    assert "/proc" not in found.hint
+    assert "10.0.0.8:7766" in found.hint
 
 
 def test_a_decoder_that_fails_requests_on_a_miss_is_told(daemon: FakeDaemon) -> None:

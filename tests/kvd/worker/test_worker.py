@@ -14,11 +14,13 @@ from kvd.backends.errors import BackendError
 from kvd.backends.memory import MemoryLane
 from kvd.client.errors import RefusedByDaemon
 from kvd.wire.handshake import GetPeer, PeerGone
+from kvd.wire.identity import Endpoint
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok, Refused
 from kvd.worker import unclosed
 from kvd.worker.orders import StepOrders
 from kvd.worker.pull import reader as lanes
+from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import cache_config, eventually, full, order, prefill, ready
 from tests.support.rigs.pull import BLOCKS, Rig
 
@@ -32,6 +34,13 @@ def test_a_load_copies_its_blocks_and_no_others(rig: Rig) -> None:
     assert rig.same((2, 9), (5, 6))
     assert rig.untouched(*(b for b in range(BLOCKS) if b not in (2, 9)))
     assert rig.causes() == {"d-1": ""}
+
+
+@pytest.mark.parametrize(("home", "named"), [("auto", None), ("head:7766", Endpoint("head", 7766))])
+def test_a_worker_names_the_home_of_an_engine_on_several_hosts(home: str, named: Endpoint | None) -> None:
+    made = Rig(settings=ConnectorSettings(backend="memory", home=home))
+    assert made.script.card().home == named
+    made.close()
 
 
 def test_the_record_counts_every_byte_once(rig: Rig) -> None:

@@ -15,7 +15,7 @@ from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.params import finished_prefill, read_remote_prefill
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import EngineCard
+from kvd.wire.identity import Endpoint, EngineCard
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, LeaseOpened, LeaseRelease
 from kvd.wire.registration import OpenLease, RegisterScheduler
 from kvd.wire.reply import Refused
@@ -86,6 +86,11 @@ class Engine:
 
 def from_prefiller(tokens: int = 10, blocks: tuple[tuple[int, ...], ...] = ((5, 6, 7),)) -> dict[str, Any]:
     return finished_prefill(prefill(blocks, tokens=tokens), tp=1, pp=1, dcp=1)
+
+
+def test_a_scheduler_names_the_home_of_an_engine_on_several_hosts() -> None:
+    assert Engine("p").script.card().home is None
+    assert Engine("p", home="head:7766").script.card().home == Endpoint("head", 7766)
 
 
 # --- decoding ---
