@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable
+
+import msgspec
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
@@ -70,9 +73,11 @@ def part_alive(daemon: Daemon, caller: Caller, message: PartAlive) -> PartHeard:
         if client is None or client.at != message.endpoint or client.state == "gone":
             unknown.append(told.incarnation)
             continue
-        registry.heard(client.incarnation, client.route)
         if told.reason:
             registry.silence(client, told.reason)
+            client.heard = time.monotonic()  # of it, not from it: its kvd sees the process
+        else:
+            registry.heard(client.incarnation, client.route)
         engine = registry.ready(client.engine.engine_id)
         if engine is not None:
             generations[engine.facts.engine_id] = engine.generation
@@ -98,6 +103,8 @@ def from_worker(daemon: Daemon, caller: Caller, message: FromWorker) -> Handled 
             hint="each engine asks for itself",
             final=True,
         )
+    if asked.first is None:  # a whole card may be more than a message between kvds
+        asked = msgspec.structs.replace(asked, first=0)
     return handshake.get_peer(daemon, sender, asked)
 
 

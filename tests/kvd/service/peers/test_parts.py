@@ -24,7 +24,7 @@ from kvd.service.sockets.router import Caller
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.identity import HERE, Endpoint
 from kvd.wire.names import generation_of
-from kvd.wire.part import JoinWorker, PartAlive
+from kvd.wire.part import JoinWorker, PartAlive, PartWorker
 from tests.support.daemons import facts, worker
 
 HOME, THERE = Endpoint("home", 1), Endpoint("there", 1)
@@ -201,6 +201,29 @@ def test_both_kvds_end_at_the_generation_of_those_that_live(
         home, there = hosts.generations()
         assert home == hosts.wanted()
         assert there == (hosts.wanted() if hosts.there.engines.get("e") else "")
+        await hosts.homes.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_is_silent_at_another_kvd_is_silent_and_not_gone() -> None:
+    """Its kvd says so twice a second: that is news once, and once again when it is heard of."""
+
+    async def run() -> None:
+        hosts = Hosts(random.Random(1))
+        hosts.begin(0)
+        hosts.living[2] = "two"
+        card = worker(ENGINE, 2, "two").card
+        told: list[str] = []
+        registry = hosts.home.registry
+        parts.join_worker(hosts.home, Caller(b"r"), JoinWorker(endpoint=THERE, card=card))
+        registry._events.emit = lambda kind, *_, **__: told.append(kind)  # type: ignore[method-assign]
+        for reason in ("no heartbeat", "no heartbeat", "", ""):
+            registry.clients["two"].heard = 0.0
+            alive = PartAlive(endpoint=THERE, workers=(PartWorker("two", reason),))
+            parts.part_alive(hosts.home, Caller(b"r"), alive)
+            assert registry.clients["two"].heard > 0.0, "it was spoken of"
+        assert told == ["worker.silent", "worker.alive"]
         await hosts.homes.close()
 
     asyncio.run(run())
