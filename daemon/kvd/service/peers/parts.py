@@ -95,4 +95,5 @@ class Parts:
                 await asyncio.sleep(AGAIN_SECONDS)
             else:
                 return
-        self._counters["parts.untold"] += 1
+        if client.state != "gone":
+            self._counters["parts.untold"] += 1
