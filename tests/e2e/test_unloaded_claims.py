@@ -15,7 +15,6 @@ from kvd.vllm.params import finished_prefill
 from kvd.wire.lease import LeaseClaim
 from tests.support.rigs.bench import KEY, prefill, prompt
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
-from tests.support.tiny_models import write_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -46,19 +45,6 @@ def pushed() -> dict[str, Any]:
         "remote_port": 7,
         "kvd_contract": pulled()["kvd_contract"],
     }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("vllm", reason="needs vLLM")
-    return write_model("llama", tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture
-def kvd(monkeypatch: pytest.MonkeyPatch) -> WillingKvd:
-    script = WillingKvd()
-    monkeypatch.setattr("kvd.vllm.connector.KvdSession", lambda card, push, **_: script.open(card, push))
-    return script
 
 
 Open = Callable[..., SteppedScheduler]

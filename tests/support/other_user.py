@@ -21,6 +21,8 @@ from tests.support.daemons import ROOT, Daemon
 
 GROUP = 61_000
 """A group that nobody is in, which may use the kvds of `shared_kvd`."""
+VICTIM, ATTACKER = 61_001, 61_002
+"""Two users, of whom the second tries what only the first may do."""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run clients as other users")
 
 _PROCESS = """

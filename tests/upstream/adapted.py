@@ -168,7 +168,7 @@ UNFIT: dict[Path, tuple[Unfit, ...]] = {
         Unfit(
             ("test_abort_p_side_non_length_capped",),
             "looks for the request in a table of NixlConnector's",
-            "tests/kvd/vllm/scheduler/test_half.py::test_an_aborted_prefill_and_an_ordinary_request_keep_nothing",
+            "tests/kvd/vllm/scheduler/test_prefilling.py::test_an_aborted_prefill_and_an_ordinary_request_keep_nothing",
         ),
     ),
 }

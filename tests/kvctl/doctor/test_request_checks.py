@@ -20,8 +20,8 @@ from kvd.wire.outcomes import GetOutcomes, Outcomes
 from kvd.wire.query import ListEngines
 from kvd.worker.settings import ConnectorSettings
 from tests.kvctl.conftest import SERVED, FakeDaemon
-from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Request
 from tests.support.daemons import Daemon, daemons, facts, session, wait_for, worker
+from tests.support.rigs.half import LLAMA, PREFILL_HERE, Request
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import Run

@@ -67,7 +67,7 @@ def workers(machine: Machine) -> list[Any]:
 
 
 RECORD = """
-from tests.kvd.service.ledger.test_ledger import record
+from tests.support.ledgers import record
 from tests.support.daemons import Daemon, reporter
 from pathlib import Path
 with reporter(Daemon(Path("/run/kvd"))) as report:

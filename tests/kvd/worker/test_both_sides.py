@@ -32,9 +32,9 @@ from kvd.worker.remote import RemotePrefill
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.kvd.topology.test_oracle import cases
-from tests.kvd.worker.push.test_prefiller import REQUEST, dense, shrunk
 from tests.support import oracle
 from tests.support.rigs.bench import GENERATION, Script, eventually
+from tests.support.rigs.dense import REQUEST, dense, shrunk
 from tests.support.rigs.pull import Gates, SlowBackend, gather
 from tests.support.rigs.send import DECODER_GENERATION, SendRig, sending, step
 

@@ -15,10 +15,10 @@ from kvd.backends.errors import BackendError
 from kvd.wire.push import PushAnnounce, PushWithdraw
 from kvd.worker.cause import text_of
 from tests.kvd.topology.test_oracle import cases
-from tests.kvd.worker.push.test_prefiller import dense, ids, shrunk
 from tests.kvd.worker.test_both_sides import Both, both
 from tests.support import oracle
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import dense, ids, shrunk
 from tests.support.rigs.pull import gather
 from tests.support.rigs.send import step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from kvd.worker.errors import ConnectorError
 from kvd.worker.orders import StepOrders
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
-from tests.kvd.worker.push.test_prefiller import REQUEST, announce, dense
 from tests.support import daemons as kvds
 from tests.support.rigs.bench import (
     cache_config,
@@ -28,18 +27,10 @@ from tests.support.rigs.bench import (
     order,
     place,
     prefill,
-    ready,
 )
+from tests.support.rigs.dense import REQUEST, announce, dense
 from tests.support.rigs.pull import BLOCKS, Rig, gather, memory
 from tests.support.rigs.send import sending, step
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    made.script.push(ready(made.card))
-    yield made
-    made.close()
 
 
 def test_loads_that_were_under_way_fail_in_the_next_life(rig: Rig) -> None:

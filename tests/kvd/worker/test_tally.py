@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvd.wire.lease import LeaseEnded
 from kvd.wire.transfer import TransferRecord
 from kvd.worker.cause import REQUEST_OVER
 from kvd.worker.tally import MOST_KEPT, Counted, TransferTally
-from tests.kvd.vllm.scheduler.test_half import PREFILL_HERE, Engine, from_prefiller
-from tests.support.rigs.bench import eventually, order, prefill, ready
+from tests.support.rigs.bench import eventually, order, prefill
+from tests.support.rigs.half import PREFILL_HERE, Engine, from_prefiller
 from tests.support.rigs.pull import Rig
-
-
-@pytest.fixture
-def rig() -> Iterator[Rig]:
-    made = Rig()
-    made.script.push(ready(made.card))
-    yield made
-    made.close()
 
 
 def test_a_pull_that_came_has_its_times_bytes_and_descriptors(rig: Rig) -> None:

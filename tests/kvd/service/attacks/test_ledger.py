@@ -20,11 +20,10 @@ from kvd.client.operator import connect
 from kvd.client.session import KvdSession
 from kvd.wire.frame import encode
 from kvd.wire.transfer import ListTransfers, ReportTransfers, TransferList
-from tests.kvd.service.ledger.test_damage import leaves, zero
-from tests.kvd.service.ledger.test_ledger import record
 from tests.support.attacked import assert_unfelled, attacked, attacking
 from tests.support.daemons import Daemon, daemons, facts, reporter, wait_for, worker
 from tests.support.full_disk import no_file_beyond
+from tests.support.ledgers import leaves, record, zero
 
 LEDGER = "state/ledger.sqlite3"
 

@@ -16,9 +16,8 @@ from kvd.service.ledger.ledger import Ledger
 from kvd.service.ledger.steady import SteadyClock
 from kvd.wire.identity import EngineCard
 from kvd.wire.transfer import ListTransfers
-from tests.kvd.service.ledger.test_damage import fill, ledger_at, until
-from tests.kvd.service.ledger.test_ledger import record
 from tests.support.daemons import facts, worker
+from tests.support.ledgers import fill, ledger_at, record, until
 
 DAY = 86400.0
 

@@ -18,8 +18,7 @@ from kvd.service.ledger import lock
 from kvd.service.ledger.jobs import LedgerClient
 from kvd.service.ledger.ledger import Ledger
 from kvd.wire.transfer import ListTransfers
-from tests.kvd.service.ledger.test_damage import ledger_at, until
-from tests.kvd.service.ledger.test_ledger import record
+from tests.support.ledgers import ledger_at, record, until
 
 
 @contextlib.contextmanager

@@ -31,14 +31,7 @@ from kvd.wire.transfer import (
     TransferRecord,
 )
 from tests.support.daemons import daemons, facts, geometry, measured, reporter, session, wait_for, worker
-
-
-def record(number: int, state: str = "done", engine: str = "d") -> TransferRecord:
-    return TransferRecord(
-        transfer_id=f"t{number}", request_id=f"r{number}", local_engine=engine, local_rank="tp0", remote_engine="p",
-        remote_generation="g", remote_request_id=f"p{number}", backend="direct", mode="pull", bytes=10,
-        state="miss" if state == "miss" else "done",
-    )  # fmt: skip
+from tests.support.ledgers import record
 
 
 def test_acknowledged_records_survive_a_sigkill_right_after() -> None:

@@ -17,8 +17,7 @@ from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError, StartError
 from kvd.service.ledger import lock
 from kvd.service.ledger.ledger import Ledger
-from tests.kvd.service.ledger.test_damage import ledger_at, until
-from tests.kvd.service.ledger.test_ledger import record
+from tests.support.ledgers import ledger_at, record, until
 
 HOLDER = """
 import sys

@@ -10,8 +10,8 @@ from kvd.client.session import KvdSession
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.wire.transfer import SCHEDULER_RANK, ListTransfers, ReportTransfers, TransferList, TransferRecord
-from tests.kvd.service.ledger.test_ledger import record
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, worker
+from tests.support.ledgers import record
 
 D = facts("d")
 

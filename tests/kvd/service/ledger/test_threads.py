@@ -18,8 +18,7 @@ from kvd.service.ledger import ledger as module
 from kvd.service.ledger.jobs import LedgerClient
 from kvd.service.ledger.ledger import Ledger
 from kvd.wire.transfer import ListTransfers
-from tests.kvd.service.ledger.test_damage import fill, ledger_at, until
-from tests.kvd.service.ledger.test_ledger import record
+from tests.support.ledgers import fill, ledger_at, record, until
 
 Work = Callable[[sqlite3.Connection], Any]
 

@@ -16,8 +16,8 @@ from kvd.wire.query import EngineList, ListEngines
 from kvd.wire.registration import RegisterScheduler
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import GetKeptEngine, ReportTransfers
-from tests.kvd.service.ledger.test_ledger import record
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
+from tests.support.ledgers import record
 
 KEY = b"\x07the key of the prefiller, secre"
 P, D = facts("p"), facts("d")

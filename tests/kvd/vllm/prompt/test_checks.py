@@ -17,9 +17,9 @@ from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
 from kvd.wire.transfer import ReportTransfers, TransferRecord
 from kvd.worker.cause import Cause, code_of, text_of
-from tests.kvd.vllm.scheduler.test_claims import KEYLESS, PEER, SETTINGS, Desk, claimed
-from tests.kvd.vllm.scheduler.test_half import HYBRID, Engine, Request, from_prefiller
 from tests.support.rigs.bench import GENERATION, KEY, prefill, prompt
+from tests.support.rigs.desk import KEYLESS, PEER, SETTINGS, Desk, claimed
+from tests.support.rigs.half import HYBRID, Engine, Request, from_prefiller
 
 OTHER = prompt([9, 9, 9, 9, 9, 9, 9, 9])
 

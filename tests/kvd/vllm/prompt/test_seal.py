@@ -15,8 +15,8 @@ from kvd.vllm.prompt.seal import is_sealed, sealed
 from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.worker.cause import code_of, text_of
 from kvd.worker.remote import RemotePrefill
-from tests.kvd.vllm.scheduler.test_claims import PEER, Desk, claimed
 from tests.support.rigs.bench import KEY, prefill
+from tests.support.rigs.desk import PEER, Desk, claimed
 
 SENT = prefill(((5, 6),), lease_opened=1_700_000_000.1234567)
 SAID = "these are not the params that prefiller p gave (kvd_seal does not hold): hand them on unchanged"

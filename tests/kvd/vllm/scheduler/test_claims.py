@@ -4,84 +4,22 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
-import msgspec
 import pytest
 
 from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.session import SessionState
-from kvd.vllm.params import finished_prefill
-from kvd.vllm.prompt.parts import Prompt
-from kvd.vllm.scheduler.claim import Claim, ClaimState
-from kvd.vllm.scheduler.claims import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES, Claims
+from kvd.vllm.scheduler.claims import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.unloaded import record_unloaded
-from kvd.wire.frame import Message, decode, encode
-from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import EngineCard
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
+from kvd.wire.frame import decode, encode
+from kvd.wire.handshake import GetPeer, PeerGone
+from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Ok, Refused
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker.cause import code_of, text_of
-from kvd.worker.settings import ConnectorSettings
-from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
-from tests.support.rigs.bench import prompt as prompt_of_tokens
-
-SETTINGS = ConnectorSettings(lease_seconds=30.0, lease_margin=0.5, handshake_timeout=10.0)
-PEER = PeerReady(
-    local_engine="d",
-    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
-    seconds=0.25,
-)
-KEYLESS = msgspec.structs.replace(PEER, peer=msgspec.structs.replace(PEER.peer, digest_key=b""))
-
-
-PROMPT = prompt_of_tokens(range(8))
-
-
-class Desk:
-    """One claim of 8 tokens on a prompt of 8, and the means to answer it; its peer was ``known`` before, or not."""
-
-    def __init__(
-        self,
-        *,
-        lease_opened: float | None = None,
-        state: bool = False,
-        known: bool = True,
-        prompt: Prompt = PROMPT,
-        **changes: Any,
-    ) -> None:
-        self.script, self.known = Script(), KnownPeers()
-        if known:
-            self.known.pushed(PEER)
-        self.claims = Claims(SETTINGS, "d", self.script, self.known)
-        sent = prefill(((5, 6),), lease_opened=lease_opened)
-        self.claims.begin("r", {**finished_prefill(sent, tp=1, pp=1, dcp=1), **changes}, prompt, state=state)
-        found = self.claims.get("r")
-        assert found is not None
-        self.claim: Claim = found
-
-    def peer(self, answer: Message | Exception, number: int = 0) -> None:
-        self._answer(GetPeer, answer, number)
-
-    def lease(self, answer: Message | Exception, number: int = -1) -> None:
-        self._answer(LeaseClaim, answer, number)
-
-    def _answer(self, kind: type[Any], answer: Message | Exception, number: int) -> None:
-        future = self.script.asked(kind)[number].future
-        if isinstance(answer, Exception):
-            future.set_exception(answer)
-        else:
-            future.set_result(answer)
-
-    def advance(self, later: float = 0.0) -> Claim:
-        self.claims.advance(self.claim, time.monotonic() + later)
-        return self.claim
-
-
-def claimed(seconds: float, reason: str = "", *, ended: bool = False) -> LeaseClaimed:
-    return LeaseClaimed(request_id="p-1", seconds=seconds, reason=reason, ended=ended)
+from tests.support.rigs.bench import GENERATION, Script, prefill
+from tests.support.rigs.desk import PEER, PROMPT, SETTINGS, Desk, claimed
 
 
 def test_peer_and_lease_are_asked_for_at_once() -> None:
@@ -293,53 +231,6 @@ def test_nothing_is_waited_for_without_an_end() -> None:
     assert "prefiller p at h:7 was not known within 10 s" in text_of(cause)
 
 
-def test_a_claim_that_waits_is_renewed_before_it_runs_out() -> None:
-    desk = Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    now = desk.advance().lease.asked
-    desk.claims.renew(now + 15.0)
-    assert len(desk.script.asked(LeaseClaim)) == 1, "plenty is left"
-    desk.claims.renew(now + 25.0)
-    desk.claims.renew(now + 25.5)
-    (_, asked) = desk.script.asked(LeaseClaim)
-    assert asked.message.extend_seconds == 30.0
-    asked.answer(claimed(30.0))
-    desk.claims.renew(now + 26.0)
-    assert desk.claim.lease.valid_until == pytest.approx(now + 25.0 + 30.0 - 0.5)
-
-
-def test_an_extension_that_fails_takes_nothing_away() -> None:
-    desk = Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    before = desk.advance().lease.valid_until
-    desk.claims.renew(before - 1.0)
-    desk.lease(Unreachable("no kvd"))
-    desk.claims.renew(before - 0.5)
-    assert desk.claim.lease.valid_until == before
-    assert not desk.claim.cause
-
-
-def test_a_claim_whose_lease_runs_out_while_it_waits_is_no_claim() -> None:
-    desk = Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    desk.advance()
-    assert (
-        text_of(desk.advance(31.0).cause)
-        == "the lease of request p-1 ran out while this one waited for its turn"
-    )
-
-
-def test_an_end_releases_the_lease_until_kvd_has_taken_it() -> None:
-    desk = Desk()
-    desk.claims.end(desk.claim, "done")
-    (release,) = desk.script.told(LeaseRelease)
-    assert (release.key.request_id, release.result) == ("p-1", "done")
-    assert desk.claim.state is ClaimState.RELEASED
-
-
 def test_bad_params_are_a_cause_and_nobody_is_asked() -> None:
     desk = Desk(kvd_contract=9)
     assert "kvd_contract 9" in text_of(desk.claim.cause)
@@ -359,91 +250,6 @@ def test_a_state_that_covers_the_whole_prompt_cannot_be_used_and_its_lease_is_le
 
 def test_attention_alone_may_cover_the_whole_prompt() -> None:
     assert Desk().claim.tokens == 8
-
-
-def test_a_request_that_ends_before_its_turn_releases_its_lease_as_aborted() -> None:
-    desk = Desk()
-    desk.claims.request_over(desk.claim)
-    assert [r.result for r in desk.script.told(LeaseRelease)] == ["aborted"]
-    assert desk.claims.get("r") is None
-
-
-def test_a_request_aborted_during_its_load_keeps_its_claim_until_the_load_is_over() -> None:
-    desk = Desk()
-    desk.claims.order_load(desk.claim)
-    desk.claims.request_over(desk.claim)
-    assert desk.script.delivered == []
-    assert desk.claims.get("r") is desk.claim
-    desk.claims.end(desk.claim, "done")
-    assert [r.result for r in desk.script.told(LeaseRelease)] == ["done"]
-    assert desk.claims.get("r") is None
-
-
-# --- readers ---
-
-
-def test_each_claim_is_a_reader_of_its_own_and_stays_the_same_one() -> None:
-    desk, other = Desk(), Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    now = desk.advance().lease.asked
-    desk.claims.renew(now + 25.0)
-    desk.claims.end(desk.claim, "done")
-    asked = [x.message.reader for x in desk.script.asked(LeaseClaim)]
-    (released,) = desk.script.told(LeaseRelease)
-    assert {*asked, released.reader} == {desk.claim.reader}
-    assert len(asked) == 2
-    assert other.claim.reader != desk.claim.reader
-
-
-def test_two_releases_of_one_lease_do_not_replace_each_other() -> None:
-    desk = Desk()
-    params = finished_prefill(prefill(((5, 6),)), tp=1, pp=1, dcp=1)
-    desk.claims.begin("s", params, PROMPT, state=False)
-    other = desk.claims.get("s")
-    assert other is not None
-    for claim in (desk.claim, other):
-        desk.claims.end(claim, "done")
-    assert len({x.key for x in desk.script.delivered}) == 2
-
-
-def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
-    """It asks for none while all of its places are taken, which may be longer than the lease."""
-    desk = Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    now = desk.claim.lease.asked
-    desk.claims.renew(now + 1.0)
-    desk.claims.renew(now + 25.0)
-    assert desk.script.asked(LeaseClaim)[-1].message.extend_seconds == 30.0
-
-
-def test_the_card_names_what_is_read() -> None:
-    desk = Desk()
-    now = desk.claim.lease.asked
-    (asked,) = desk.claims.readers(now)
-    assert (asked.key.request_id, asked.reader, asked.seconds) == ("p-1", desk.claim.reader, 30.0)
-    desk.peer(PEER)
-    desk.lease(claimed(20.0))
-    desk.advance()
-    (usable,) = desk.claims.readers(now)
-    assert usable.seconds == pytest.approx(19.5)
-    desk.claims.end(desk.claim, "done")
-    assert desk.claims.readers(now) == ()
-
-
-@pytest.mark.parametrize("ended", [True, False])
-def test_a_renewal_ends_the_claim_where_the_lease_has_ended(ended: bool) -> None:
-    """A kvd that does not know it may have been started just now: what was promised before still is."""
-    desk = Desk()
-    desk.peer(PEER)
-    desk.lease(claimed(30.0))
-    now = desk.advance().lease.asked
-    desk.claims.renew(now + 25.0)
-    desk.lease(claimed(0.0, "released", ended=ended))
-    desk.claims.renew(now + 25.5)
-    said = "prefiller p no longer keeps blocks of request p-1: released"
-    assert text_of(desk.claim.cause) == (said if ended else "")
 
 
 def test_a_request_whose_id_kvd_does_not_take_is_computed_here() -> None:

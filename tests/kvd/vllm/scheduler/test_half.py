@@ -1,99 +1,27 @@
-"""The scheduler's half as vLLM calls it: one group and a hybrid, prefilling and decoding."""
+"""The scheduler's half of a decoder as vLLM calls it, with one group and as a hybrid."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.client.session import SessionState
-from kvd.vllm.memory.groups import GroupFacts
-from kvd.vllm.params import finished_prefill, read_remote_prefill
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseEnded, LeaseOpened, LeaseRelease
-from kvd.wire.registration import OpenLease, RegisterScheduler
+from kvd.wire.lease import LeaseClaim, LeaseRelease
 from kvd.wire.reply import Refused
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill, why
-
-LLAMA = (GroupFacts("full", 4),)
-HYBRID = (GroupFacts("mamba", 8), GroupFacts("full", 8))
-PREFILL_HERE = {"do_remote_decode": True, "do_remote_prefill": False}
-
-
-@dataclass
-class Request:
-    """vLLM's request, as far as it is looked at."""
-
-    request_id: str
-    kv_transfer_params: dict[str, Any] | None = None
-    prompt_token_ids: list[int] | None = field(default_factory=lambda: list(range(10)))
-    num_prompt_tokens: int = 10
-    num_computed_tokens: int = 0
-    max_tokens: int = 16
-    _all_token_ids: list[int] = field(default_factory=lambda: list(range(10)))
-    sampling_params: Any = None
-
-
-PEER = PeerReady(
-    local_engine="d",
-    peer=EngineCard(engine=facts("p"), generation=GENERATION, workers=(), digest_key=KEY),
-)
-
-
-class Engine:
-    """One engine's scheduler half, which was told of its peer ahead unless ``known`` says otherwise."""
-
-    def __init__(
-        self,
-        name: str,
-        groups: Sequence[GroupFacts] = LLAMA,
-        policy: str = "recompute",
-        *,
-        known: bool = True,
-        **settings: Any,
-    ) -> None:
-        self.script = Script()
-        self.half = SchedulerHalf(
-            ConnectorSettings(**settings), facts(name, len(groups)), groups, policy, self.script.open
-        )
-        if known:
-            self.script.push(PEER)
-
-    def arrive(self, params: dict[str, Any] | None, request_id: str = "r") -> Request:
-        request = Request(request_id, params)
-        self.half.new_request(request)
-        return request
-
-    def answer(self, lease_seconds: float = 20.0) -> None:
-        """kvd says yes to whatever was asked."""
-        for asked in self.script.asked(GetPeer):
-            if not asked.future.done():
-                asked.answer(PEER)
-        for asked in self.script.asked(LeaseClaim):
-            if not asked.future.done():
-                asked.answer(
-                    LeaseClaimed(request_id=asked.message.key.request_id, seconds=lease_seconds, reason="")
-                )
-
-
-def from_prefiller(tokens: int = 10, blocks: tuple[tuple[int, ...], ...] = ((5, 6, 7),)) -> dict[str, Any]:
-    return finished_prefill(prefill(blocks, tokens=tokens), tp=1, pp=1, dcp=1)
+from tests.support.rigs.half import HYBRID, LLAMA, Engine, Request, Step, from_prefiller
 
 
 def test_a_scheduler_names_the_home_of_an_engine_on_several_hosts() -> None:
     assert Engine("p").script.card().home is None
     assert Engine("p", home="head:7766").script.card().home == Endpoint("head", 7766)
-
-
-# --- decoding ---
 
 
 def test_a_request_without_params_is_left_alone() -> None:
@@ -230,15 +158,6 @@ def test_an_abort_before_the_load_releases_it_at_once() -> None:
 # --- claims of which nothing is loaded ---
 
 
-@dataclass
-class Step:
-    """vLLM's SchedulerOutput, as far as it is looked at."""
-
-    num_scheduled_tokens: dict[str, int]
-    preempted_req_ids: frozenset[str] = frozenset()
-    kv_connector_block_state: Any = None
-
-
 def released(engine: Engine) -> list[str]:
     return [release.result for release in engine.script.told(LeaseRelease)]
 
@@ -343,103 +262,6 @@ def test_what_kvd_pushes_before_the_half_is_complete_is_not_lost() -> None:
     script = Eager()
     half = SchedulerHalf(ConnectorSettings(), facts("d"), LLAMA, "recompute", script.open)
     assert half._known.fits(prefill(()))
-
-
-# --- prefilling ---
-
-
-def test_a_finished_prefill_keeps_its_blocks_under_a_lease() -> None:
-    engine = Engine("p", lease_seconds=12.0)
-    request = engine.arrive(dict(PREFILL_HERE))
-    request.num_computed_tokens = 10
-    kept, params = engine.half.finished(request, ([5, 6, 7],), completed=True)
-    assert kept
-    assert params is not None
-    read = read_remote_prefill(params, own_engine_id="d")
-    assert (read.engine_id, read.request_id, read.generation) == ("p", "r", GENERATION)
-    assert (read.host, read.port, read.tokens, read.blocks) == ("me", 9, 10, ((5, 6, 7),))
-    assert read.lease_seconds == 12.0
-    (opened,) = engine.script.told(LeaseOpened)
-    assert [(lease.request_id, lease.blocks) for lease in opened.leases] == [("r", 3)]
-
-
-def test_an_aborted_prefill_and_an_ordinary_request_keep_nothing() -> None:
-    engine = Engine("p")
-    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=False) == (False, None)
-    assert engine.half.finished(engine.arrive(None), ([5],), completed=True) == (False, None)
-    assert engine.script.delivered == []
-
-
-def test_without_a_kvd_nothing_is_offered_and_nothing_kept() -> None:
-    engine = Engine("p")
-    engine.script.state = SessionState()
-    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
-
-
-def test_the_generation_is_remembered_while_a_new_kvd_still_misses_workers() -> None:
-    engine = Engine("p")
-    first = engine.arrive(dict(PREFILL_HERE), "first")
-    engine.half.finished(first, ([5],), completed=True)
-    engine.script.state = replace(engine.script.state, engine_generation="")
-    kept, params = engine.half.finished(engine.arrive(dict(PREFILL_HERE), "r2"), ([6],), completed=True)
-    assert kept
-    assert params is not None
-    assert params["kvd_generation"] == GENERATION
-    fresh = Engine("p")
-    fresh.script.state = replace(fresh.script.state, engine_generation="")
-    assert fresh.half.finished(fresh.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
-
-
-def test_a_prefiller_with_state_stops_one_token_short_and_only_once() -> None:
-    engine = Engine("p", HYBRID)
-    request = engine.arrive(dict(PREFILL_HERE))
-    engine.half.new_request(request)
-    assert (request.num_prompt_tokens, request.prompt_token_ids) == (9, list(range(9)))
-    assert (request._all_token_ids, request.max_tokens) == (list(range(9)), 1)
-    request.num_computed_tokens = 9
-    kept, params = engine.half.finished(request, ([0, 41], [5, 6]), completed=True)
-    assert kept
-    assert params is not None
-    assert (params["remote_num_tokens"], params["remote_block_ids"]) == (9, [[41], [5, 6]])
-
-
-def test_a_prompt_of_one_token_is_not_shortened_away() -> None:
-    engine = Engine("p", HYBRID)
-    request = Request("r", dict(PREFILL_HERE), [1], 1, _all_token_ids=[1])
-    engine.half.new_request(request)
-    assert request.num_prompt_tokens == 1
-
-
-def test_a_prefiller_without_state_computes_the_whole_prompt() -> None:
-    assert Engine("p").arrive(dict(PREFILL_HERE)).num_prompt_tokens == 10
-
-
-def test_a_lease_that_kvd_ends_is_freed_in_the_next_step() -> None:
-    engine = Engine("p")
-    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
-    assert engine.half.step_orders().freed == []
-    engine.script.push(LeaseEnded(request_id="r", end="released"))
-    assert engine.half.step_orders().freed == ["r"]
-    assert engine.script.told(LeaseClosed) == []
-
-
-def test_a_lease_that_our_clock_ends_is_told_to_kvd() -> None:
-    engine = Engine("p", lease_seconds=0.1, lease_margin=0.0, lease_grace=0.0)
-    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
-    engine.half._leases._open["r"].expires -= 1.0
-    assert engine.half.step_orders().freed == ["r"]
-    assert [closed.request_id for closed in engine.script.told(LeaseClosed)] == ["r"]
-
-
-def test_the_card_lists_the_leases_for_a_kvd_that_starts_anew() -> None:
-    engine = Engine("p", policy="fail")
-    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5, 6],), completed=True)
-    card = engine.script.card()
-    assert isinstance(card, RegisterScheduler)
-    assert card.policy == "fail"
-    (lease,) = card.leases
-    assert isinstance(lease, OpenLease)
-    assert (lease.request_id, lease.blocks) == ("r", 2)
 
 
 def test_closing_ends_the_session() -> None:

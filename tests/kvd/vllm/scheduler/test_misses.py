@@ -30,8 +30,8 @@ from kvd.wire.reply import Refused
 from kvd.worker.cause import Cause
 from kvd.worker.orders import Fault, LoadOrder, StepOutcomes
 from kvd.worker.settings import ConnectorSettings
-from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, Engine, Request, from_prefiller
 from tests.support.rigs.bench import Script, why
+from tests.support.rigs.half import HYBRID, LLAMA, Engine, Request, from_prefiller
 
 ASKER = Asker(order_id="o1", uid=1000, pid=77)
 CAUSE = "forced by uid 1000, pid 77, order o1"

@@ -15,8 +15,8 @@ from kvd.wire.reply import Refused
 from kvd.worker.cause import text_of
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.remote import RemotePush
-from tests.kvd.vllm.scheduler.test_half import HYBRID, Engine, Request, Step, from_prefiller
 from tests.support.rigs.bench import GENERATION, prefill, why
+from tests.support.rigs.half import HYBRID, Engine, Request, Step, from_prefiller
 
 PARAMS = {
     "do_remote_prefill": True,

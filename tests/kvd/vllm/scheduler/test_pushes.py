@@ -15,8 +15,8 @@ from kvd.wire.lease import LeaseOpened
 from kvd.worker.cause import text_of
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.settings import ConnectorSettings
-from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, PREFILL_HERE, Request
 from tests.support.rigs.bench import Script, facts, prompt
+from tests.support.rigs.half import HYBRID, LLAMA, PREFILL_HERE, Request
 
 Table = tuple[list[int], ...]
 

@@ -12,9 +12,9 @@ from kvd.vllm.params import read_remote_prefill
 from kvd.worker.errors import BadSettings
 from kvd.worker.orders import SumOrder, SumOrders
 from kvd.worker.settings import ConnectorSettings, read_settings
-from tests.kvd.vllm.scheduler.test_half import LLAMA, PREFILL_HERE, Engine, from_prefiller
 from tests.kvd.vllm.scheduler.test_pushes import BlockState, Output
 from tests.support.rigs.bench import prefill
+from tests.support.rigs.half import LLAMA, PREFILL_HERE, Engine, from_prefiller
 
 NOTHING = SumOrders()
 

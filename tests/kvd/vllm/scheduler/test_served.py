@@ -18,16 +18,8 @@ from kvd.wire.outcomes import MOST_COUNTS, OutcomeCount, ReportOutcomes
 from kvd.wire.reply import Ok
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.settings import ConnectorSettings
-from tests.kvd.vllm.scheduler.test_half import (
-    HYBRID,
-    LLAMA,
-    PEER,
-    PREFILL_HERE,
-    Engine,
-    Request,
-    from_prefiller,
-)
 from tests.support.rigs.bench import Script, facts, why
+from tests.support.rigs.half import HYBRID, LLAMA, PEER, PREFILL_HERE, Engine, Request, from_prefiller
 
 
 class Placed(Engine):

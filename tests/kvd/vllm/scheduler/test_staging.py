@@ -24,10 +24,10 @@ from kvd.worker.orders import StageOrder, StepOrders, plain
 from kvd.worker.staging import Stager, stager
 from kvd.worker.stream_event import no_event
 from tests.kvd.topology.test_oracle import cases
-from tests.kvd.vllm.scheduler.test_half import HYBRID, LLAMA, PREFILL_HERE, Engine, Request
 from tests.kvd.vllm.scheduler.test_pushes import BlockState, Output
-from tests.kvd.worker.push.test_prefiller import REQUEST, announce, dense
 from tests.support import oracle
+from tests.support.rigs.dense import REQUEST, announce, dense
+from tests.support.rigs.half import HYBRID, LLAMA, PREFILL_HERE, Engine, Request
 from tests.support.rigs.send import Prefiller, SendRig, eventually, placed, sending, step
 
 WINDOW = (GroupFacts("full", 4), GroupFacts("sliding_window", 4, window=4))

@@ -19,7 +19,6 @@ from kvd.wire.handshake import PeerGone
 from kvd.wire.lease import LeaseRelease
 from kvd.worker.orders import Fault, LoadOrder, StepOutcomes
 from kvd.worker.settings import ConnectorSettings
-from tests.kvd.vllm.scheduler.test_half import Engine, from_prefiller
 from tests.support.rigs.bench import (
     SlidingWindowSpec,
     cache_config,
@@ -30,6 +29,7 @@ from tests.support.rigs.bench import (
     ready,
     why,
 )
+from tests.support.rigs.half import Engine, from_prefiller
 from tests.support.rigs.pull import BLOCKS, Rig
 
 WINDOWED = (GroupFacts("sliding_window", 4, window=8), GroupFacts("full", 4))

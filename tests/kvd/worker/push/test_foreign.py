@@ -12,9 +12,9 @@ from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
-from tests.kvd.worker.push.test_prefiller import REQUEST, announce, dense
 from tests.support import oracle
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import REQUEST, announce, dense
 from tests.support.rigs.push import PushRig, pushed
 from tests.support.rigs.send import SendRig, sending, step
 

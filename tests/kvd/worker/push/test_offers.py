@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.worker.push import target
-from tests.kvd.worker.push.test_prefiller import REQUEST, announce, dense, ids
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import REQUEST, announce, dense, ids
 from tests.support.rigs.send import SendRig, sending, step
 
 

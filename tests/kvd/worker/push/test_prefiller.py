@@ -16,53 +16,14 @@ from kvd.geometry.model import EngineGeometry
 from kvd.topology.blocks import BlockList
 from kvd.wire.push import PushWithdraw
 from kvd.wire.reply import Ok, Refused
-from kvd.worker.orders import PushEnd
-from kvd.worker.push import computed as outgoing
 from kvd.worker.push import prefiller
 from kvd.worker.push.target import Post
 from kvd.worker.push.write_lanes import WriteLanes
 from tests.kvd.topology.test_oracle import cases
-from tests.support import oracle, samples
+from tests.support import oracle
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import REQUEST, announce, dense, ids
 from tests.support.rigs.send import SendRig, sending, step
-
-BLOCK = 16
-
-
-def ids(*numbers: int) -> BlockList:
-    return BlockList(0, np.array(numbers, np.int64))
-
-
-def dense(name: str, *, tp: int = 1, block: int = BLOCK) -> EngineGeometry:
-    """Two layers; regions only as large as their blocks."""
-    made = samples.engine(name, ("full", block, None, samples.llama(("a", "b"), heads=2, block=block)), tp=tp)
-    return shrunk(made)
-
-
-def shrunk(engine: EngineGeometry) -> EngineGeometry:
-    from dataclasses import replace
-
-    from kvd.geometry.model import Region
-
-    workers = []
-    for worker in engine.workers:
-        lengths = [0] * len(worker.regions)
-        for _, layer in worker.layers.values():
-            end = layer.offset + (worker.num_blocks - 1) * layer.stride + layer.page.size
-            lengths[layer.region] = max(lengths[layer.region], end)
-        workers.append(
-            replace(
-                worker,
-                regions=tuple(
-                    Region(r.address, max(1, n)) for r, n in zip(worker.regions, lengths, strict=True)
-                ),
-            )
-        )
-    return replace(engine, workers=tuple(workers))
-
-
-REQUEST = oracle.Request(local={0: ids(9, 4, 5)}, remote={0: ids(1, 2, 7)}, tokens=40)
-"""Two and a half blocks."""
 
 
 @pytest.fixture
@@ -70,10 +31,6 @@ def rig() -> Iterator[SendRig]:
     with sending(dense("p"), dense("d")) as made:
         made.fill(REQUEST.remote)
         yield made
-
-
-def announce(rig: SendRig, **more: object) -> list[object]:
-    return rig.announce(REQUEST.local, REQUEST.tokens, **more)  # type: ignore[arg-type]
 
 
 # --- what is written, and when ---
@@ -398,33 +355,3 @@ def test_closing_ends_what_is_under_way(rig: SendRig) -> None:
     assert time.monotonic() - began < 30
     (answer,) = announce(rig, name="y")
     assert isinstance(answer, Refused)
-
-
-def test_what_is_computed_is_worked_out_once_for_each_change() -> None:
-    here = outgoing.Outgoing(lambda: None)
-    here.begin([step({0: ids(1, 2)}, 16, 32)], [])
-    before = here.computed("x")
-    assert before is here.computed("x")
-
-    here.saved("a")
-    after = here.computed("x")
-    assert after is not None
-    assert (after is before, after.reached("a")) == (False, 16)
-
-    here.begin([], [PushEnd("x", "r", 60.0)])
-    assert (ended := here.computed("x")) is not None
-    assert ended.kept
-
-
-def test_what_waits_for_the_device_is_looked_at_anew_each_time() -> None:
-    there: list[bool] = []
-    here = outgoing.Outgoing(lambda: lambda: bool(there))
-    here.begin([step({0: ids(1, 2)}, 16, 32)], [])
-    here.saved("a")
-    waiting = here.computed("x")
-    assert waiting is not None
-    assert (waiting.reached("a"), waiting.behind) == (0, True)
-    there.append(True)
-    found = here.computed("x")
-    assert found is not None
-    assert (found.reached("a"), found.behind) == (16, False)

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.wire.handshake import GetPeer
-from tests.kvd.vllm.scheduler.test_claims import KEYLESS
-from tests.kvd.vllm.scheduler.test_half import HYBRID
 from tests.kvd.vllm.scheduler.test_push_claims import PARAMS, declined, decoder
-from tests.kvd.worker.push.test_prefiller import REQUEST, dense
 from tests.support.rigs.bench import KEY, eventually, prompt
+from tests.support.rigs.dense import REQUEST, dense
+from tests.support.rigs.desk import KEYLESS
+from tests.support.rigs.half import HYBRID
 from tests.support.rigs.send import SendRig, sending, step
 
 MINE, OTHER = "digest of the prefiller's", "digest of another"

@@ -11,11 +11,11 @@ from kvd.vllm.scheduler import transfer_ids
 from kvd.worker.cause import ABORTED, code_of, text_of
 from kvd.worker.orders import PushEnd, PushStep, StepOrders, StepOutcomes
 from kvd.worker.push.computed import Outgoing
-from tests.kvd.vllm.scheduler.test_half import Engine, Request, Step
 from tests.kvd.vllm.scheduler.test_push_claims import PARAMS, declined, decoder
-from tests.kvd.worker.push.test_prefiller import REQUEST, dense, ids
 from tests.support import oracle
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import REQUEST, dense, ids
+from tests.support.rigs.half import Engine, Request, Step
 from tests.support.rigs.send import SendRig, sending, step
 
 OTHER = {0: ids(20, 21, 22)}

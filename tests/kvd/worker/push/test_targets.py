@@ -14,9 +14,9 @@ from kvd.wire.reply import Ok, Refused
 from kvd.worker import unclosed
 from kvd.worker.push import computed as outgoing
 from kvd.worker.push import send_step as transmit
-from tests.kvd.worker.push.test_prefiller import REQUEST, announce, dense, ids
 from tests.support import oracle
 from tests.support.rigs.bench import eventually
+from tests.support.rigs.dense import REQUEST, announce, dense, ids
 from tests.support.rigs.send import SendRig, sending, step
 
 

@@ -1,0 +1,106 @@
+"""The scheduler's half of a prefiller: what it offers, what it keeps under a lease, and when that ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvd.client.session import SessionState
+from kvd.vllm.params import read_remote_prefill
+from kvd.wire.lease import LeaseClosed, LeaseEnded, LeaseOpened
+from kvd.wire.registration import OpenLease, RegisterScheduler
+from tests.support.rigs.bench import GENERATION
+from tests.support.rigs.half import HYBRID, PREFILL_HERE, Engine, Request
+
+
+def test_a_finished_prefill_keeps_its_blocks_under_a_lease() -> None:
+    engine = Engine("p", lease_seconds=12.0)
+    request = engine.arrive(dict(PREFILL_HERE))
+    request.num_computed_tokens = 10
+    kept, params = engine.half.finished(request, ([5, 6, 7],), completed=True)
+    assert kept
+    assert params is not None
+    read = read_remote_prefill(params, own_engine_id="d")
+    assert (read.engine_id, read.request_id, read.generation) == ("p", "r", GENERATION)
+    assert (read.host, read.port, read.tokens, read.blocks) == ("me", 9, 10, ((5, 6, 7),))
+    assert read.lease_seconds == 12.0
+    (opened,) = engine.script.told(LeaseOpened)
+    assert [(lease.request_id, lease.blocks) for lease in opened.leases] == [("r", 3)]
+
+
+def test_an_aborted_prefill_and_an_ordinary_request_keep_nothing() -> None:
+    engine = Engine("p")
+    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=False) == (False, None)
+    assert engine.half.finished(engine.arrive(None), ([5],), completed=True) == (False, None)
+    assert engine.script.delivered == []
+
+
+def test_without_a_kvd_nothing_is_offered_and_nothing_kept() -> None:
+    engine = Engine("p")
+    engine.script.state = SessionState()
+    assert engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
+
+
+def test_the_generation_is_remembered_while_a_new_kvd_still_misses_workers() -> None:
+    engine = Engine("p")
+    first = engine.arrive(dict(PREFILL_HERE), "first")
+    engine.half.finished(first, ([5],), completed=True)
+    engine.script.state = replace(engine.script.state, engine_generation="")
+    kept, params = engine.half.finished(engine.arrive(dict(PREFILL_HERE), "r2"), ([6],), completed=True)
+    assert kept
+    assert params is not None
+    assert params["kvd_generation"] == GENERATION
+    fresh = Engine("p")
+    fresh.script.state = replace(fresh.script.state, engine_generation="")
+    assert fresh.half.finished(fresh.arrive(dict(PREFILL_HERE)), ([5],), completed=True) == (False, None)
+
+
+def test_a_prefiller_with_state_stops_one_token_short_and_only_once() -> None:
+    engine = Engine("p", HYBRID)
+    request = engine.arrive(dict(PREFILL_HERE))
+    engine.half.new_request(request)
+    assert (request.num_prompt_tokens, request.prompt_token_ids) == (9, list(range(9)))
+    assert (request._all_token_ids, request.max_tokens) == (list(range(9)), 1)
+    request.num_computed_tokens = 9
+    kept, params = engine.half.finished(request, ([0, 41], [5, 6]), completed=True)
+    assert kept
+    assert params is not None
+    assert (params["remote_num_tokens"], params["remote_block_ids"]) == (9, [[41], [5, 6]])
+
+
+def test_a_prompt_of_one_token_is_not_shortened_away() -> None:
+    engine = Engine("p", HYBRID)
+    request = Request("r", dict(PREFILL_HERE), [1], 1, _all_token_ids=[1])
+    engine.half.new_request(request)
+    assert request.num_prompt_tokens == 1
+
+
+def test_a_prefiller_without_state_computes_the_whole_prompt() -> None:
+    assert Engine("p").arrive(dict(PREFILL_HERE)).num_prompt_tokens == 10
+
+
+def test_a_lease_that_kvd_ends_is_freed_in_the_next_step() -> None:
+    engine = Engine("p")
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
+    assert engine.half.step_orders().freed == []
+    engine.script.push(LeaseEnded(request_id="r", end="released"))
+    assert engine.half.step_orders().freed == ["r"]
+    assert engine.script.told(LeaseClosed) == []
+
+
+def test_a_lease_that_our_clock_ends_is_told_to_kvd() -> None:
+    engine = Engine("p", lease_seconds=0.1, lease_margin=0.0, lease_grace=0.0)
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5],), completed=True)
+    engine.half._leases._open["r"].expires -= 1.0
+    assert engine.half.step_orders().freed == ["r"]
+    assert [closed.request_id for closed in engine.script.told(LeaseClosed)] == ["r"]
+
+
+def test_the_card_lists_the_leases_for_a_kvd_that_starts_anew() -> None:
+    engine = Engine("p", policy="fail")
+    engine.half.finished(engine.arrive(dict(PREFILL_HERE)), ([5, 6],), completed=True)
+    card = engine.script.card()
+    assert isinstance(card, RegisterScheduler)
+    assert card.policy == "fail"
+    (lease,) = card.leases
+    assert isinstance(lease, OpenLease)
+    assert (lease.request_id, lease.blocks) == ("r", 2)
