@@ -16,8 +16,8 @@ from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.compatibility import CompatibilityCache
-from kvd.service.peers.peer_engine import HERE, PeerEngine
-from kvd.wire.identity import Endpoint, EngineCard
+from kvd.service.peers.peer_engine import PeerEngine
+from kvd.wire.identity import HERE, Endpoint, EngineCard
 from kvd.wire.reply import RefusalFactor
 from tests.support.daemons import facts, worker
 
