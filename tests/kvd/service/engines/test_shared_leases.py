@@ -215,8 +215,8 @@ def test_a_killed_decoder_is_released_by_its_kvd() -> None:
             child.kill()
             assert prefiller.wait_ended() == [("r", "aborted")]
             measured("a killed decoder's lease is freed", time.monotonic() - began)
-        assert near.status().counters["readers.released_for_dead"] == 2
-        assert near.status().gauges["readers.remembered"] == 0
+        wait_for(lambda: near.status().counters["readers.released_for_dead"] == 2)
+        wait_for(lambda: near.status().gauges["readers.remembered"] == 0)
 
 
 def test_what_others_read_outlives_a_killed_decoder() -> None:
