@@ -58,7 +58,7 @@ class Pruning:
     def part(self, database: sqlite3.Connection, settings: LedgerSettings, total: int) -> tuple[int, int]:
         """Delete the next records, where any are due: how many, and how many engines. Raises `sqlite3.Error`."""
         now = time.monotonic()
-        steady = self._clock.steady_for()
+        wall, steady = self._clock.look()
         if not self.more and now < self._at:
             return 0, 0
         self._at, self.more = now + SECONDS, True  # should it fail the rest is still to be done
@@ -68,7 +68,7 @@ class Pruning:
             if steady >= STEADY_SECONDS and now >= self._age_at:
                 self._age_at = now + AGE_SECONDS
                 most = min(ROWS, max(AGE_LEAST, int(total * AGE_SHARE)))
-                gone += store.drop_older(database, self._clock.wall() - settings.max_age_seconds, most)
+                gone += store.drop_older(database, wall - settings.max_age_seconds, most)
             engines = store.drop_unnamed_engines(database) if gone else 0
             if now >= self._engines_at:
                 self._engines_at = now + AGE_SECONDS

@@ -25,11 +25,14 @@ class SteadyClock:
     _apart: float | None = None
     _since: float = 0.0
 
-    def steady_for(self) -> float:
-        """Seconds since the clock was set last, as far as that was looked at; look every few seconds."""
-        now = self.steady()
-        apart = self.wall() - now
+    def look(self) -> tuple[float, float]:
+        """The wall clock now, and seconds since it was set last, as far as that was looked at.
+
+        Both are of one moment, so that what is judged by the first is trusted by the second. Look every few seconds.
+        """
+        now, wall = self.steady(), self.wall()
+        apart = wall - now
         if self._apart is None or abs(apart - self._apart) > JUMP_SECONDS:
             self._since = now
         self._apart = apart
-        return now - self._since
+        return wall, now - self._since
