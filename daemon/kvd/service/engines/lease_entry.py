@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvd.service.engines.local_engine import Client
+from kvd.wire.lease import LeaseClaimed
 from kvd.wire.registration import OpenLease
 
 MAX_READERS = 4096
@@ -22,6 +23,7 @@ ReaderName = tuple[str, str]
 class LeaseEntry:
     """Blocks that ``owner``, a scheduler, keeps until ``expires``; it was ``opened`` (both are time.monotonic()).
 
+    Until ``unasked`` it keeps them whether a reader asks for that or not.
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
     are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
     ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon.
@@ -31,12 +33,17 @@ class LeaseEntry:
     request_id: str
     blocks: int
     opened: float
+    unasked: float
     expires: float
     timer: asyncio.TimerHandle
     readers: dict[ReaderName, float] = field(default_factory=dict)
     gone: set[ReaderName] = field(default_factory=set)
     held: dict[str, int] = field(default_factory=dict)
     dropped: bool = False
+
+    def until(self, *, stranger: bool) -> float:
+        """Until when a reader may read; a ``stranger`` gains nothing from what others asked for."""
+        return min(self.unasked, self.expires) if stranger else self.expires
 
     def full(self, claimant: str) -> str:
         """Why that claimant can have no further reader here; empty where it can."""
@@ -53,3 +60,8 @@ class PresentedLease(msgspec.Struct, frozen=True, gc=False):
     owner: Client
     lease: OpenLease
     at: float
+
+
+def claim_of_nothing(name: tuple[str, str], reason: str, *, ended: bool = False) -> LeaseClaimed:
+    """The answer to a claim under which nothing is kept; ``ended``: nor will be."""
+    return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason, ended=ended)

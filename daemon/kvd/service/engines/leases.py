@@ -13,7 +13,8 @@ reader, also where it gives the same id. From this follows:
 - One claimant fills neither a lease (`MAX_READERS_OF_ONE`) nor the table (`MAX_HELD`).
 - A host, or an engine of another user here, asks for `LeaseSettings.peer_seconds` at most in one claim, and for
   `LeaseSettings.max_seconds` in all after the lease was opened. It gets what the owner's scheduler confirms.
-- The release of another user's engine ends a lease only where that engine was given the owner's card.
+- An engine of another user that was not given the owner's card is a stranger. Its claim holds a lease for as long as
+  its owner keeps it unasked, and its release ends none.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvd.service.config import LeaseSettings
-from kvd.service.engines.lease_entry import LeaseEntry, PresentedLease, ReaderName
+from kvd.service.engines.lease_entry import LeaseEntry, PresentedLease, ReaderName, claim_of_nothing
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
@@ -68,13 +69,13 @@ class Claimant:
     """Who claims leases. ``name`` is a local client's incarnation, or a host's key (`host_claimant`).
 
     ``peer``: it is on another host or of another user, or cannot be told from one. ``knows``: it was given the card of
-    the engine. ``ends``: its release may end what it has claimed.
+    the engine. ``stranger``: it was not, and is another user's engine here: it keeps nothing and ends nothing.
     """
 
     name: str
     peer: bool = False
     knows: bool = True
-    ends: bool = True
+    stranger: bool = False
 
 
 def host_claimant(key: bytes, *, knows: bool) -> Claimant:
@@ -199,28 +200,31 @@ class LeaseTable:
         if lease is None:
             why = "released" if name in self._ended else "expired, or never opened"
             reason = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
-            return _none(name, reason, ended=name in self._ended)
+            return claim_of_nothing(name, reason, ended=name in self._ended)
         if reader in lease.gone:
-            return _none(name, f"reader {claim.reader} has released lease {name[1]!r}", ended=True)
+            return claim_of_nothing(name, f"reader {claim.reader} has released lease {name[1]!r}", ended=True)
         if reader not in lease.readers and (full := lease.full(claimant.name)):
-            return _none(name, f"lease {name[1]!r} {full}: no more are let in")
+            return claim_of_nothing(name, f"lease {name[1]!r} {full}: no more are let in")
         if reader in lease.readers:
             self._events.counters["leases.renewals"] += 1
         else:
             self._let_in(lease, reader)
             self._events.counters["leases.claims"] += 1
         # Before anything is waited for: another reader may go meanwhile.
-        lease.readers[reader] = lease.expires
+        lease.readers[reader] = until = lease.until(stranger=claimant.stranger)
         reason = ""
         wanted = self._wanted(lease, claim, claimant, received)
-        if wanted > lease.expires - received - self.settings.margin_seconds:
-            reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
+        if wanted > until - received - self.settings.margin_seconds:
+            if claimant.stranger:
+                reason = f"the reader's engine was not given the card of {name[0]!r}: nothing is kept longer for it"
+            else:
+                reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
         lease = self._open(name)
         if lease is None or reader not in lease.readers:
-            return _none(name, reason or "the lease ended meanwhile", ended=True)
-        lease.readers[reader] = lease.expires
+            return claim_of_nothing(name, reason or "the lease ended meanwhile", ended=True)
+        lease.readers[reader] = until = lease.until(stranger=claimant.stranger)
         # What is counted from the claim's sending, which was before `received`, ends before the lease does.
-        seconds = max(0.0, lease.expires - received - self.settings.margin_seconds)
+        seconds = max(0.0, until - received - self.settings.margin_seconds)
         return LeaseClaimed(request_id=name[1], seconds=seconds, reason=reason)
 
     def release(self, release: LeaseRelease, claimant: Claimant) -> None:
@@ -241,7 +245,7 @@ class LeaseTable:
             self._count(lease, claimant.name)
             lease.gone.add(reader)
         left = max(lease.readers.values(), default=0.0)
-        if not (claimant.ends and (claimed or claimant.knows)):
+        if claimant.stranger or not (claimed or claimant.knows):
             self._events.counters["leases.releases_of_strangers"] += 1
         elif left <= time.monotonic():
             self._remember_end(name)
@@ -297,7 +301,7 @@ class LeaseTable:
             self._events.counters["leases.not_kept"] += 1
             return
         self._open_of.add(owner.uid)
-        opened = self.table[name] = LeaseEntry(owner, lease.request_id, lease.blocks, now, expires, timer)
+        opened = self.table[name] = LeaseEntry(owner, name[1], lease.blocks, now, expires, expires, timer)
         self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
             opened.readers[INHERITED] = expires
@@ -394,7 +398,3 @@ class LeaseTable:
             len(self._ended) > ENDED_KEPT or next(iter(self._ended.values())) < now - ENDED_KEPT_SECONDS
         ):
             self._ended.popitem(last=False)
-
-
-def _none(name: Name, reason: str, *, ended: bool = False) -> LeaseClaimed:
-    return LeaseClaimed(request_id=name[1], seconds=0.0, reason=reason, ended=ended)

@@ -206,7 +206,8 @@ class LocalEngine(msgspec.Struct, gc=False):
             self.waiters = set()
         self.waiters.add(waiter)
         try:
-            await asyncio.wait_for(waiter, seconds)
+            async with asyncio.timeout(seconds):
+                await waiter
         except TimeoutError:
             pass
         finally:

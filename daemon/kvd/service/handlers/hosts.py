@@ -47,11 +47,11 @@ def claimant_of(daemon: Daemon, caller: Caller, engine_id: str) -> Claimant:
 def local_claimant(daemon: Daemon, client: Client, engine_id: str) -> Claimant:
     """A client here as a claimant of an engine's leases; one of another user is as a host that has a key.
 
-    Its release ends nothing while its engine was not given the card of that engine.
+    It is a stranger while its engine was not given the card of that engine.
     """
     engine = daemon.registry.engines.get(engine_id)
     if engine is None or engine.uid == client.uid:
         return Claimant(client.incarnation)
     peer = daemon.handshakes.peers.get((HERE, engine_id))
     knows = peer is not None and client.engine.engine_id in peer.users
-    return Claimant(client.incarnation, peer=True, knows=knows, ends=knows)
+    return Claimant(client.incarnation, peer=True, knows=knows, stranger=not knows)

@@ -13,8 +13,8 @@ import zmq
 from kvd.geometry.rank import Rank
 from kvd.wire.frame import encode
 from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import Endpoint, LeaseKey
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
+from kvd.wire.identity import Endpoint
+from kvd.wire.lease import LeaseClosed, LeaseOpened
 from kvd.wire.order import (
     ForcedMisses,
     GetForced,
@@ -157,24 +157,6 @@ def test_nobody_forges_or_preempts_anothers_records(two: Two) -> None:
     true = ReportTransfers(incarnation=two.incarnations[0], records=(done(two, 1),))
     assert two.victim.ask(true) == Ok()
     assert [r.bytes for r in stored(two)] == [10]
-
-
-def test_another_users_engine_ends_no_lease_of_an_engine_whose_card_it_was_not_given(two: Two) -> None:
-    """Whoever may read the events knows the ids of requests."""
-    lease = OpenLease("r", 60.0)
-    assert two.head.ask(LeaseOpened(engine_id=two.engine, leases=(lease,))) == Ok()
-    assert isinstance(two.attacker.ask(scheduler(facts(f"own-{two.engine}"))), Registered)
-    key = LeaseKey(engine_id=two.engine, request_id="r")
-    assert two.attacker.ask(LeaseRelease(key=key, reader="never claimed")) == Ok()
-    assert two.kvd.engines()[two.engine].leases == 1
-    claimed = two.attacker.ask(LeaseClaim(key=key, reader="claimed"))
-    assert isinstance(claimed, LeaseClaimed)
-    assert claimed.seconds > 0
-    assert two.attacker.ask(LeaseRelease(key=key, reader="claimed")) == Ok()
-    assert two.kvd.engines()[two.engine].leases == 1
-    decoder = two.head.ask(LeaseRelease(key=key, reader="its own"))
-    assert decoder == Ok()
-    assert two.kvd.engines()[two.engine].leases == 0, "an engine of its own user ends it"
 
 
 @pytest.mark.parametrize(("reporter", "rank"), [(0, "tp1"), (0, SCHEDULER_RANK), (0, "tp2"), (2, "tp0")])

@@ -121,6 +121,25 @@ def test_a_host_asks_for_no_more_than_decoders_do_and_an_engine_here_for_more() 
     run(work)
 
 
+def test_a_stranger_of_another_user_keeps_nothing_longer_than_its_owner_does_unasked() -> None:
+    stranger = Claimant("another user's", peer=True, knows=False, stranger=True)
+
+    async def work(table: Table) -> None:
+        claimed = await table.claim(stranger, "x", 3600.0)
+        assert claimed.seconds == pytest.approx(60.0, abs=1.0)
+        assert "not given the card of 'p'" in claimed.reason
+        assert not table.asked
+        assert (await table.claim(Claimant("a decoder"), "d", 100.0)).seconds > 99
+        assert (await table.claim(stranger, "x", 3600.0)).seconds < 61, "nor for what another has asked"
+        table.release(Claimant("a decoder"), "d")
+        (lease,) = table.leases.table.values()
+        assert lease.expires - time.monotonic() < 61
+        given = Claimant("another user's", peer=True)
+        assert (await table.claim(given, "x", 100.0)).seconds > 99, "it was given the card meanwhile"
+
+    run(work)
+
+
 def test_a_host_that_renews_for_ever_keeps_a_lease_for_the_longest_time_at_most() -> None:
     async def work(table: Table) -> None:
         (lease,) = table.leases.table.values()
