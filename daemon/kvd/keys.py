@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ KEY_BYTES = 40
 MAX_LIST_BYTES = 4 << 20
 """Most bytes of a list of keys: some 50,000 hosts."""
 ANY_PORT = 0
+TICK_SECONDS = 0.02
+"""Two of the coarsest ticks in which a kernel stamps files. A rename that is stamped later than what was written shows
+kvd that the list is whole, so that it counts at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,7 @@ def write_trusted(path: Path, keys: Iterable[TrustedKey]) -> None:
                 os.fchmod(file.fileno(), mode)
                 if owner is not None and os.geteuid() == 0:
                     os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+            time.sleep(TICK_SECONDS)
             os.replace(name, path)  # noqa: PTH105 - of a name, not of a Path
         except BaseException:
             os.unlink(name)  # noqa: PTH108 - as above

@@ -43,16 +43,16 @@ async def _read_again(daemon: Daemon, keys: Keys, reader: ThreadPoolExecutor) ->
         return
     if keys.half_written(trusted):
         return
-    before, places = keys.authorized, keys.places
+    before, places = keys.authorised, keys.places
     if not keys.take(trusted):
         return
     _warn_of_two_keys(keys)
-    revoked = before - keys.authorized
+    revoked = before - keys.authorised
     for key in revoked:
         daemon.subscribers.forget_key(key)
         daemon.sockets.refusals.revoked(key, places.get(key, "no host"))
         daemon.events.emit("key.revoked", key.decode(), place=places.get(key, ""))
-    for key in keys.authorized - before:
+    for key in keys.authorised - before:
         daemon.sockets.refusals.trusted(key)
         daemon.events.emit("key.trusted", key.decode(), place=keys.places.get(key, ""))
     daemon.counters["keys.changes"] += 1

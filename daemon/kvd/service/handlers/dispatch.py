@@ -94,7 +94,7 @@ def _if_trusted(
     daemon: Daemon, handler: Handler, caller: Caller, message: Any
 ) -> Handled | Awaitable[Handled]:
     """Handle it, unless the caller's key was revoked since its connection was made. Raises `RequestRefused`."""
-    if daemon.keys is not None and caller.key not in daemon.keys.authorized:
+    if daemon.keys is not None and caller.key not in daemon.keys.authorised:
         raise RequestRefused(
             "KVD-KEY-REVOKED",
             f"the key {caller.key.decode('ascii', 'replace')!r} is not trusted here any more",

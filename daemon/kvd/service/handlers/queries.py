@@ -251,7 +251,7 @@ def _peer_keys(daemon: Daemon) -> PeerKeys | None:
     return PeerKeys(
         identity=identity_of(keys),
         public=keys.public.decode(),
-        trusted=len(keys.authorized),
+        trusted=len(keys.authorised),
         key_file=daemon.config.peer.curve.key_file,
         list_file=daemon.config.peer.curve.authorized_keys,
         error=keys.error,

@@ -110,7 +110,7 @@ class PeerLinks:
         ended = []
         for endpoint, link in list(self.links.items()):
             expected = self._keys.of(endpoint.host, endpoint.port)
-            if link.keys.theirs == expected and expected in self._keys.authorized:
+            if link.keys.theirs == expected and expected in self._keys.authorised:
                 continue
             reason = (
                 "its host has another key now" if expected else "the key of its host is not trusted any more"

@@ -30,7 +30,7 @@ Signature = tuple[int, int, int, int]
 """What a file has that changes with what stands in it: its inode, its size, and when it was written and renamed."""
 
 SETTLED_SECONDS = 0.5
-"""A list that was written in its place, and lets fewer in, is not written any more after so long without a change."""
+"""A list that lets fewer in, and was not renamed to its place, is whole after so long without a change."""
 
 MOST_REVOKED = 4096
 """Places that are remembered as revoked."""
@@ -66,7 +66,7 @@ class Keys:
 
     public: bytes
     secret: bytes = field(repr=False)
-    authorized: frozenset[bytes] = frozenset()
+    authorised: frozenset[bytes] = frozenset()
     servers: dict[Place, bytes] = field(default_factory=dict)
     revoked: dict[Place, None] = field(default_factory=dict)
     listed: Path | None = None
@@ -84,7 +84,7 @@ class Keys:
         Of one that is not listed it is ours, if ours is among those that are let in: a fleet may share a pair.
         """
         listed = self.servers.get((host, port)) or self.servers.get((host, ANY_PORT))
-        return listed or (self.public if self.public in self.authorized else b"")
+        return listed or (self.public if self.public in self.authorised else b"")
 
     def was_revoked(self, host: str, port: int) -> bool:
         """Whether a key was trusted there while this kvd runs, and none is now."""
@@ -134,23 +134,27 @@ class Keys:
     def half_written(self, trusted: Iterable[TrustedKey]) -> bool:
         """Whether that may be the beginning of a list that is being written: it is to be read once more.
 
-        `kvctl keys`, and what renames a new file to its name, never leaves half a list there: that counts at once.
+        What was written elsewhere and then renamed, as `kvctl keys` does, is whole and counts at once: it is another
+        file, and something was done to it after it was last written.
         """
         read, before = self._read, self._in_force
-        if read is None or before is None or read[0] != before[0]:
+        if read is None or before is None:
             return False
-        if not self.authorized - {one.key for one in trusted}:
+        inode, _, written, changed = read
+        if inode != before[0] and changed > written:
             return False
-        if not 0 <= time.time_ns() - read[2] < SETTLED_SECONDS * 1e9:
+        if not self.authorised - {one.key for one in trusted}:
+            return False
+        if not 0 <= time.time_ns() - written < SETTLED_SECONDS * 1e9:
             return False
         self._read = None
         return True
 
     def take(self, trusted: Iterable[TrustedKey]) -> bool:
         """These are trusted from now on, and no others; whether that changes anything."""
-        before = self.authorized, self.servers
+        before = self.authorised, self.servers
         found = tuple(trusted)
-        self.authorized = frozenset(one.key for one in found)
+        self.authorised = frozenset(one.key for one in found)
         gone = self.servers
         self.servers = {(one.host, one.port): one.key for one in found if one.host}
         self.revoked |= dict.fromkeys(gone.keys() - self.servers.keys())
@@ -162,14 +166,14 @@ class Keys:
             for one in others[:MOST_TOLD]
         )[:LONGEST_TOLD]
         self.error, self._in_force = "", self._read
-        return before != (self.authorized, self.servers)
+        return before != (self.authorised, self.servers)
 
 
 def mechanism_of(keys: Keys | None) -> Mechanism:
-    """How the peer socket lets others in: by a key that is authorized as they connect, or, without keys, all."""
+    """How the peer socket lets others in: by a key that is authorised as they connect, or, without keys, all."""
     if keys is None:
         return Null()
-    return CurveServer(keys.secret, lambda key: key in keys.authorized)
+    return CurveServer(keys.secret, lambda key: key in keys.authorised)
 
 
 def identity_of(keys: Keys | None) -> Identity:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 import zmq
 
 from kvd.client.errors import RefusedByDaemon
-from kvd.keys import TrustedKey
+from kvd.keys import TrustedKey, write_trusted
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
 from kvd.service.peers import trust
 from kvd.wire.frame import encode
 from kvd.wire.handshake import GetPeer, PeerReady, Ping
+from kvd.zmtp.curve import generate
 from tests.support.daemons import daemons, facts, session, worker
 
 
@@ -23,7 +26,7 @@ def test_a_pair_is_written_once_and_read_back(tmp_path: Path) -> None:
     keys = trust.load(CurveSettings(key_file=str(path)))
     assert keys is not None
     assert keys.public.decode() == public
-    assert keys.authorized == {keys.public}
+    assert keys.authorised == {keys.public}
     assert keys.of("h", 1) == keys.public
     assert keys.secret.decode() not in repr(keys)
     with pytest.raises(ConfigError, match="it exists"):
@@ -54,6 +57,35 @@ def test_a_place_with_two_keys_is_named_and_the_last_one_counts() -> None:
     assert keys.take((first, second))
     assert keys.twice == "h:1 has the keys A and B"
     assert keys.of("h", 1) == b"B"
+
+
+@pytest.mark.parametrize("begun", ["in its place", "as another file"])
+def test_a_list_that_is_half_written_revokes_nobody_and_one_that_is_renamed_counts_at_once(
+    tmp_path: Path, begun: str
+) -> None:
+    """`cp --remove-destination`, `rm` and some editors make another file under the list's name, and write it there."""
+    pair, listed = tmp_path / "key", tmp_path / "trusted"
+    trust.create(pair)
+    hosts = [TrustedKey(generate()[0], f"10.0.0.{number}") for number in range(4)]
+    write_trusted(listed, hosts)
+    keys = trust.load(CurveSettings(key_file=str(pair), authorized_keys=str(listed)))
+    assert keys is not None
+    if begun == "as another file":
+        listed.rename(tmp_path / "held")  # else the new one may get its inode again
+    listed.write_text(f"{hosts[0].line}\n")
+    assert keys.stale
+    assert keys.half_written(keys.read())
+    old = time.time() - 10
+    os.utime(listed, (old, old))
+    assert keys.stale
+    found = keys.read()
+    assert not keys.half_written(found)
+    keys.take(found)
+    assert len(keys.authorised) == 1
+    write_trusted(listed, hosts)
+    keys.take(keys.read())
+    write_trusted(listed, hosts[:2])
+    assert not keys.half_written(keys.read()), "`kvctl keys revoke` waits for nothing"
 
 
 def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: Path) -> None:
