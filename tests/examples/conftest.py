@@ -17,5 +17,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), SECONDS))
+
+    async def run() -> None:
+        async with asyncio.timeout(SECONDS):
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(run())
     return True

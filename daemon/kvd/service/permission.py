@@ -67,7 +67,8 @@ class Operators:
         # On a thread: the system's user database may take its time. Once, whoever waits for it.
         asked = self._asked.get(key) or self._ask(key)
         try:
-            return asked is not None and await asyncio.wait_for(asyncio.shield(asked), LOOK_SECONDS)
+            async with asyncio.timeout(LOOK_SECONDS):
+                return asked is not None and await asyncio.shield(asked)
         except TimeoutError:
             return False
 

@@ -83,7 +83,8 @@ async def _on_thread(read: Callable[[], Config]) -> Config:
     # Not an executor's: the end of kvd would wait for it.
     threading.Thread(target=work, name="kvd-settings", daemon=True).start()
     try:
-        return await asyncio.wait_for(answer, READ_SECONDS)
+        async with asyncio.timeout(READ_SECONDS):
+            return await answer
     except TimeoutError:
         raise ConfigError(
             f"the settings could not be read within {READ_SECONDS:g} s", hint="see their disk"

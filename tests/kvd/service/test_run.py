@@ -24,7 +24,8 @@ def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch:
             prepared=False, ledger=SimpleNamespace(opened=never), comparers=SimpleNamespace(start=at_once)
         )
         task = asyncio.create_task(run._prepare(cast("Daemon", daemon)))
-        await asyncio.wait_for(frozen.wait(), 10.0)
+        async with asyncio.timeout(10.0):
+            await frozen.wait()
         task.cancel()
         assert daemon.prepared
 

@@ -154,7 +154,8 @@ async def get_forced(daemon: Daemon, caller: Caller, message: GetForced) -> Forc
     seconds = message.seconds if math.isfinite(message.seconds) else 0.0
     if history.revision == message.revision and seconds > 0:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(history.changed.wait(), min(seconds, LONGEST_WAIT))
+            async with asyncio.timeout(min(seconds, LONGEST_WAIT)):
+                await history.changed.wait()
     return _forced(daemon, history)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -66,6 +67,9 @@ class Flights:
             self._flights[which] = flight
             self._of.add(key[0])
             flight.add_done_callback(lambda done: self._landed(which, done))
+        else:
+            with contextlib.suppress(PeerAway):
+                self._links.get(key[0])  # its name is to be looked up on each one's account
         try:
             # Shielded: one caller that is given up must not end the flight of the others.
             return await asyncio.shield(flight)

@@ -122,7 +122,8 @@ class Homes:
                 log.exception("what is told to the kvd at %s failed; going on", home.endpoint)
             with contextlib.suppress(TimeoutError):
                 pause = max(LEAST_PAUSE_SECONDS, began + ALIVE_SECONDS - time.monotonic())
-                await asyncio.wait_for(home.changed.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await home.changed.wait()
         del self._homes[home.endpoint]
 
     async def _present(self, home: _Home) -> None:

@@ -108,6 +108,11 @@ class PeerLink:
         """There was a connection that could not be made, or was lost."""
         return bool(self._trouble.reason)
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection on which messages may be sent."""
+        return self._channel is not None
+
     async def ask(self, message: Message, seconds: float) -> Message:
         """Ask the peer; a `Refused` is returned like any answer.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Hashable
 from itertools import islice
 
 from kvd.service.config import PeerSettings
@@ -17,6 +17,7 @@ from kvd.service.peers.trust import Keys
 from kvd.service.sockets.channel import Channel, ChannelOwner
 from kvd.service.sockets.dialling import DialKind, Dialler
 from kvd.service.sockets.events import Events
+from kvd.service.sockets.fair_lines import ASKER
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
@@ -52,13 +53,19 @@ class PeerLinks:
         self._events = events
         self._me = me
         self._unproven: OrderedDict[Endpoint, PeerLink] = OrderedDict()  # and some that were proven since
+        self._names: dict[tuple[Hashable, str], asyncio.Task[None]] = {}
+        """Names that are looked up, and on whose account."""
         self.kept: set[Endpoint] = set()
         """Endpoints whose links stand whether they are used or not."""
         self._ours = f"'{keys.public.decode()}' {here}" if keys is not None else ""
         self._keys_since = time.time()
 
     def get(self, endpoint: Endpoint) -> PeerLink:
-        """The link to an endpoint. Raises `PeerAway` where none can be made, naming the endpoint."""
+        """The link to an endpoint. Raises `PeerAway` where none can be made, naming the endpoint.
+
+        Where it has no connection the name is looked up on the account of whoever asks, too: who named it first may
+        have many others looked up.
+        """
         link = self.links.get(endpoint)
         if link is None:
             key = self._expected(endpoint)
@@ -78,7 +85,16 @@ class PeerLinks:
                 LinkKeys(key, self._ours),
             )
             self._unproven[endpoint] = link
+        if not link.connected:
+            self._look_up(endpoint)
         return link
+
+    def _look_up(self, endpoint: Endpoint) -> None:
+        whose = ASKER.get(), endpoint.host
+        if whose not in self._names:
+            looking = self._dialler.look_up(endpoint.host, kept=endpoint in self.kept)
+            self._names[whose] = task = asyncio.get_running_loop().create_task(looking)
+            task.add_done_callback(lambda _: self._names.pop(whose, None))
 
     def trusts(self, endpoint: Endpoint) -> bool:
         """Whether a link to it may be made: its host's key is known, or peers have none."""
@@ -137,10 +153,12 @@ class PeerLinks:
                     await link.close()
 
     async def close(self) -> None:
-        """Close all."""
-        for link in self.links.values():
+        """Close all, those too that are made meanwhile."""
+        while self.links:
+            _, link = self.links.popitem()
             await link.close()
-        self.links.clear()
+        for task in list(self._names.values()):
+            task.cancel()
 
     def _make_room(self, endpoint: Endpoint) -> None:
         """End a link that never was up, where there are too many. Raises `PeerAway` where there is none.

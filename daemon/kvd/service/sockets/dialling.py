@@ -76,6 +76,11 @@ class Dialler:
     resolver: Resolver = field(default_factory=Resolver)
     pace: DialPace = field(default_factory=DialPace)
 
+    async def look_up(self, host: str, *, kept: bool) -> None:
+        """Find the addresses of a host, so that who dials it next has them."""
+        with contextlib.suppress(OSError):
+            await self.resolver.resolve(host, kept=kept)
+
     async def dial(
         self,
         endpoint: Endpoint,

@@ -106,7 +106,8 @@ class Resolver:
         flight.waiters += 1
         self._start(flight.kind)
         try:
-            return await asyncio.wait_for(asyncio.shield(flight.answer), RESOLVE_SECONDS)
+            async with asyncio.timeout(RESOLVE_SECONDS):
+                return await asyncio.shield(flight.answer)
         except TimeoutError:
             return NameFound((), f"no answer for {host!r} in {RESOLVE_SECONDS:g} s", 0.0)
         finally:

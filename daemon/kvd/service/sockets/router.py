@@ -119,10 +119,12 @@ class Router:
         if line is None:
             raise TimeoutError("the client is not connected any more")
         correlation = next(self._ids)
-        answer = line.asked[correlation] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        line.asked[correlation] = answer
         try:
             self.send(route, message, correlation)
-            return await asyncio.wait_for(answer, seconds)
+            async with asyncio.timeout(seconds):
+                return await answer
         finally:
             del line.asked[correlation]
 
@@ -155,19 +157,23 @@ class Router:
 
     def received(self, channel: Channel, message: Received, hold: Hold | None) -> None:
         """Take a message. Whatever it causes ends nothing but itself."""
-        kept, asker = False, ASKER.set(channel.path[0])
+        waits, asker = None, ASKER.set(channel.path[0])
         try:
-            kept = self._take(self._lines[channel.route], message, hold)
+            waits = self._take(self._lines[channel.route], message)
         except Exception:  # one message of one client must not end the loop for all
             self._counters["errors.internal"] += 1
             log.exception("%s socket: a message could not be handled; going on", self.name)
         finally:
             ASKER.reset(asker)
-        if hold is not None and not kept:
+        if hold is None:
+            return
+        if waits is None:
             hold.release()
+        else:
+            waits.add_done_callback(lambda _: hold.release())
 
-    def _take(self, line: Line, received: Received, hold: Hold | None) -> bool:
-        """Handle a message; whether it waits for something, and its memory with it."""
+    def _take(self, line: Line, received: Received) -> asyncio.Task[None] | None:
+        """Handle a message; where it waits for something, the task that does, and keeps its memory."""
         caller = line.caller
         if received.frames != 1:
             self._counters["received.frames"] += 1
@@ -175,31 +181,31 @@ class Router:
             self.send(
                 caller.route, refusal(code=Malformed.code, message=what, hint="send [version, id, message]")
             )
-            return False
+            return None
         try:
             message, correlation = decode(received.body, MOST_FOR_DAEMON)
         except WireError as error:
             self._counters[f"received.{_KINDS_OF_JUNK.get(type(error), 'malformed')}"] += 1
             self._reply(caller, unreadable(error), error.correlation)
-            return False
+            return None
         self._counters[f"received.{kind_of(message)}"] += 1
         if isinstance(message, Reply):
             self._answered(line, message, correlation)
-            return False
+            return None
         if correlation and correlation in line.working:
             self._counters["received.repeated"] += 1  # one answer is on its way already, and serves for both
-            return False
+            return None
         answer = self._handle(caller, message)
         if not inspect.isawaitable(answer):
             self._reply(caller, answer, correlation)
-            return False
+            return None
         shares = shares_of_waiting(caller.route, line.channel.path, kind_of(message))
         if full := self._waiting.full(shares, received.size):
             if inspect.iscoroutine(answer):
                 answer.close()
             self._counters["refused.busy"] += 1
             self._reply(caller, refusal(code="KVD-BUSY", message=full, hint="try again"), correlation)
-            return False
+            return None
         self._waiting.take(shares, received.size)
         line.working.add(correlation)
         task = asyncio.ensure_future(self._wait(caller, message, answer, correlation))
@@ -209,11 +215,9 @@ class Router:
             self._tasks.discard(task)
             self._waiting.give_back(shares, received.size)
             line.working.discard(correlation)
-            if hold is not None:
-                hold.release()
 
         task.add_done_callback(over)
-        return True
+        return task
 
     def _answered(self, line: Line, message: Reply, correlation: int) -> None:
         asked = line.asked.get(correlation)

@@ -115,7 +115,8 @@ def test_a_full_disk_refuses_records_until_there_is_room(tmp_path: Path) -> None
                     await ledger.append((record(10),))
                 assert (refused.value.code, refused.value.final) == ("KVD-LEDGER", False)
                 assert not ledger.state.open
-                await asyncio.wait_for(ledger.round_trip(5.0), 5.0)
+                async with asyncio.timeout(5.0):
+                    await ledger.round_trip(5.0)
                 assert len(await all_ids(ledger)) == 10
             await until(lambda: ledger.state.open)
             await ledger.append((record(10),))

@@ -76,7 +76,8 @@ def test_a_disk_that_hangs_from_the_start_keeps_kvd_from_nothing(
 
     async def work() -> None:
         ledger = Ledger(tmp_path / "l", LedgerSettings())
-        await asyncio.wait_for(ledger.begun(), 1)
+        async with asyncio.timeout(1):
+            await ledger.begun()
         assert not ledger.state.open
         answers.set()
         await until(lambda: ledger.state.open)

@@ -155,7 +155,8 @@ def test_a_thread_that_ends_is_noticed_and_nobody_waits_for_it(
 
         monkeypatch.setattr(ledger._reader, "_result", end)
         with pytest.raises(LedgerError, match="has ended"):
-            await asyncio.wait_for(ledger.select(ListTransfers()), 5.0)
+            async with asyncio.timeout(5.0):
+                await ledger.select(ListTransfers())
         with pytest.raises(RuntimeError, match="kvd-ledger-reader has ended"):
             await ledger.ended  # which ends kvd
         for question in (ledger.select(ListTransfers()), ledger.append((record(1),)), ledger.round_trip(1.0)):

@@ -52,7 +52,8 @@ class Giver:
         assert message.first is not None
         self.firsts.append(message.first)
         try:
-            await asyncio.wait_for(self._before(message, len(self.firsts)), seconds)
+            async with asyncio.timeout(seconds):
+                await self._before(message, len(self.firsts))
         except TimeoutError:
             raise PeerAway(f"no answer within {seconds:g} s") from None
         part = part_from(CARD, message.first, 1)

@@ -296,7 +296,8 @@ def test_a_client_that_leaves_is_not_waited_for() -> None:
         await asyncio.sleep(0)
         router.left(pair.channel, "closed")
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asked, 5)
+            async with asyncio.timeout(5):
+                await asked
         with pytest.raises(TimeoutError):
             await router.ask(pair.channel.route, Heartbeat(incarnation="i"), 60.0)
 

@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
 from kvd.service.sockets import resolver
 from kvd.service.sockets.fair_lines import ASKER
 from kvd.service.sockets.limits import share_of
-from kvd.service.sockets.resolver import MOST_WAITING, THREADS, Address, Resolver
+from kvd.service.sockets.resolver import MOST_WAITING, THREADS, Address, NameFound, Resolver
 
 HERE: list[Address] = [(socket.AF_INET, "127.0.0.1")]
 
@@ -54,6 +55,20 @@ def test_a_name_is_looked_up_once_for_all_who_ask_and_remembered() -> None:
         assert set(found) == {tuple(HERE)}
         assert await made.resolve("a.good") == tuple(HERE)
         assert names.asked == ["a.good"]
+
+    resolved(talk)
+
+
+def test_whoever_is_cancelled_as_the_answer_comes_goes_on_no_more() -> None:
+    """A link that is closed then would be waited for without end."""
+
+    async def talk(made: Resolver, _names: Names) -> None:
+        asking = asyncio.create_task(cast("Any", made.resolve("a.dead")))
+        await asyncio.sleep(0)
+        made._flights["a.dead"].answer.set_result(NameFound(tuple(HERE), "", 0.0))
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
     resolved(talk)
 
