@@ -125,7 +125,8 @@ def test_a_message_of_100000_blocks_is_legal_and_one_that_no_peer_would_take_is_
     assert told.blocks[0].ids == tuple(range(100_000))
     endless_group = BlockRun(0, 0, (), ((0, MOST_PUSHED // 4),))
     five = tuple(msgspec.structs.replace(endless_group, group=group) for group in range(5))
-    for endless in (five, (endless_group, endless_group)):
+    odd = (BlockRun(0, 0, (), packed=bytes(4)),)
+    for endless in (five, (endless_group, endless_group), odd):
         answer = refused(
             both.decoders[0].session.deliver("b", msgspec.structs.replace(both.announce(), blocks=endless))
         )

@@ -43,6 +43,19 @@ def test_a_million_tokens_fit_into_an_announcement_however_many_groups_there_are
         np.testing.assert_array_equal(received.ids, ids)
 
 
+@pytest.mark.parametrize("pool", ["every second", "pairs", "shuffled"])
+def test_a_million_tokens_of_a_fragmented_pool_fit_too(pool: str) -> None:
+    ids = {
+        "every second": np.arange(0, 2 * MILLION, 2),
+        "pairs": np.flatnonzero(np.arange(2 * MILLION) % 4 < 2),
+        "shuffled": np.random.default_rng(0).permutation(MILLION) + (1 << 24) - MILLION,
+    }[pool]
+    arrived = announced({group: BlockList(group, ids) for group in range(20)})
+    for sent in arrived.blocks:
+        assert sent.count == MILLION
+        np.testing.assert_array_equal(received_blocks(sent).ids, ids)
+
+
 def test_what_an_older_worker_could_be_told_it_is_told_as_before() -> None:
     lists = {0: BlockList(1, np.array([7, 8, 9])), 1: BlockList(0, np.array([], np.int64))}
     assert sent_blocks(lists) == {0: BlockRun(0, 1, (7, 8, 9)), 1: BlockRun(1, 0, ())}
@@ -51,6 +64,8 @@ def test_what_an_older_worker_could_be_told_it_is_told_as_before() -> None:
     assert sent_blocks(most | {1: BlockList(0, np.arange(1))})[0].runs == ((0, MOST_IDS),)
 
 
-def test_blocks_without_neighbours_are_shorter_as_ids() -> None:
-    lists = {group: BlockList(0, np.arange(0, 2 * MOST_IDS, 2)) for group in range(2)}
-    assert not any(sent.runs for sent in sent_blocks(lists).values())
+def test_blocks_whose_numbers_are_too_large_to_be_packed_go_as_they_are() -> None:
+    lists = {group: BlockList(0, np.arange(0, 2 * MOST_IDS, 2) + (1 << 24)) for group in range(2)}
+    for group, sent in sent_blocks(lists).items():
+        assert (sent.runs, sent.packed) == ((), b"")
+        np.testing.assert_array_equal(received_blocks(sent).ids, lists[group].ids)
