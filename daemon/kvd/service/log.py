@@ -1,6 +1,6 @@
 """The daemon's log, written by a thread of its own: a pipe that nobody reads, or a stalled disk, stops nothing else.
 
-Ids in it are chosen by others. A record is one line, whatever stands in an id; only a traceback has more, each set in.
+Ids in it are chosen by others. A record is one line, whatever stands in an id, and so is where an error comes from.
 
 Where systemd's journal reads it, each line says how severe it is, so that `journalctl -p warning` finds it.
 """
@@ -13,10 +13,12 @@ import os
 import queue
 import select
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from kvd.shown import MAX_LINE, cut, escaped
+from kvd.shown import MAX_LINE, MAX_MESSAGE, cut, escaped
 
 MOST_LINES = 8192
 """Lines that wait to be written; what comes beyond them is dropped and counted."""
@@ -24,25 +26,54 @@ SEVERITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (
 """Levels of `logging`, from the highest, and syslog's number for each."""
 MOST_BYTES = 4 << 20
 """Bytes of such lines."""
-MOST_TRACEBACK = 16_384
-"""Characters of a traceback."""
+MOST_CALLS = 16
+"""Calls that are told of an error, the innermost ones."""
+MOST_CAUSES = 4
+"""Errors that are told of: an error, what caused it, and so on."""
 LAST_SECONDS = 1.0
 """How long the end of the daemon waits for the last lines."""
 
 
 class OneLine(logging.Formatter):
-    """A record as one line; the lines of a traceback follow, set in, so that none of them can be taken for a record."""
+    """A record as one line. An error stands behind its message, with the calls that led to it, the innermost first."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line: `MAX_LINE` characters of the message, and as many of the error."""
+        before, record.exc_text = record.exc_text, None  # as another handler has put it, in many lines
+        try:
+            return (
+                super().format(record).replace("\n", "; ")
+            )  # what stands between its parts: each is one line
+        finally:
+            record.exc_text = before
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
-        """The line, with control characters of the message written out."""
+        """The message, with its control characters written out."""
         record.message = escaped(cut(record.message, MAX_LINE))
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
-        """The end of the traceback, where the error stands."""
-        text = super().formatException(ei)
-        front = f"({len(text):,} characters) ...\n" if len(text) > MOST_TRACEBACK else ""
-        return "\n".join(f"  {escaped(line)}" for line in (front + text[-MOST_TRACEBACK:]).split("\n"))
+        """The error, and what caused it."""
+        told: list[str] = []
+        error: BaseException | None = ei[1]
+        while error is not None and len(told) < MOST_CAUSES:
+            told.append(_with_calls(error))
+            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        return escaped(cut("Traceback: " + ", caused by ".join(told), MAX_LINE))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 (logging's name)
+        """The calls of a record that has no error."""
+        return escaped(cut(stack_info, MAX_LINE))
+
+
+def _with_calls(error: BaseException) -> str:
+    calls = [
+        f"{'/'.join(Path(frame.f_code.co_filename).parts[-3:])}:{line} {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    more = [f"{len(calls) - MOST_CALLS} more"] if len(calls) > MOST_CALLS else []
+    what = cut("".join(traceback.format_exception_only(error)).strip(), MAX_MESSAGE)
+    return f"{what} ({' < '.join([*reversed(calls[-MOST_CALLS:]), *more])})"
 
 
 class Writer(logging.Handler):
@@ -133,14 +164,14 @@ def to_journal(descriptor: int) -> bool:
 
 
 def marking(descriptor: int) -> Callable[[int, str], str]:
-    """What puts a level of `logging` before each line, for the journal; elsewhere it leaves them alone."""
+    """What puts a level of `logging` before a line, for the journal; elsewhere it leaves lines alone."""
     return _marked if to_journal(descriptor) else lambda _, text: text
 
 
 def _marked(level: int, text: str) -> str:
-    """The lines as in sd-daemon(3), which the journal takes the severity off."""
+    """The line as in sd-daemon(3), which the journal takes the severity off."""
     severity = next((number for least, number in SEVERITIES if level >= least), 7)
-    return "\n".join(f"<{severity}>{line}" for line in text.split("\n"))
+    return f"<{severity}>{text}"
 
 
 def dropped() -> int:

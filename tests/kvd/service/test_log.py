@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
 
-from kvd.service.log import Writer
+from kvd.service.log import MOST_CALLS, OneLine, Writer
 from tests.support.daemons import daemons, facts, session, wait_for, worker
 
 SECONDS = 20
@@ -82,10 +84,9 @@ def test_the_journal_is_told_how_severe_each_line_is(monkeypatch: pytest.MonkeyP
             except ValueError as error:
                 error.args = ("found\n<2>\x1bforged",)
                 log.exception("failed")
-        *lines, first, _file, _raise, why, forged = emptied(reader).splitlines()
-        assert lines == [r"<3>two\nlines in one", "<4>of them", "<6>told", "<7>more", "<3>failed"]
-        assert first == "<3>  Traceback (most recent call last):"
-        assert (why, forged) == ("<3>  ValueError: found", r"<3>  <2>\x1bforged")
+        *lines, failed = emptied(reader).splitlines()
+        assert lines == [r"<3>two\nlines in one", "<4>of them", "<6>told", "<7>more"]
+        assert failed.startswith(r"<3>failed; Traceback: ValueError: found\n<2>\x1bforged (")
         monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino + 1}")
         with log_of(Writer(descriptor, "%(message)s")) as log:
             log.error("to somebody else")
@@ -93,6 +94,55 @@ def test_the_journal_is_told_how_severe_each_line_is(monkeypatch: pytest.MonkeyP
     finally:
         os.close(reader)
         os.close(descriptor)
+
+
+def inner(depth: int) -> None:
+    if depth:
+        inner(depth - 1)
+    raise KeyError("a\nforged line")
+
+
+def test_an_error_that_nobody_thought_of_is_one_line_with_its_calls_and_what_caused_it() -> None:
+    with full_pipe() as (reader, descriptor):
+        emptied(reader)
+        with log_of(Writer(descriptor, "%(levelname)s %(message)s")) as log:
+            try:
+                try:
+                    inner(40)
+                except KeyError as error:
+                    raise ValueError("x" * 100_000) from error
+            except ValueError:
+                log.exception("what\nfailed")
+            try:
+                inner(1)
+            except KeyError:
+                log.warning("less", exc_info=True)
+            log.warning("where", stack_info=True)
+        text = emptied(reader)
+    long, short, where, rest = text.split("\n")
+    assert rest == ""
+    assert long.startswith(r"ERROR what\nfailed; Traceback: ValueError: xxx")
+    assert len(long) < 4200
+    assert "(100,012 characters) (" in long, "its calls stand behind it whatever it says"
+    assert ", caused by KeyError: " in long
+    call = r"kvd/service/test_log\.py:\d+ "
+    calls = rf"\({call}inner < {call}inner < {call}test_\w+\)"
+    assert re.fullmatch(rf"WARNING less; Traceback: KeyError: 'a\\nforged line' {calls}", short), short
+    assert where.startswith(r"WARNING where; Stack (most recent call last):\n")
+
+
+def test_of_many_calls_the_innermost_are_told_and_the_causes_behind_them() -> None:
+    try:
+        try:
+            inner(40)
+        except KeyError as error:
+            raise ValueError("outer") from error
+    except ValueError:
+        told = OneLine().formatException(sys.exc_info())
+    outer, cause = told.split(", caused by ")
+    assert outer.startswith("Traceback: ValueError: outer (")
+    assert cause.count(" < ") == MOST_CALLS
+    assert cause.endswith(f" < {42 - MOST_CALLS} more)")
 
 
 def test_lines_that_waited_are_written_once_somebody_reads() -> None:
