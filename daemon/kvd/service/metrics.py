@@ -103,7 +103,8 @@ def page(path: str, status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> Pag
     if path == "/metrics":
         return 200, render(status, served)
     if path == "/readyz":
-        return (503, "draining\n") if status.draining else (200, "ready\n")
+        why = "draining" if status.draining else escaped(status.comparing)
+        return (503, f"{why}\n") if why else (200, "ready\n")
     return 404, "there is /metrics, /healthz and /readyz\n"
 
 

@@ -210,7 +210,7 @@ async def _prepare(daemon: Daemon) -> None:
     gc.freeze()  # else each full collection looks at all that was imported: 12 ms in which nobody is answered
     gc.set_threshold(*COLLECT)
     daemon.prepared = True
-    await asyncio.Event().wait()  # a part that returns counts as one that died
+    await daemon.comparers.keep_trying()
 
 
 def _bind(config: Config, directory: Path, keys: Keys | None, stack: contextlib.AsyncExitStack) -> _Bound:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -12,7 +14,7 @@ from kvd.service.metrics import render
 from kvd.wire.identity import Endpoint
 from kvd.wire.outcomes import OutcomeCount, OutcomeRow
 from kvd.wire.query import KvdStatus, PeerRow
-from tests.support.daemons import daemons, facts, session, worker
+from tests.support.daemons import ROOT, daemons, facts, session, wait_for, worker
 
 
 def free_port() -> int:
@@ -61,6 +63,30 @@ def test_pages_and_garbage() -> None:
         assert raw(port, b"POST / HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 405")
         assert get(port, "/healthz")[0] == 200
         assert "Traceback" not in kvd.log
+
+
+NONE_COMPARES = """
+import os, sys
+if "kvd.service.peers.comparer.process" in sys.orig_argv:
+    os._exit(1)
+"""
+
+
+def test_a_kvd_that_can_start_nothing_to_compare_engines_is_not_ready_until_it_can(tmp_path: Path) -> None:
+    port, forbids = free_port(), tmp_path / "sitecustomize.py"
+    forbids.write_text(NONE_COMPARES)
+    with daemons() as (kvd,):
+        kvd.kill()
+        python = os.pathsep.join(str(place) for place in (tmp_path, ROOT / "daemon", ROOT))
+        kvd.environment = {"KVD_METRICS_LISTEN": f"127.0.0.1:{port}", "PYTHONPATH": python}
+        kvd.start()
+        wait_for(lambda: get(port, "/readyz")[0] == 503)
+        assert get(port, "/readyz")[1].startswith("no process to compare engines can be started: ")
+        assert get(port, "/healthz")[0] == 200, "it serves what it can"
+        assert kvd.status().gauges["handshakes.prepared"] == 0
+        forbids.unlink()
+        wait_for(lambda: get(port, "/readyz") == (200, "ready\n"))
+        assert kvd.status().gauges["handshakes.prepared"] == 1
 
 
 STRANGE = ('a"b', "a\\b", "a\nb", "a\r\x1b\u2028b", "kvd.x-y", "", "\x00")

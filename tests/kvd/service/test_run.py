@@ -21,8 +21,9 @@ def test_a_kvd_is_prepared_for_handshakes_before_its_ledger_is_open(monkeypatch:
         monkeypatch.setattr(run, "gc", SimpleNamespace(freeze=frozen.set, set_threshold=lambda *_: None))
         never = asyncio.get_running_loop().create_future()
         daemon = SimpleNamespace(
-            prepared=False, ledger=SimpleNamespace(opened=never), comparers=SimpleNamespace(start=at_once)
-        )
+            prepared=False, ledger=SimpleNamespace(opened=never),
+            comparers=SimpleNamespace(start=at_once, keep_trying=asyncio.Event().wait),
+        )  # fmt: skip
         task = asyncio.create_task(run._prepare(cast("Daemon", daemon)))
         async with asyncio.timeout(10.0):
             await frozen.wait()

@@ -277,8 +277,10 @@ def gauges(daemon: Daemon) -> dict[str, float]:
     values["readers.remembered"] = float(len(daemon.readers.remembered))
     values["pushes.underway"] = float(daemon.push_places.counts[ALL])
     values["requests.waiting"] = float(daemon.local.busy + (daemon.peer.busy if daemon.peer else 0))
+    values["received.reserved_bytes"] = float(daemon.sockets.shared.reservations.total)
+    values["sent.unread_bytes"] = float(daemon.sockets.shared.unsent.total)
     values["peer_engines.known"] = float(len(daemon.handshakes.peers))
-    values["handshakes.prepared"] = float(daemon.prepared)
+    values["handshakes.prepared"] = float(daemon.prepared and not daemon.comparers.trouble)
     values["ledger.open"] = float(daemon.ledger.state.open)
     values["ledger.rows"] = float(daemon.ledger.state.rows)
     values["loop.lag_seconds"] = daemon.loop_lag

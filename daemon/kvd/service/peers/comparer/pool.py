@@ -34,6 +34,8 @@ START_SECONDS = 30.0
 """A process that has not imported what it needs by then is given up."""
 AGAIN_SECONDS = 1.0
 """After a start that failed, nobody starts another for this long."""
+MOST_PAUSE_SECONDS = 30.0
+"""The longest pause between two starts of kvd's own accord."""
 FROM_OUTSIDE = {-signal.SIGHUP, -signal.SIGINT, -signal.SIGQUIT, -signal.SIGKILL, -signal.SIGTERM}
 """How a process ends that somebody else ended: an operator, the kernel where memory is short. No card does that."""
 MOST_WAITING = 256
@@ -78,9 +80,18 @@ class ComparerPool:
         self._not_before = 0.0  # time.monotonic()
 
     async def start(self) -> None:
-        """Have a process that is ready for the first comparison."""
+        """Have a process that is ready for the next comparison, where one can be started: else ``trouble`` says why."""
         with contextlib.suppress(RequestRefused):
             self._idle.append(await self._begin())
+
+    async def keep_trying(self) -> None:
+        """Until cancelled: start one again and again where none could be. Who would ask waits until kvd is ready."""
+        pause = AGAIN_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            if self.trouble:
+                await self.start()
+            pause = min(2 * pause, MOST_PAUSE_SECONDS) if self.trouble else AGAIN_SECONDS
 
     async def close(self) -> None:
         """End all processes, whatever they do."""
@@ -199,11 +210,12 @@ class ComparerPool:
             async with asyncio.timeout(START_SECONDS):
                 await process.hello()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, msgspec.MsgspecError) as error:
-            self.trouble = f"no process to compare engines can be started: {error!r}"
-            log.error(  # noqa: TRY400 (the message says it all)
-                "%s: engines are introduced to none of other hosts; next: see that kvd's user may execute %s, and that"
-                " there is memory", self.trouble, sys.executable,
-            )  # fmt: skip
+            before, self.trouble = self.trouble, f"no process to compare engines can be started: {error!r}"
+            if self.trouble != before:
+                log.error(  # noqa: TRY400 (the message says it all)
+                    "%s: engines are introduced to none of other hosts; next: see that kvd's user may execute %s, and"
+                    " that there is memory", self.trouble, sys.executable,
+                )  # fmt: skip
             self._not_before = time.monotonic() + AGAIN_SECONDS
             if process is not None:
                 await self._end(process)
@@ -213,6 +225,8 @@ class ComparerPool:
                 await self._end(process)
             raise
         self._counters["handshakes.comparers_started"] += 1
+        if self.trouble:
+            log.warning("a process to compare engines can be started again")
         self.trouble = ""
         return process
 

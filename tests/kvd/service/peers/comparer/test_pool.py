@@ -119,6 +119,33 @@ def test_a_process_that_cannot_be_started_is_kvds_fault_and_not_tried_at_each_qu
     pooled(talk)
 
 
+def test_a_process_that_could_not_be_started_is_tried_again_though_nobody_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start, tried = subprocess.Popen, []
+
+    def full_twice(*given: Any, **more: Any) -> subprocess.Popen[bytes]:
+        tried.append(1)
+        if len(tried) < 3:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return start(*given, **more)
+
+    async def talk(comparers: ComparerPool) -> None:
+        monkeypatch.setattr(subprocess, "Popen", full_twice)
+        monkeypatch.setattr(pool, "AGAIN_SECONDS", 0.0)
+        await comparers.start()
+        assert comparers.trouble
+        trying = asyncio.create_task(comparers.keep_trying())
+        async with asyncio.timeout(30):
+            while comparers.trouble:  # noqa: ASYNC110 - what it tries announces nothing
+                await asyncio.sleep(0)
+        trying.cancel()
+        assert len(comparers._idle) == 1
+
+    pooled(talk)
+    assert caplog.text.count("no process to compare engines can be started") == 1, "it is told once"
+
+
 def test_a_turn_that_is_cancelled_while_its_process_starts_leaves_none() -> None:
     async def talk(comparers: ComparerPool) -> None:
         async def compare() -> None:
