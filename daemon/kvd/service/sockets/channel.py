@@ -153,7 +153,9 @@ class Channel:
                 log.debug("the peer is gone before it could be told why")
         self._socket.close()
         self._events = None
-        self._stop_waiting()
+        self._stop_timer()
+        if not self._opening:  # else that box is in memory until it is its turn
+            self._stop_waiting()
         if self._outbox:
             for buffer in self._outbox:
                 self._shared.unsent.remove(self, buffer)
@@ -244,14 +246,19 @@ class Channel:
         """Have a box opened, on another thread; its message is handed over after that."""
         self._opening = True
         self._watch()
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._shared.opener, box.open).add_done_callback(self._opened)
+        job = asyncio.get_running_loop().run_in_executor(self._shared.opener, self._open_here, box)
+        job.add_done_callback(self._opened)
+
+    def _open_here(self, box: LargeBox) -> None:
+        if not self.ended:
+            box.open()
 
     def _opened(self, done: asyncio.Future[None]) -> None:
         self._opening = False
         if not done.cancelled():
             done.exception()  # where it could not be opened, the connection's events say so
         if self.ended:
+            self._stop_waiting()
             return
         self._watch()
         self._shared.poller.queue(self)

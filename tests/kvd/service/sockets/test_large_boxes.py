@@ -7,6 +7,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 from kvd.service.sockets.channel import Channel, Shared
@@ -25,9 +26,9 @@ class Later(Executor):
     def __init__(self) -> None:
         self.jobs: list[tuple[Future[Any], Callable[[], Any]]] = []
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:  # noqa: ARG002
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         done: Future[Any] = Future()
-        self.jobs.append((done, fn))
+        self.jobs.append((done, partial(fn, *args)))
         return done
 
     def work(self) -> None:
@@ -41,7 +42,7 @@ class Sealed:
     def __init__(self, shared: Shared) -> None:
         server, client = curve.generate(), curve.generate()
         limits = ConnectionLimits(message=1 << 20)
-        self.owner = Owner()
+        self.owner, self.shared = Owner(), shared
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)
         self.theirs.setblocking(False)
@@ -105,14 +106,17 @@ def test_a_large_box_is_opened_elsewhere_and_others_are_served_meanwhile() -> No
     opened_later(talk)
 
 
-def test_a_connection_may_end_while_its_box_is_opened() -> None:
+def test_a_connection_may_end_while_its_box_is_opened_and_keeps_its_room_until_that_is_done() -> None:
+    """Whoever sends boxes and ends its connections had as many of them in memory as it liked."""
+
     async def talk(one: Sealed, _other: Sealed, later: Later) -> None:
         await one.send(bytes(LARGE_BOX))
         await until(lambda: later.jobs)
+        reserved = one.shared.reservations
         one.channel.end()
+        assert reserved.total > LARGE_BOX
         later.work()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await until(lambda: not reserved.total)
         assert (one.owner.bodies, one.owner.causes) == ([], ["told"])
 
     opened_later(talk)
