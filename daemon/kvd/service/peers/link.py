@@ -37,6 +37,8 @@ RECONNECT_SECONDS = (0.05, 0.5)
 """First and longest pause before a connection is made again; it doubles in between."""
 NEVER_UP_RECONNECT_SECONDS = 2.0
 """The longest pause while nobody ever answered there."""
+MOST_TOLD = 8
+"""Troubles of one peer that the log is told of before it is up again."""
 
 Dial = Callable[[ChannelOwner, DialKind], Awaitable[Channel]]
 
@@ -92,7 +94,7 @@ class PeerLink:
         self._channel: Channel | None = None
         self._connected_at = 0.0
         self._trouble = Trouble()  # why there is no connection
-        self._told = Trouble()  # what was said last of what somebody has to do
+        self._told: set[Trouble] = set()  # what was said of what somebody has to do, since it was up
         self._down = ""  # why it is down
         loop = asyncio.get_running_loop()
         self._connected: asyncio.Future[None] = loop.create_future()
@@ -174,9 +176,9 @@ class PeerLink:
     def ended(self, _channel: Channel, cause: Cause) -> None:
         """Who waits for an answer on it fails now; another connection will be made."""
         self._trouble = troubles.ended(self.endpoint, cause, self.keys, shaken=self._channel is not None)
-        if self._trouble.hint and self._trouble != self._told:
+        if self._trouble.hint and self._trouble not in self._told and len(self._told) < MOST_TOLD:
             log.warning("the kvd at %s: %s", self.endpoint, self._trouble)
-            self._told = self._trouble
+            self._told.add(self._trouble)
         self._fail(
             list(self._sent), f"the connection to the kvd at {self.endpoint} was lost: {self._trouble.reason}"
         )
@@ -330,7 +332,7 @@ class PeerLink:
     def _change(self, state: Literal["up", "down"], reason: str) -> None:
         self.state, self.since, self._down = state, time.time(), reason
         if state == "up":
-            self._told = Trouble()
+            self._told.clear()
         hint = self._trouble.hint if state == "down" and self._channel is None else ""
         told = str(Trouble(reason, hint))
         self._events.emit(f"peer.{state}", str(self.endpoint), kvd_id=self.kvd_id, reason=told)

@@ -104,11 +104,11 @@ class Refusals:
             )  # fmt: skip
 
     def _make_room(self) -> None:
-        """Of the address with most keys the one that is silent longest goes: a stranger displaces himself first."""
+        """Of the addresses with most keys the one that is silent longest goes: a stranger displaces himself first."""
         if len(self._callers) < MOST_REMEMBERED:
             return
-        [(most, _)] = Counter(address for _, address in self._callers).most_common(1)
-        of_most = [caller for caller in self._callers if caller[1] == most]
+        keys = Counter(address for _, address in self._callers)
+        of_most = [caller for caller in self._callers if keys[caller[1]] == max(keys.values())]
         del self._callers[min(of_most, key=lambda caller: self._callers[caller].last)]
 
 

@@ -13,10 +13,12 @@ from kvd.service.config import PeerSettings
 from kvd.service.errors import PeerAway
 from kvd.service.peers import link
 from kvd.service.peers.link import Dial, PeerLink
+from kvd.service.peers.troubles import LinkKeys
 from kvd.service.sockets.channel import Channel
 from kvd.service.sockets.events import Events
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
+from kvd.zmtp.errors import ZmtpError
 
 THERE = Endpoint("there", 1)
 
@@ -88,5 +90,18 @@ def test_an_ended_link_fails_who_waits_with_the_reason_and_its_close_waits_for_i
         with pytest.raises(PeerAway, match="its key is not trusted any more"):
             await asking
         assert (made.state, told.down) == ("down", ["its key is not trusted any more"])
+
+    linked(never, talk)
+
+
+def test_a_peer_that_alternates_between_two_troubles_is_told_of_once_for_each(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def talk(made: PeerLink, _counters: Counter[str], _told: Told) -> None:
+        made.keys = LinkKeys(b"K" * 40, "'O' here:1")
+        for _ in range(50):
+            made.ended(cast("Channel", None), "closed")
+            made.ended(cast("Channel", None), ZmtpError("not_authorised", "400"))
+        assert len([line for line in caplog.messages if line.startswith("the kvd at there:1: ")]) == 2
 
     linked(never, talk)
