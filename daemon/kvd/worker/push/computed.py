@@ -69,6 +69,7 @@ class Computed:
 class _Transfer:
     """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
 
+    ``served``: whoever waited under this id had what it waited for, of an earlier request.
     ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
     about it until something changes, ``changes`` counts that.
     """
@@ -78,6 +79,7 @@ class _Transfer:
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
     milestones: dict[str, tuple[Milestone, ...]] = field(default_factory=dict)
     until: float = math.inf
+    served: bool = False
     cause: Cause | None = None
     known: Computed | None = None
     changes: int = 0
@@ -264,9 +266,10 @@ class Outgoing:
     def _step(self, step: PushStep, ready: StreamEvent | None) -> None:
         transfer = self._transfers.get(step.transfer_id)
         if transfer is None or transfer.step.request_id != step.request_id:
-            self._over.pop(step.transfer_id, None)
+            before, _ = self._over.pop(step.transfer_id, (None, 0.0))
             self._idle.pop(step.transfer_id, None)
             transfer = self._transfers[step.transfer_id] = _Transfer(step, next(self._epochs))
+            transfer.served = before is NOT_KEPT
         transfer.step = step
         transfer.changed()
         if step.again:
@@ -283,6 +286,8 @@ class Outgoing:
             self._forget(end.transfer_id, end.cause or ABORTED, now)
         else:
             transfer.until = now + end.seconds
+            if transfer.served and end.transfer_id not in self._owed:
+                transfer.cause = NOT_KEPT  # a decoder takes an id once: nobody will announce
             transfer.changed()
             self._ended.add(end.transfer_id)
 

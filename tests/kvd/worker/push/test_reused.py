@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from kvd.geometry.rank import Rank
 from kvd.vllm.errors import BadParams
 from kvd.vllm.scheduler import transfer_ids
 from kvd.worker.cause import ABORTED, code_of, text_of
@@ -51,6 +53,27 @@ def test_no_two_requests_of_one_transfer_have_the_same_epoch() -> None:
     here.begin([step({0: ids(3, 4)}, 8, 16, request_id="t")], [])
     seen.append(here.epoch("x"))
     assert len(set(seen)) == len(seen)
+
+
+def test_a_second_request_under_an_id_that_has_served_its_decoder_holds_no_blocks() -> None:
+    """Decoders take an id once, so nobody would announce it again: its blocks stayed for all of `lease_seconds`."""
+
+    def computed(made: Outgoing, request: str) -> set[str]:
+        made.begin([step({0: ids(1, 2)}, 8, 8, request_id=request)], [])
+        made.begin([], [PushEnd("x", request, 60.0)])
+        return made.sent(time.monotonic())
+
+    here, again = Outgoing(lambda: None), Outgoing(lambda: None)
+    for made in (here, again):
+        made.announced("x", "d", Rank(), lambda: None)
+        made.workers("x", "d", frozenset({Rank()}))
+        assert computed(made, "r") == set()
+        made.settled("x", "d", Rank())
+        assert made.sent(time.monotonic()) == {"r"}
+    assert computed(here, "s") == {"s"}
+    assert computed(here, "t") == {"t"}
+    again.announced("x", "another decoder", Rank(), lambda: None)
+    assert computed(again, "s") == set(), "somebody waits for it"
 
 
 def test_who_reads_the_blocks_of_the_first_request_is_told_to_stop(rig: SendRig) -> None:
