@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from kvd.service.errors import StartError
+from kvd.service.flocks import holders
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
 
 LOCK_NAME = "kvd.lock"
@@ -95,7 +96,7 @@ def _lock(path: Path, descriptor: int, holder: IO[str]) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         holder.seek(0)
-        pid = holder.read().strip() or _who_locked(descriptor)
+        pid = holder.read().strip() or next(map(str, holders(descriptor)), "unknown")
         raise StartError(
             f"another kvd (process {pid}) serves {path}",
             hint="stop it first, or give another --runtime-dir",
@@ -103,17 +104,6 @@ def _lock(path: Path, descriptor: int, holder: IO[str]) -> None:
     holder.truncate(0)
     holder.write(str(os.getpid()))
     holder.flush()
-
-
-def _who_locked(descriptor: int) -> str:
-    """The process that has the lock on a directory, as the kernel lists it."""
-    inode = str(os.fstat(descriptor).st_ino)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()
-            if words[1] == "FLOCK" and words[5].rpartition(":")[2] == inode:
-                return words[4]
-    return "unknown"
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvd.service.errors import StartError
+from kvd.service.flocks import holders
 
 NAME = "ledger.lock"
-_LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,9 @@ def _locked(descriptor: int) -> bool:
 
 def _trusted_holder(descriptor: int) -> int:
     """The process of kvd's own user, or of root, that has locked this file; 0 where there is none."""
-    inode = str(os.fstat(descriptor).st_ino)
-    try:
-        lines = _LOCKS.read_text().splitlines()
-    except OSError:
-        return 0
-    for line in lines:
-        # Number, kind, mode, access, process, device and inode: proc_locks(5).
-        parts = line.split()
-        if len(parts) < 6 or parts[1] != "FLOCK" or parts[5].rpartition(":")[2] != inode:
-            continue
-        pid = int(parts[4]) if parts[4].isdigit() else 0
+    for pid in holders(descriptor):
         with contextlib.suppress(OSError):
-            if pid not in (0, os.getpid()) and Path(f"/proc/{pid}").stat().st_uid in (0, os.geteuid()):
+            if pid != os.getpid() and Path(f"/proc/{pid}").stat().st_uid in (0, os.geteuid()):
                 return pid
     return 0
 
