@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from kvd.service.engines.local_engine import LocalEngine
 from kvd.service.errors import RequestRefused
+from kvd.service.fairness.tally import Tally
 from kvd.service.peers.card_shape import CardShapes
 from kvd.service.peers.comparer.pool import Comparer, Whose
 from kvd.service.peers.peer_engine import PeerEngine
@@ -29,10 +30,14 @@ AGAIN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The factors that fail, none where the two fit, or why they could not be compared; found at time.monotonic()."""
+    """The factors that fail, none where the two fit, or why they could not be compared; found at time.monotonic().
+
+    ``whose`` is the line in which the pair waited to be compared.
+    """
 
     bad: Factors
     at: float
+    whose: Whose
     refusal: Refused | None = None
 
     def holds(self) -> bool:
@@ -51,7 +56,8 @@ class CompatibilityCache:
         self._turn = turn
         self._shapes = CardShapes()
         self._counters = counters
-        self._found: OrderedDict[Pair, _Verdict] = OrderedDict()
+        self._found: dict[Pair, _Verdict] = {}
+        self._kept: Tally[Whose] = Tally()
         self._underway: dict[Pair, asyncio.Task[Factors]] = {}
 
     async def find(self, local: LocalEngine, where: Endpoint, peer: PeerEngine) -> tuple[bool, Factors]:
@@ -78,7 +84,7 @@ class CompatibilityCache:
         if verdict is None:
             return None
         if not verdict.holds():
-            del self._found[pair]
+            self._forget(pair)
             return None
         if verdict.refusal is not None:
             # A new one: raised again, one would gather the frames of all who ever asked.
@@ -92,13 +98,13 @@ class CompatibilityCache:
         peer.shape = peer.shape or await self._shapes.find(peer.card, (where, peer.uid))
         if peer.shape and (known := self._known((mine, peer.shape))) is not None:
             return known
-        # Both users': one with many engines fills no line of pairs in which it has no part.
-        users = () if peer.uid is None else (local.uid, peer.uid)
+        # One user with many engines fills no line of pairs in which it has no part.
+        whose = Whose(where, frozenset({local.uid, local.uid if peer.uid is None else peer.uid}))
         try:
-            async with self._turn(Whose(where, frozenset(users))) as comparer:
+            async with self._turn(whose) as comparer:
                 found = await comparer.shape(peer.card)
                 if not found.shape:
-                    self._keep(pair, found.bad)
+                    self._keep(whose, pair, found.bad)
                     return found.bad
                 peer.shape = found.shape
                 if (known := self._known((mine, found.shape))) is not None:
@@ -107,15 +113,23 @@ class CompatibilityCache:
                 bad = await comparer.bad(local.card())
         except RequestRefused as refusal:
             if refusal.code == "KVD-COMPARE-LIMIT":
-                self._keep(pair, (), refusal.refused)
+                self._keep(whose, pair, (), refusal.refused)
             raise
-        self._keep((mine, found.shape), bad)
+        self._keep(whose, (mine, found.shape), bad)
         return bad
 
-    def _keep(self, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
-        self._found[pair] = _Verdict(bad, time.monotonic(), refusal)
-        while len(self._found) > KEPT:
-            self._found.popitem(last=False)
+    def _keep(self, whose: Whose, pair: Pair, bad: Factors, refusal: Refused | None = None) -> None:
+        """Remember a verdict. Of too many the oldest goes of those in whose line most were found."""
+        self._forget(pair)
+        self._found[pair] = _Verdict(bad, time.monotonic(), whose, refusal)
+        self._kept.add(whose)
+        if len(self._found) > KEPT:
+            most = max(self._kept.of, key=lambda one: self._kept[one])
+            self._forget(next(old for old, verdict in self._found.items() if verdict.whose == most))
+
+    def _forget(self, pair: Pair) -> None:
+        if (verdict := self._found.pop(pair, None)) is not None:
+            self._kept.add(verdict.whose, -1)
 
     def _done(self, pair: Pair, done: asyncio.Task[Factors]) -> None:
         del self._underway[pair]

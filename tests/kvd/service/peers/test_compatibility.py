@@ -102,7 +102,9 @@ def test_a_small_replica_of_a_known_peer_needs_nobody_who_compares() -> None:
     asyncio.run(ask())
 
 
-def test_pairs_of_this_host_wait_in_the_line_of_both_users_and_of_others_in_that_of_their_kvd() -> None:
+def test_pairs_of_this_host_wait_in_the_line_of_both_users_and_others_in_that_of_their_kvd_and_its_asker() -> (
+    None
+):
     comparisons = Comparisons()
     verdicts = verdicts_by(comparisons)
 
@@ -114,8 +116,26 @@ def test_pairs_of_this_host_wait_in_the_line_of_both_users_and_of_others_in_that
 
     asyncio.run(ask())
     assert [(turn.endpoint, set(turn.users)) for turn in comparisons.turns] == [
-        (HERE, {1}), (HERE, {1, 2}), (HERE, {1, 2}), (THERE, set()),
+        (HERE, {1}), (HERE, {1, 2}), (HERE, {1, 2}), (THERE, {1}),
     ]  # fmt: skip
+
+
+def test_one_users_many_pairs_push_out_no_verdict_of_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "KEPT", 4)
+    comparisons = Comparisons()
+    verdicts = verdicts_by(comparisons)
+
+    async def ask() -> None:
+        honest = peer()
+        await verdicts.find(local(), THERE, honest)
+        for number in range(20):
+            hostile = local(shape=f"made up {number}")
+            hostile.uid = 7
+            await verdicts.find(hostile, THERE, peer())
+        assert await verdicts.find(local(), THERE, honest) == (True, (BAD,))
+        assert len(verdicts._found) == 4
+
+    asyncio.run(ask())
 
 
 def test_a_pair_that_was_refused_is_compared_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,15 @@ MOST_WAITING = 256
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose turn it is: the kvd of a peer; at this one, where all peers have one address, the users of both engines."""
+    """In whose line a pair waits: that of its peer's kvd and the users here, of one engine or, at this kvd, of both."""
 
     endpoint: Endpoint
     users: frozenset[int] = frozenset()
+
+    @property
+    def taker(self) -> Whose:
+        """Whose turn it is then: another kvd has one at a time, whoever here asks."""
+        return Whose(self.endpoint) if self.endpoint.host else self
 
     def __str__(self) -> str:
         if self.endpoint.host:
@@ -138,7 +143,7 @@ class ComparerPool:
 
     def _given_up(self, peer: Whose, error: Exception) -> RequestRefused:
         self._counters["handshakes.comparisons_given_up"] += 1
-        self._suspects[peer] = time.monotonic() + SUSPECT_SECONDS
+        self._suspects[peer.taker] = time.monotonic() + SUSPECT_SECONDS
         log.warning("comparing with an engine of %s was given up: %r", peer, error)
         return RequestRefused(
             "KVD-COMPARE-LIMIT",
@@ -177,7 +182,7 @@ class ComparerPool:
 
     def _free(self, peer: Whose) -> None:
         """A peer's turn is over; its next one comes after those of others that wait."""
-        self._running.discard(peer)
+        self._running.discard(peer.taker)
         if peer in self._waiting:
             self._waiting.move_to_end(peer)
         self._next()
@@ -190,7 +195,8 @@ class ComparerPool:
             if len(self._running) >= MOST_PROCESSES:
                 return
             suspects = len(self._running & self._suspects.keys())
-            if peer in self._running or (peer in self._suspects and suspects >= SUSPECTS):
+            taker = peer.taker
+            if taker in self._running or (taker in self._suspects and suspects >= SUSPECTS):
                 continue
             queue = self._waiting[peer]
             waiter = queue.popleft()
@@ -198,7 +204,7 @@ class ComparerPool:
                 del self._waiting[peer]
             if not waiter.cancelled():
                 waiter.set_result(None)
-                self._running.add(peer)
+                self._running.add(taker)
 
     async def _begin(self) -> ComparerProcess:
         if time.monotonic() < self._not_before:

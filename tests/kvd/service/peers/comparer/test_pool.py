@@ -222,3 +222,24 @@ def test_one_user_of_this_host_whose_pairs_fill_a_line_leaves_anothers_pair_its_
         await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_one_user_whose_pairs_fill_the_line_of_another_kvd_leaves_anothers_pair_its_turn() -> None:
+    async def run() -> None:
+        comparers = ComparerPool(Counter())
+        kvd = Endpoint("there", 1)
+        hostile, honest = Whose(kvd, frozenset({7})), Whose(kvd, frozenset({8}))
+        waiting = [asyncio.create_task(comparers._wait_for_turn(hostile)) for _ in range(MOST_WAITING + 1)]
+        await asyncio.sleep(0)
+        mine = asyncio.create_task(comparers._wait_for_turn(honest))
+        await asyncio.sleep(0)
+        assert comparers._running == {Whose(kvd)}
+        assert not mine.done(), "another kvd has one turn at a time"
+        comparers._free(hostile)
+        await asyncio.sleep(0)
+        assert mine.done()
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(run())
