@@ -34,31 +34,32 @@ class Budget:
         self.sizes: Tally[Hashable] = Tally()
         self._things, self._unit = things, unit
 
-    def fits(self, share: FairShare, size: int) -> bool:
+    def fits(self, share: FairShare, size: int = 0) -> bool:
         """Whether a share has room for one more thing."""
         held = self.sizes[share.owner]
         many = share.most and self.counts[share.owner] >= share.most
         return not many and not (share.size and held and held + size > share.size)
 
-    def full(self, shares: Sequence[FairShare], size: int) -> str:
+    def full(self, shares: Sequence[FairShare], size: int = 0) -> str:
         """The first share that has no room for one more, as an error says it; empty where all have."""
         share = next((one for one in shares if not self.fits(one, size)), None)
         if share is None:
             return ""
-        count, held = self.counts[share.owner], self.sizes[share.owner]
-        bounds = [f"{share.most}"] * bool(share.most) + [f"{share.size} {self._unit}"] * bool(share.size)
-        return (
-            f"{count} {self._things} {share.whose} with {held} {self._unit} wait already, at most"
-            f" {' and '.join(bounds)} may"
+        held = self.sizes[share.owner]
+        count = (
+            f"{self.counts[share.owner]} {self._things} {share.whose}"
+            + f" with {held} {self._unit}" * bool(held)
         )
+        bounds = [f"{share.most}"] * bool(share.most) + [f"{share.size} {self._unit}"] * bool(share.size)
+        return f"{count} wait already, at most {' and '.join(bounds)} may"
 
-    def take(self, shares: Sequence[FairShare], size: int) -> None:
+    def take(self, shares: Sequence[FairShare], size: int = 0) -> None:
         """One more is here."""
         for share in shares:
             self.counts.add(share.owner)
             self.sizes.add(share.owner, size)
 
-    def give_back(self, shares: Sequence[FairShare], size: int) -> None:
+    def give_back(self, shares: Sequence[FairShare], size: int = 0) -> None:
         """It is here no more."""
         for share in shares:
             self.counts.add(share.owner, -1)

@@ -1,4 +1,7 @@
-"""What waits for the ledger's threads: a fair share for each user and for each client, bounded in jobs and in bytes."""
+"""What waits for the ledger's threads, in fair turns, with a bound on how many jobs each user and each client has.
+
+Their bytes are those of the requests that wait for them, and bounded there (`kvd.service.sockets.shares`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ NOBODY = LedgerClient()
 
 @dataclass(slots=True, eq=False)
 class LedgerJob:
-    """Something to do with a database, on a thread of the ledger; ``size`` is what it holds in memory, in bytes.
+    """Something to do with a database, on a thread of the ledger; ``size`` is about what it writes, in bytes.
 
     A ``ping`` changes nothing: kvd asks whether the thread lives.
     """
@@ -42,22 +45,14 @@ class LedgerJob:
     ping: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QueueShare:
-    """How much may wait at a time."""
-
-    jobs: int
-    size: int
-
-
 class JobQueue:
     """Jobs for one thread. Users take turns, and the clients of each user; nobody waits behind another one's crowd.
 
     Over its share a client is refused (``KVD-BUSY``), and so is a user; others are not.
     """
 
-    def __init__(self, what: str, client: QueueShare, user: QueueShare) -> None:
-        self._client, self._user = client, user
+    def __init__(self, what: str, most_of_client: int, most_of_user: int) -> None:
+        self._of_client, self._of_user = most_of_client, most_of_user
         self._budget = Budget(what, "bytes")
         self._jobs: FairQueue[LedgerJob] = FairQueue()
         self._urgent: deque[LedgerJob] = deque()
@@ -68,9 +63,9 @@ class JobQueue:
         """Add a job. Raises `RequestRefused` where its client or its user has too much waiting."""
         with self._changed:
             shares = self._shares(job.client)
-            if full := self._budget.full(shares, job.size):
+            if full := self._budget.full(shares):
                 raise RequestRefused("KVD-BUSY", full, hint="wait for their answers, then send it again")
-            self._budget.take(shares, job.size)
+            self._budget.take(shares)
             self._jobs.put((job.client.uid, job.client.route), job)
             self._changed.notify()
 
@@ -94,7 +89,7 @@ class JobQueue:
             while len(taken) < most and total < size and (job := self._jobs.take()) is not None:
                 taken.append(job)
                 total += job.size
-                self._budget.give_back(self._shares(job.client), job.size)
+                self._budget.give_back(self._shares(job.client))
             return taken
 
     def take_urgent(self) -> list[LedgerJob]:
@@ -118,6 +113,6 @@ class JobQueue:
 
     def _shares(self, client: LedgerClient) -> tuple[FairShare, FairShare]:
         return (
-            FairShare(("client", client.route), "of this client", self._client.jobs, self._client.size),
-            FairShare(("user", client.uid), "of this user", self._user.jobs, self._user.size),
+            FairShare(("client", client.route), "of this client", self._of_client),
+            FairShare(("user", client.uid), "of this user", self._of_user),
         )

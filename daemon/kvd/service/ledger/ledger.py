@@ -19,7 +19,7 @@ from kvd.service.config import LedgerSettings
 from kvd.service.errors import LedgerError, StartError
 from kvd.service.ledger import store
 from kvd.service.ledger.faults import told
-from kvd.service.ledger.jobs import NOBODY, JobQueue, LedgerClient, LedgerJob, QueueShare
+from kvd.service.ledger.jobs import NOBODY, JobQueue, LedgerClient, LedgerJob
 from kvd.service.ledger.query import Own, kept_engine, select
 from kvd.service.ledger.reader import LedgerReader
 from kvd.service.ledger.state import LedgerState
@@ -30,11 +30,11 @@ from kvd.wire.transfer import KeptEngine, ListTransfers, TransferList, TransferR
 
 log = logging.getLogger(__name__)
 
-REPORTS = (QueueShare(1024, 8 << 20), QueueShare(3072, 48 << 20))
+REPORTS = (1024, 3072)
 """Reports that may wait, of a client and of a user. A worker sends one for each load, and keeps what is refused."""
-QUESTIONS = (QueueShare(32, 1 << 20), QueueShare(256, 8 << 20))
+QUESTIONS = (32, 256)
 """Questions that may wait, the same."""
-LONG_QUESTIONS = (QueueShare(2, 1 << 20), QueueShare(8, 8 << 20))
+LONG_QUESTIONS = (2, 8)
 """Those of them that take longer than `SHORT_SECONDS`."""
 SHORT_SECONDS = 0.25
 LONG_SECONDS = 10.0
@@ -188,7 +188,7 @@ class Ledger:
         """The matching rows, as many as one answer may hold. Raises `LedgerError` and `RequestRefused`."""
         total = self.state.rows
         return await self._ask(
-            self._reader.jobs, lambda database: select(database, query, total, own), client, 4096
+            self._reader.jobs, lambda database: select(database, query, total, own), client
         )
 
     async def engine(
@@ -196,7 +196,7 @@ class Ledger:
     ) -> KeptEngine | None:
         """What is kept of an engine that records name. Raises `LedgerError` and `RequestRefused`."""
         return await self._ask(
-            self._reader.jobs, lambda database: kept_engine(database, engine_id, generation), client, 4096
+            self._reader.jobs, lambda database: kept_engine(database, engine_id, generation), client
         )
 
     async def round_trip(self, seconds: float) -> LedgerState:
@@ -238,7 +238,7 @@ class Ledger:
         return self._loop.create_future()
 
     async def _ask(
-        self, jobs: JobQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int
+        self, jobs: JobQueue, work: Callable[[sqlite3.Connection], Found], client: LedgerClient, size: int = 0
     ) -> Found:
         if self.ended.done():
             raise LedgerError(f"a thread of the ledger {self.path} has ended")

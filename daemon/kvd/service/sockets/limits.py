@@ -76,8 +76,12 @@ MAX_TASKS_KIND = 10_240
 """Of one kind of message: questions about engines leave room for claims and records, whoever asks them."""
 MAX_TASKS_USER = 11_264
 MAX_WAITING_BYTES = 48 << 20
-"""Bytes of the requests of one socket that wait for something."""
+"""Bytes of the requests of one socket that wait for something: three quarters of `INCOMING_BYTES`. What waits for a
+disk or a worker leaves room for what arrives."""
+MAX_WAITING_USER_BYTES = 32 << 20
+"""Of that for one user, or one host or key; two thirds of `INCOMING_USER_BYTES`."""
 MAX_WAITING_PROCESS_BYTES = 16 << 20
+"""For one process: half of `INCOMING_PROCESS_BYTES`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from kvd.service.sockets.limits import (
     MAX_TASKS_USER_KIND,
     MAX_WAITING_BYTES,
     MAX_WAITING_PROCESS_BYTES,
+    MAX_WAITING_USER_BYTES,
 )
 
 
@@ -27,6 +28,6 @@ def shares_of_waiting(route: bytes, path: Path, kind: str) -> tuple[FairShare, .
         FairShare(("process", path), "of this process", MAX_TASKS_PROCESS, MAX_WAITING_PROCESS_BYTES),
         FairShare(("user's kind", user, kind), f"of kind {kind} of this user", MAX_TASKS_USER_KIND),
         FairShare(("kind", kind), f"of kind {kind}", MAX_TASKS_KIND),
-        FairShare(("user", user), "of this user", MAX_TASKS_USER),
+        FairShare(("user", user), "of this user", MAX_TASKS_USER, MAX_WAITING_USER_BYTES),
         FairShare(ALL, "in all", MAX_TASKS, MAX_WAITING_BYTES),
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvd.service.errors import RequestRefused
-from kvd.service.ledger.jobs import JobQueue, LedgerClient, LedgerJob, QueueShare
+from kvd.service.ledger.jobs import JobQueue, LedgerClient, LedgerJob
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def job(loop: asyncio.AbstractEventLoop, route: bytes, uid: int = 1, size: int =
     return LedgerJob(lambda _: None, loop.create_future(), LedgerClient(route, uid), size)
 
 
-def queue(jobs: int = 100, size: int = 1000) -> JobQueue:
-    return JobQueue("reports", QueueShare(jobs, size), QueueShare(2 * jobs, 2 * size))
+def queue(jobs: int = 100) -> JobQueue:
+    return JobQueue("reports", jobs, 2 * jobs)
 
 
 def test_clients_of_a_user_take_turns(loop: asyncio.AbstractEventLoop) -> None:
@@ -50,19 +50,18 @@ def test_a_batch_is_bounded_in_jobs_and_bytes(loop: asyncio.AbstractEventLoop) -
     assert len(waiting.take(100, 50, 0)) == 5
 
 
-@pytest.mark.parametrize(("size", "fit"), [(10, 3), (400, 2)])
-def test_who_has_too_much_waiting_is_refused_and_nobody_else(
-    loop: asyncio.AbstractEventLoop, size: int, fit: int
-) -> None:
+def test_who_has_too_much_waiting_is_refused_and_nobody_else(loop: asyncio.AbstractEventLoop) -> None:
     waiting = queue(jobs=3)
-    for _ in range(fit):
-        waiting.put(job(loop, b"a", size=size))
-    with pytest.raises(RequestRefused, match="reports of this client with") as refused:
-        waiting.put(job(loop, b"a", size=size))
+    for _ in range(3):
+        waiting.put(job(loop, b"a"))
+    with pytest.raises(
+        RequestRefused, match=r"^3 reports of this client wait already, at most 3 may$"
+    ) as refused:
+        waiting.put(job(loop, b"a"))
     assert (refused.value.code, refused.value.final) == ("KVD-BUSY", False)
-    waiting.put(job(loop, b"b", size=size))
+    waiting.put(job(loop, b"b"))
     waiting.take(1, 1000, 0)
-    waiting.put(job(loop, b"a", size=size))
+    waiting.put(job(loop, b"a"))
 
 
 def test_a_user_with_many_clients_has_a_share_as_well(loop: asyncio.AbstractEventLoop) -> None:

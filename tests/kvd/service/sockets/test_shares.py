@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from kvd.service.fairness.budget import ALL, Budget
 from kvd.service.sockets import limits
 from kvd.service.sockets.shares import shares_of_waiting
+from kvd.wire.limits import bytes_allowed
 
 
 class Waiting:
@@ -76,3 +77,20 @@ def test_what_waits_is_bounded_in_bytes() -> None:
     budget.take(shares, large)
     assert "of this process with 16777216 bytes wait already" in budget.full(shares, large)
     assert not budget.full(shares_of_waiting(b"s", (0, 1), "push_announce"), 100)
+
+
+def test_what_a_user_has_waiting_leaves_room_for_its_cards_to_arrive() -> None:
+    """All engines of a host are one user's: while a disk hangs their reports must not keep new ones out."""
+    budget, large = Budget("requests", "bytes"), 4 << 20
+    process = 0
+    while not (
+        full := budget.full(shares := shares_of_waiting(b"%d" % process, (0, process), "report"), large)
+    ):
+        budget.take(shares, large)
+        process += 1
+    assert "of this user with 33554432 bytes wait already" in full
+    left = limits.INCOMING_USER_BYTES - limits.MAX_WAITING_USER_BYTES
+    assert left >= 2 * bytes_allowed("register_worker")
+    assert not budget.full(shares_of_waiting(b"other", (1, 0), "report"), large)
+    assert limits.MAX_WAITING_BYTES < limits.INCOMING_BYTES
+    assert limits.MAX_WAITING_PROCESS_BYTES < limits.INCOMING_PROCESS_BYTES
