@@ -11,9 +11,9 @@ from typing import Protocol
 import msgspec
 
 from kvd.service.engines.belonging import refuse_another, refuse_conflict, refuse_stranger
-from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import ENDED_KEPT, Client, EngineState, LocalEngine, size_of
 from kvd.service.engines.roster import Roster
+from kvd.service.engines.tombstones import Tombstones
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally, beyond
 from kvd.service.sockets.events import Events
@@ -84,7 +84,7 @@ class Registry:
         self.engines: dict[str, LocalEngine] = {}
         self.counts: Tally[str] = Tally()
         self._living_of: Tally[int] = Tally()
-        self._gone = Departed(MOST_GONE_OF_UID)
+        self._gone = Tombstones(MOST_GONE_OF_UID)
         self._events = events
 
     @property

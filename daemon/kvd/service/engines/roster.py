@@ -6,8 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client, ClientState
+from kvd.service.engines.tombstones import Tombstones
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally, beyond
 
@@ -36,7 +36,7 @@ class Roster:
         self.bytes_of: Tally[int] = Tally()
         self._by_route: dict[bytes, Client] = {}
         self._alive: OrderedDict[str, Client] = OrderedDict()
-        self._gone = Departed(MOST_GONE_OF_UID)
+        self._gone = Tombstones(MOST_GONE_OF_UID)
 
     def check_room(self, client: Client) -> None:
         """Raise `RequestRefused` where its user, or all users together, have as many clients as there may be."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvd.service.fairness.queue import Path
-from kvd.service.sockets.channel import Cause, Channel, Shared
+from kvd.service.sockets.channel import Cause, Channel, SocketContext
 from kvd.service.sockets.limits import (
     ACCEPT_PAUSE_SECONDS,
     ACCEPTS_A_TURN,
@@ -57,7 +57,7 @@ class Service(Protocol):
 
 
 @dataclass(slots=True)
-class Visitors:
+class OwnersConnections:
     """Connections of one user or address; ``silent`` are those that have not said what they are, the oldest first."""
 
     count: int = 0
@@ -65,7 +65,7 @@ class Visitors:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ListenerSpec:
     """What a listening socket speaks. ``name`` is in its counters, ``most`` is how many connections it has at most."""
 
     name: str
@@ -79,17 +79,22 @@ class Acceptor:
     """Accepts connections of one listening socket, counts them, and ends those that are too many or too slow."""
 
     def __init__(
-        self, listening: socket.socket, door: Door, service: Service, shared: Shared, counters: Counter[str]
+        self,
+        listening: socket.socket,
+        spec: ListenerSpec,
+        service: Service,
+        shared: SocketContext,
+        counters: Counter[str],
     ) -> None:
-        self.path: Path = ("listening", door.name)
+        self.path: Path = ("listening", spec.name)
         self.mask, self.queued = 0, False
-        self.door = door
+        self.spec = spec
         self.open: dict[Channel, Hashable] = {}
         """Connections, and whose each is."""
         self.refusals: Refusals | None = None
         self._socket, self._service, self._shared, self._counters = listening, service, shared, counters
-        self._share = share_of(door.most)
-        self._visitors: dict[Hashable, Visitors] = {}
+        self._share = share_of(spec.most)
+        self._owners: dict[Hashable, OwnersConnections] = {}
         self._silent: OrderedDict[Channel, float] = OrderedDict()
         shared.poller.add(listening.fileno(), self, READ)
 
@@ -105,11 +110,11 @@ class Acceptor:
             except OSError as error:
                 if error.errno == errno.ECONNABORTED:
                     continue
-                self._counters[f"connections.{self.door.name}.accept_failed"] += 1
-                log.warning("%s socket: a connection cannot be accepted: %s", self.door.name, error.strerror)
+                self._counters[f"connections.{self.spec.name}.accept_failed"] += 1
+                log.warning("%s socket: a connection cannot be accepted: %s", self.spec.name, error.strerror)
                 pause = NO_DESCRIPTORS_PAUSE_SECONDS
                 break
-            self._counters[f"connections.{self.door.name}.accepted"] += 1
+            self._counters[f"connections.{self.spec.name}.accepted"] += 1
             self._open(connected, address)
         self._shared.poller.change(self._socket.fileno(), 0)
         asyncio.get_running_loop().call_later(pause, self._accept_again)
@@ -137,7 +142,7 @@ class Acceptor:
     def handshaken(self, channel: Channel, peer: Handshaken) -> None:
         """It is silent no more."""
         del self._silent[channel]
-        del self._visitors[self.open[channel]].silent[channel]
+        del self._owners[self.open[channel]].silent[channel]
         if peer.key:
             channel.path = (peer.key, 0)
         self._service.joined(channel)
@@ -153,12 +158,12 @@ class Acceptor:
     def ended(self, channel: Channel, cause: Cause) -> None:
         """Count how."""
         owner = self.open.pop(channel)
-        visitors = self._visitors[owner]
-        visitors.count -= 1
+        theirs = self._owners[owner]
+        theirs.count -= 1
         spoke = self._silent.pop(channel, None) is None
-        visitors.silent.pop(channel, None)
-        if not visitors.count:
-            del self._visitors[owner]
+        theirs.silent.pop(channel, None)
+        if not theirs.count:
+            del self._owners[owner]
         how = "ended" if spoke else "handshake_failed"
         if isinstance(cause, ZmtpError):
             if cause.kind == "not_authorised":
@@ -167,9 +172,9 @@ class Acceptor:
                 self.refusals.note(owner, cause)
             log.log(
                 logging.INFO if spoke else logging.DEBUG,
-                "%s socket: a connection ends: %s", self.door.name, cause.message,
+                "%s socket: a connection ends: %s", self.spec.name, cause.message,
             )  # fmt: skip
-        self._counters[f"connections.{self.door.name}.{how}"] += 1
+        self._counters[f"connections.{self.spec.name}.{how}"] += 1
         if spoke:
             self._service.left(channel, cause)
 
@@ -182,28 +187,28 @@ class Acceptor:
     def _open(self, connected: socket.socket, address: object) -> None:
         path, pid, uid = _who(connected, address)
         if not self._admit(path[0]):
-            self._counters[f"connections.{self.door.name}.refused"] += 1
+            self._counters[f"connections.{self.spec.name}.refused"] += 1
             connected.close()
             return
         connected.setblocking(False)
-        door = self.door
-        zmtp = Connection(door.socket_type, door.mechanism, door.limits)
-        channel = Channel(connected, zmtp, self, self._shared, path, plain=door.mechanism.name == "NULL")
+        spec = self.spec
+        zmtp = Connection(spec.socket_type, spec.mechanism, spec.limits)
+        channel = Channel(connected, zmtp, self, self._shared, path, plain=spec.mechanism.name == "NULL")
         channel.pid, channel.uid = pid, uid
         self.open[channel] = path[0]
-        visitors = self._visitors.setdefault(path[0], Visitors())
-        visitors.count += 1
-        visitors.silent[channel] = None
+        theirs = self._owners.setdefault(path[0], OwnersConnections())
+        theirs.count += 1
+        theirs.silent[channel] = None
         self._silent[channel] = time.monotonic()
 
     def _admit(self, owner: Hashable) -> bool:
         """Whether there is room for one more, which silent connections make, the oldest first."""
         if owner == OURSELVES:
             return True
-        visitors = self._visitors.get(owner)
-        if visitors is not None and visitors.count >= self._share:
-            silent: OrderedDict[Channel, None] | OrderedDict[Channel, float] = visitors.silent
-        elif len(self.open) >= self.door.most:
+        theirs = self._owners.get(owner)
+        if theirs is not None and theirs.count >= self._share:
+            silent: OrderedDict[Channel, None] | OrderedDict[Channel, float] = theirs.silent
+        elif len(self.open) >= self.spec.most:
             silent = self._silent
         else:
             return True

@@ -56,7 +56,7 @@ class ChannelOwner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SocketContext:
     """What all connections of a kvd share."""
 
     poller: Poller
@@ -84,7 +84,7 @@ class Channel:
         connected: socket.socket,
         zmtp: Connection,
         owner: ChannelOwner,
-        shared: Shared,
+        shared: SocketContext,
         path: Path,
         *,
         plain: bool,

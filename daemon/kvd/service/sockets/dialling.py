@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvd.service.sockets.acceptor import keep_alive
-from kvd.service.sockets.channel import Channel, ChannelOwner, Shared
+from kvd.service.sockets.channel import Channel, ChannelOwner, SocketContext
 from kvd.service.sockets.resolver import Resolver
 from kvd.wire.identity import Endpoint
 from kvd.zmtp.connection import Connection, ConnectionLimits
@@ -71,7 +71,7 @@ class DialPace:
 class Dialler:
     """Makes connections that share the budgets of all others. A message may have ``message_bytes``."""
 
-    shared: Shared
+    shared: SocketContext
     message_bytes: int
     resolver: Resolver = field(default_factory=Resolver)
     pace: DialPace = field(default_factory=DialPace)

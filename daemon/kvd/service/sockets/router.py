@@ -55,7 +55,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ClientLine:
     """One client's connection: what we asked it, by correlation id, and the ids of its requests that wait."""
 
     channel: Channel
@@ -79,7 +79,7 @@ class Router:
         self._queue = queue
         self.handlers: Mapping[type[Any], Handler] = {}
         self._counters = counters
-        self._lines: dict[bytes, Line] = {}
+        self._lines: dict[bytes, ClientLine] = {}
         self._waiting = Budget("requests", "bytes")
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
@@ -140,7 +140,7 @@ class Router:
     def joined(self, channel: Channel) -> None:
         """A client is there."""
         caller = Caller(channel.route, channel.pid, channel.uid, channel.key)
-        self._lines[channel.route] = Line(channel, caller)
+        self._lines[channel.route] = ClientLine(channel, caller)
 
     def left(self, channel: Channel, cause: Cause) -> None:
         """A client is there no more: nobody waits for its answers."""
@@ -172,7 +172,7 @@ class Router:
         else:
             waits.add_done_callback(lambda _: hold.release())
 
-    def _take(self, line: Line, received: Received) -> asyncio.Task[None] | None:
+    def _take(self, line: ClientLine, received: Received) -> asyncio.Task[None] | None:
         """Handle a message; where it waits for something, the task that does, and keeps its memory."""
         caller = line.caller
         if received.frames != 1:
@@ -219,7 +219,7 @@ class Router:
         task.add_done_callback(over)
         return task
 
-    def _answered(self, line: Line, message: Reply, correlation: int) -> None:
+    def _answered(self, line: ClientLine, message: Reply, correlation: int) -> None:
         asked = line.asked.get(correlation)
         if asked is not None and not asked.done():
             asked.set_result(message)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection
 
 from kvd.service.config import Config
-from kvd.service.sockets.acceptor import Acceptor, Door, Service
-from kvd.service.sockets.channel import Shared
+from kvd.service.sockets.acceptor import Acceptor, ListenerSpec, Service
+from kvd.service.sockets.channel import SocketContext
 from kvd.service.sockets.limits import (
     EVENTS_UNSENT_TOTAL_BYTES,
     MAX_TOPIC_BYTES,
@@ -40,8 +40,8 @@ class Sockets:
         """Who was not let in on the peer socket."""
         self.counts = connection_counts()
         self.poller = Poller(counters)
-        self.shared = Shared(self.poller, Reservations(), Unsent())
-        self._events = Shared(self.poller, self.shared.reservations, Unsent(EVENTS_UNSENT_TOTAL_BYTES))
+        self.shared = SocketContext(self.poller, Reservations(), Unsent())
+        self._events = SocketContext(self.poller, self.shared.reservations, Unsent(EVENTS_UNSENT_TOTAL_BYTES))
         self._counters = counters
         self._acceptors: list[Acceptor] = []
         self._peers: Acceptor | None = None
@@ -49,15 +49,15 @@ class Sockets:
     def serve_local(self, listening: socket.socket, service: Service, config: Config) -> None:
         """Serve workers and operators of this host."""
         limits = ConnectionLimits(message=config.local.max_message_bytes)
-        door = Door("local", "ROUTER", Null(), limits, self.counts.local)
-        self._acceptors.append(Acceptor(listening, door, service, self.shared, self._counters))
+        spec = ListenerSpec("local", "ROUTER", Null(), limits, self.counts.local)
+        self._acceptors.append(Acceptor(listening, spec, service, self.shared, self._counters))
 
     def serve_events(self, listening: socket.socket) -> Publisher:
         """Serve readers of events."""
         publisher = Publisher(self._counters)
         limits = ConnectionLimits(message=0, topic=MAX_TOPIC_BYTES)
-        door = Door("events", "PUB", Null(), limits, self.counts.events)
-        self._acceptors.append(Acceptor(listening, door, publisher, self._events, self._counters))
+        spec = ListenerSpec("events", "PUB", Null(), limits, self.counts.events)
+        self._acceptors.append(Acceptor(listening, spec, publisher, self._events, self._counters))
         return publisher
 
     def serve_peers(
@@ -65,8 +65,8 @@ class Sockets:
     ) -> None:
         """Serve other kvds: those that ``mechanism`` lets in."""
         limits = ConnectionLimits(message=config.peer.max_message_bytes)
-        door = Door("peer", "ROUTER", mechanism, limits, self.counts.peer)
-        self._peers = Acceptor(listening, door, service, self.shared, self._counters)
+        spec = ListenerSpec("peer", "ROUTER", mechanism, limits, self.counts.peer)
+        self._peers = Acceptor(listening, spec, service, self.shared, self._counters)
         self._peers.refusals = self.refusals
         self._acceptors.append(self._peers)
 

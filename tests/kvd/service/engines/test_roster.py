@@ -15,10 +15,10 @@ from kvd.service.config import LeaseSettings
 from kvd.service.engines import leases as lease_module
 from kvd.service.engines import registry as registry_module
 from kvd.service.engines import roster as roster_module
-from kvd.service.engines.departed import Departed
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.registry import Registry
+from kvd.service.engines.tombstones import Tombstones
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.events import Events
 from kvd.shown import MAX_NAMES
@@ -47,22 +47,22 @@ def client(engine: str, incarnation: str = "", uid: int = 1, process: int = 7, *
 
 
 def test_of_each_user_so_many_of_the_gone_are_remembered() -> None:
-    departed = Departed(3)
+    gone = Tombstones(3)
     for number in range(5):
-        departed.add(f"a{number}", 1)
-    departed.add("b", 2)
-    assert set(departed.forgotten(0.0)) == {"a0", "a1"}
-    assert list(departed.forgotten(0.0)) == []
-    assert list(departed.forgotten(time.time() + 1)) == ["a2", "a3", "a4", "b"]
+        gone.add(f"a{number}", 1)
+    gone.add("b", 2)
+    assert set(gone.forgotten(0.0)) == {"a0", "a1"}
+    assert list(gone.forgotten(0.0)) == []
+    assert list(gone.forgotten(time.time() + 1)) == ["a2", "a3", "a4", "b"]
 
 
 def test_who_is_back_is_not_forgotten() -> None:
-    departed = Departed(1)
-    departed.add("a", 1)
-    departed.add("b", 1)
-    departed.discard("a")
-    departed.discard("b")
-    assert list(departed.forgotten(time.time() + 1)) == []
+    gone = Tombstones(1)
+    gone.add("a", 1)
+    gone.add("b", 1)
+    gone.discard("a")
+    gone.discard("b")
+    assert list(gone.forgotten(time.time() + 1)) == []
 
 
 @given(

@@ -12,7 +12,7 @@ from typing import Any, cast
 from kvd.service.config import PeerSettings
 from kvd.service.peers.link import Listener
 from kvd.service.peers.links import PeerLinks
-from kvd.service.sockets.channel import Shared
+from kvd.service.sockets.channel import SocketContext
 from kvd.service.sockets.dialling import Dialler
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.fair_lines import ASKER
@@ -30,7 +30,7 @@ class Nobody:
 
 def linked(look: Callable[[str], list[Address]], talk: Callable[[PeerLinks], Awaitable[None]]) -> None:
     async def run() -> None:
-        dialler = Dialler(cast("Shared", None), 1 << 20, Resolver(look))
+        dialler = Dialler(cast("SocketContext", None), 1 << 20, Resolver(look))
         links = PeerLinks(
             dialler, PeerSettings(), None, Events(None, Counter()), Ping(kvd_id="a", kvd_generation="g"), 2048,
             Endpoint("127.0.0.1", 1),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvd.service.sockets.acceptor import Acceptor, Door
-from kvd.service.sockets.channel import Shared
+from kvd.service.sockets.acceptor import Acceptor, ListenerSpec
+from kvd.service.sockets.channel import SocketContext
 from kvd.service.sockets.limits import share_of
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.reservations import Reservations
@@ -34,9 +34,9 @@ class Full:
     def __init__(self, listening: socket.socket, path: str) -> None:
         self.counters: Counter[str] = Counter()
         self.poller = Poller(self.counters)
-        shared = Shared(self.poller, Reservations(), Unsent())
-        door = Door("local", "ROUTER", Null(), ConnectionLimits(message=1 << 16), MOST)
-        self.acceptor = Acceptor(listening, door, Router("local", self.counters, 10), shared, self.counters)
+        shared = SocketContext(self.poller, Reservations(), Unsent())
+        spec = ListenerSpec("local", "ROUTER", Null(), ConnectionLimits(message=1 << 16), MOST)
+        self.acceptor = Acceptor(listening, spec, Router("local", self.counters, 10), shared, self.counters)
         self.clients: list[socket.socket] = []
         self._path = path
 

@@ -15,7 +15,7 @@ import pytest
 from kvd.service.sockets import channel as channels
 from kvd.service.sockets import router as routers
 from kvd.service.sockets import unsent
-from kvd.service.sockets.channel import Cause, Channel, Shared
+from kvd.service.sockets.channel import Cause, Channel, SocketContext
 from kvd.service.sockets.limits import UNSENT_PAUSE_BYTES
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.reservations import Hold, Reservations
@@ -64,7 +64,7 @@ class Pair:
     """A channel, and the socket at its other end."""
 
     def __init__(self, counted: Unsent) -> None:
-        self.shared = Shared(Poller(Counter()), Reservations(), counted)
+        self.shared = SocketContext(Poller(Counter()), Reservations(), counted)
         self.owner = Owner()
         ours, self.theirs = socket.socketpair()
         ours.setblocking(False)

@@ -10,7 +10,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any
 
-from kvd.service.sockets.channel import Channel, Shared
+from kvd.service.sockets.channel import Channel, SocketContext
 from kvd.service.sockets.poller import Poller
 from kvd.service.sockets.reservations import Reservations
 from kvd.service.sockets.unsent import Unsent
@@ -39,7 +39,7 @@ class Later(Executor):
 class Sealed:
     """A channel of a CURVE server, the connection of its client, and the socket between."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: SocketContext) -> None:
         server, client = curve.generate(), curve.generate()
         limits = ConnectionLimits(message=1 << 20)
         self.owner, self.shared = Owner(), shared
@@ -72,7 +72,7 @@ def opened_later(talk: Callable[[Sealed, Sealed, Later], Awaitable[None]]) -> No
 
     async def run() -> None:
         later = Later()
-        shared = Shared(Poller(Counter()), Reservations(), Unsent(), later)
+        shared = SocketContext(Poller(Counter()), Reservations(), Unsent(), later)
         one, other = Sealed(shared), Sealed(shared)
         serving = asyncio.get_running_loop().create_task(shared.poller.run())
         try:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 
-class Departed:
+class Tombstones:
     """Names of what is gone. Of each user the last ``most`` are remembered: nobody pushes out another user's."""
 
     def __init__(self, most: int) -> None:
