@@ -1,7 +1,8 @@
 """The files of a database: which they are, and how they are set aside so that nothing of them is lost.
 
 A file that is set aside is called ``NAME.damaged-TIME`` until all that can be read of it was taken over, then
-``NAME.broken-TIME``. Of those that are called so the newest `KEPT` stay; nothing else here deletes any.
+``NAME.broken-TIME``. Of those that are called so the newest `KEPT` stay, or fewer where they are large. Nothing else
+here deletes any.
 """
 
 from __future__ import annotations
@@ -92,20 +93,27 @@ def aside(path: Path) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: name.rpartition("-")[2])[-MOST_TOLD:])
 
 
-def settle(aside: Path, path: Path) -> Path:
-    """All that could be read of it was taken over; its name says so from now on. Raises `OSError`."""
+def settle(aside: Path, path: Path, most: int) -> Path:
+    """All that could be read of it was taken over; its name says so from now on. Raises `OSError`.
+
+    The newest such file stays, and further ones with it while all have at most ``most`` bytes.
+    """
     kept = set_aside(aside, f"{path.name}{BROKEN}{aside.name.rpartition('-')[2]}")
-    _delete_oldest(path)
+    _delete_oldest(path, most)
     return kept or aside
 
 
-def _delete_oldest(path: Path) -> None:
+def _delete_oldest(path: Path, most: int) -> None:
     """Of what was taken over delete all but the newest. What is no file was none of ours, and stays."""
     broken = [p for p in path.parent.glob(f"{path.name}{BROKEN}*") if p.is_file()]
     databases = [p for p in broken if not p.name.endswith((*COMPANIONS, "-journal"))]
-    for old in sorted(databases, key=lambda p: p.name.rpartition("-")[2])[:-KEPT]:
-        for suffix in ("", *COMPANIONS, "-journal"):
-            Path(f"{old}{suffix}").unlink(missing_ok=True)
+    total = 0
+    for at, old in enumerate(sorted(databases, key=lambda p: p.name.rpartition("-")[2], reverse=True)):
+        files = [one for suffix in ("", *COMPANIONS, "-journal") if (one := Path(f"{old}{suffix}")).is_file()]
+        total += sum(one.stat().st_size for one in files)
+        if at and (at >= KEPT or total > most):
+            for one in files:
+                one.unlink(missing_ok=True)
 
 
 def sync(directory: Path) -> None:

@@ -79,15 +79,15 @@ class Salvage:
             taken = sum(self._take(into, row) for row in rows)
         self.taken += taken
 
-    def close(self, path: Path) -> str:
-        """Close it and name it for good; what became of it, for the log."""
+    def close(self, path: Path, most: int) -> str:
+        """Close it and name it for good; what became of it, for the log. For ``most`` see `files.settle`."""
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.close()
         self._database = None
         kept = self.aside
         with suppress(OSError):  # it is read once more at the next start then, which changes nothing
-            kept = files.settle(self.aside, path)
+            kept = files.settle(self.aside, path, most)
         why = f" ({self._why})" if self._why else ""
         lost = f"of {self.unreadable} more nothing can be read" if self.unreadable else "all that it had"
         if self._why and not self.unreadable:

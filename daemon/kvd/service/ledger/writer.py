@@ -216,7 +216,7 @@ class LedgerWriter:
         if not more:
             self._salvages.remove(salvage)
             self.known = store.known_engines(database)
-            log.warning("a ledger was set aside: %s", salvage.close(self.path))
+            log.warning("a ledger was set aside: %s", salvage.close(self.path, self.settings.max_bytes))
 
     def _between(self) -> None:
         """Called while a statement runs: who only asks whether the thread lives is answered."""
