@@ -24,9 +24,11 @@ from kvd.client.session import KvdSession
 from kvd.shown import logger
 from kvd.vllm.builds.versions import (
     brings_states,
+    check_prefill_context,
     check_sleep,
     engine_facts,
     hit_source,
+    is_copy,
     joins_layers,
     load_failure_policy,
     log_beside_vllm,
@@ -118,6 +120,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         log_beside_vllm()
         check_sleep(vllm_config)
+        check_prefill_context(vllm_config)
         settings, of_stock = connector_settings(vllm_config)
         self._settings = several_hosts(vllm_config, settings)
         if of_stock and role == KVConnectorRole.SCHEDULER:
@@ -133,6 +136,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         self._kv_caches: dict[str, torch.Tensor] = {}
         self._owed = Results(), StepOutcomes()
         self._bad_blocks: set[int] = set()
+        self._copy = False
+        self._unread: set[str] = set()
         self._idle = False
         self._pushing: Pushing | None = None
         # With microbatches the hook is called when half of the step's tokens are there.
@@ -158,6 +163,9 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         if not self._kv_caches:  # not again after a sleep
             self._engine = one_engine(self._vllm_config, self._engine)
         self._kv_caches = kv_caches
+        self._copy = is_copy(self._vllm_config)
+        if self._copy:
+            return
         kv_caches = in_one_form(kv_caches, torch.int8)
         where = place(self._vllm_config)
         geometry = worker_geometry(kv_caches, self._kv_cache_config, self._groups, where)
@@ -210,8 +218,14 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """A step's orders. What vLLM zeroes before a step is queued by now, and nothing yet of the forward."""
         super().bind_connector_metadata(connector_metadata)
-        if self._worker is not None and isinstance(connector_metadata, _Metadata):
-            self._worker.bound(connector_metadata.orders)
+        if not isinstance(connector_metadata, _Metadata):
+            return
+        orders = connector_metadata.orders
+        if self._worker is not None:
+            self._worker.bound(orders)
+        elif self._copy:
+            # vLLM frees blocks once every worker has said so. Nobody reads this one's.
+            self._unread.update(orders.freed, (end.request_id for end in orders.push_ends if not end.cause))
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin the loads of this step; returns at once."""
@@ -357,7 +371,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         ours, any blocks of the request (`kvd.vllm.builds.recovering`).
         """
         if self._worker is None:
-            return set(), set(), set()
+            unread, self._unread = self._unread, set()
+            return unread, set(), set()
         results = self._worker.results(IDLE_WAIT if self._idle else 0.0)
         by_block = {"blocks": results.bad_blocks, "scheduler": results.lost_blocks}
         if self._safe.channel not in by_block:

@@ -5,6 +5,7 @@ The one module that knows it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from typing import Any
@@ -39,15 +40,16 @@ def engine_facts(
     transfer = vllm_config.kv_transfer_config
     speculative = getattr(vllm_config, "speculative_config", None)
     text = model.hf_text_config
+    tp = _transfer_ranks(parallel)
     return EngineFacts(
         engine_id=transfer.engine_id,
         model=str(getattr(model, "served_model_name", None) or model.model),
         role=_ROLES.get(transfer.kv_role or "kv_both", "both"),
-        tp=parallel.tensor_parallel_size,
+        tp=tp,
         pp=parallel.pipeline_parallel_size,
         dcp=parallel.decode_context_parallel_size,
         groups=len(groups),
-        world_size=parallel.tensor_parallel_size * parallel.pipeline_parallel_size,
+        world_size=tp * parallel.pipeline_parallel_size,
         facts={
             "architecture": ",".join(getattr(model.hf_config, "architectures", None) or ()),
             **weights_facts(vllm_config, settings),
@@ -153,6 +155,58 @@ def check_sleep(vllm_config: Any) -> None:
         )
 
 
+def check_prefill_context(vllm_config: Any) -> None:
+    """Refuse prefill context parallelism where not every token's KV is at a rank that peers know.
+
+    Raises `UnsupportedBuild`.
+    """
+    parallel = vllm_config.parallel_config
+    pcp, dcp = _prefill_context(parallel), parallel.decode_context_parallel_size
+    if pcp == 1:
+        return
+    role = vllm_config.kv_transfer_config.kv_role
+    if role != "kv_producer":
+        raise UnsupportedBuild(
+            f"--prefill-context-parallel-size {pcp} with kv_role {role}: only engines that prefill may have it;"
+            " leave it out, or set kv_role to kv_producer"
+        )
+    tp, mla = parallel.tensor_parallel_size, vllm_config.model_config.use_mla
+    if dcp > 1 and not (tp == 1 and dcp == pcp and mla):
+        raise UnsupportedBuild(
+            f"--prefill-context-parallel-size {pcp} with --decode-context-parallel-size {dcp} and"
+            f" --tensor-parallel-size {tp}{'' if mla else ', and a model without MLA'}: both must be the same size,"
+            " with one tensor-parallel rank and MLA; leave one of them out"
+        )
+
+
+def is_copy(vllm_config: Any) -> bool:
+    """Whether this worker's KV is another rank's as well, which is the one that peers know.
+
+    Ranks of prefill context parallelism each compute a part of the tokens and then all have all KV, unless decode
+    context parallelism spreads it over them. Asks vLLM's process groups, so only after they exist.
+    """
+    parallel = vllm_config.parallel_config
+    if _prefill_context(parallel) == 1 or parallel.decode_context_parallel_size > 1:
+        return False
+    return _prefill_context_rank() > 0
+
+
+def _prefill_context(parallel: Any) -> int:
+    return getattr(parallel, "prefill_context_parallel_size", 1)
+
+
+def _prefill_context_rank() -> int:
+    from vllm.distributed.parallel_state import get_pcp_group
+
+    return int(get_pcp_group().rank_in_group)
+
+
+def _transfer_ranks(parallel: Any) -> int:
+    """Tensor-parallel ranks as peers know them: those of prefill context parallelism, where these hold a part each."""
+    sharded = _prefill_context(parallel) > 1 and parallel.decode_context_parallel_size > 1
+    return int(_prefill_context(parallel) if sharded else parallel.tensor_parallel_size)
+
+
 def hit_source() -> Any:
     """As what vLLM counts prompt tokens that came from a peer; None on builds that do not count by source."""
     try:
@@ -198,24 +252,31 @@ def place(vllm_config: Any) -> Place:
 
     parallel = vllm_config.parallel_config
     tp_rank, dcp = get_tensor_model_parallel_rank(), parallel.decode_context_parallel_size
+    if _prefill_context(parallel) > 1 and dcp > 1:
+        tp_rank = _prefill_context_rank()
     text = vllm_config.model_config.hf_text_config
     return Place(
         rank=Rank(tp=tp_rank, pp=get_pp_group().rank_in_group, dcp=tp_rank % dcp),
-        tp=parallel.tensor_parallel_size,
+        tp=_transfer_ranks(parallel),
         dcp=dcp,
         kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
         state_groups=next((int(v) for n in _GROUP_COUNT_NAMES if (v := getattr(text, n, None))), None),
         interleave=getattr(parallel, "cp_kv_cache_interleave_size", 1) or 1,
         channels_first=_conv_channels_first(),
-        packing=_cpu_packing if vllm_config.device_config.device_type == "cpu" else None,
+        packing=functools.partial(_cpu_packing, vllm_config.model_config.dtype)
+        if vllm_config.device_config.device_type == "cpu"
+        else None,
     )
 
 
-def _cpu_packing(spec: Any, kernel_tokens: int) -> Packing:
-    """How vLLM's CPU attention packs this spec's blocks: which of its kernels runs decides, not the tensor's shape."""
+def _cpu_packing(dtype: Any, spec: Any, kernel_tokens: int) -> Packing:
+    """How vLLM's CPU attention packs this spec's blocks: which of its kernels runs decides, not the tensor's shape.
+
+    ``dtype`` is the model's, which decides on that, whatever type the cache has.
+    """
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    kernel = _get_attn_isa(spec.dtype, kernel_tokens, spec.head_size)
+    kernel = _get_attn_isa(dtype, kernel_tokens, spec.head_size)
     return "vec" if kernel in ("vec", "vec16") else "opaque"
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from kvd.vllm.builds import versions
-from kvd.vllm.builds.versions import check_sleep, joins_layers, one_engine, required_layout, several_hosts
+from kvd.vllm.builds.versions import (
+    check_sleep,
+    joins_layers,
+    one_engine,
+    place,
+    required_layout,
+    several_hosts,
+)
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.wire.identity import EngineFacts
 from kvd.worker.settings import read_settings
@@ -129,3 +136,28 @@ def test_workers_on_several_hosts_take_the_engine_id_of_the_first_one(
 def test_an_engine_on_one_host_keeps_its_id_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm.distributed.parallel_state", None)
     assert one_engine(on_node(0, nodes=1), EngineFacts(engine_id="e", model="m")).engine_id == "e"
+
+
+@pytest.mark.parametrize(("dtype", "packing"), [("bfloat16", "opaque"), ("float32", "vec")])
+def test_how_a_cpu_packs_blocks_goes_by_the_type_of_the_model_not_of_its_cache(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, packing: str
+) -> None:
+    """As vLLM chooses: AMX for bfloat16, with a quantised cache too."""
+    attention = ModuleType("vllm.v1.attention.backends.cpu_attn")
+    kernels = lambda of, tokens, size: "amx" if of == "bfloat16" else "vec"  # noqa: ARG005, E731
+    attention._get_attn_isa = kernels  # type: ignore[attr-defined]
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.get_pp_group = lambda: SimpleNamespace(rank_in_group=0)  # type: ignore[attr-defined]
+    state.get_tensor_model_parallel_rank = lambda: 0  # type: ignore[attr-defined]
+    for module in (attention, state):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, decode_context_parallel_size=1),
+        model_config=SimpleNamespace(
+            dtype=dtype, hf_text_config=SimpleNamespace(), get_total_num_kv_heads=lambda: 4
+        ),
+        device_config=SimpleNamespace(device_type="cpu"),
+    )
+    packs = place(config).packing
+    assert packs is not None
+    assert packs(SimpleNamespace(dtype="float8_e4m3fn", head_size=64), 32) == packing
