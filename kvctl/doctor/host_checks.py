@@ -20,6 +20,8 @@ LEAST_SHARED = 1 << 30
 LEAST_FILES = 4096
 """Open files of a process: a large engine's sockets, mapped memory and connections."""
 UNLIMITED = resource.RLIM_INFINITY
+OFFLOADING = "--kv-offloading-size"
+"""vLLM's flag that puts a connector in the place of whichever is configured."""
 _LOCKED = "Max locked memory"
 
 _host = partial(checked, "host")
@@ -38,6 +40,7 @@ def host_checks(
         yield from _locked(root, workers)
         yield from _peer_memory(root)
     yield from _libnl(root, ports, environment)
+    yield from _replaced(root / "proc")
 
 
 def _readers(mine: Rules) -> Check:
@@ -148,3 +151,20 @@ def _libnl(root: Path, ports: Mapping[str, str], environment: Mapping[str, str])
             "libibverbs of the system and NIXL's UCX load a libnl each: workers may end with SIGSEGV",
             "there is no RDMA adapter to lose: set UCX_MODULES=^ib for the engines",
         )  # fmt: skip
+
+
+def _replaced(processes: Path) -> Iterator[Check]:
+    """Such an engine starts, says nothing, and no kvd hears of it: its command line alone shows it."""
+    for file in sorted(processes.glob("[0-9]*/cmdline")):
+        words: list[str] = []
+        with contextlib.suppress(OSError):  # it ended, or is another user's
+            words = file.read_text(errors="replace").split("\0")
+        flag = next((word for word in words if word.startswith(OFFLOADING)), None)
+        if flag and any('"KvdConnector"' in word for word in words):
+            yield _host(
+                "warning", "CONNECTOR_REPLACED",
+                f"the engine with pid {file.parent.name} is given KvdConnector and {OFFLOADING}, with which vLLM"
+                " takes a connector of its own in its place: it hands nothing over",
+                f"leave {OFFLOADING} out, and name KvdConnector and OffloadingConnector in a MultiConnector:"
+                " docs/switching.md",
+            )  # fmt: skip

@@ -103,3 +103,18 @@ def test_two_copies_of_libnl_are_told_unless_ucx_leaves_its_module_out(
     if with_adapter:
         adapter(root, "mlx5_0", "4: ACTIVE")
     assert ("TWO_LIBNL" in checks(root, UCX_MODULES=modules)) is told
+
+
+@pytest.mark.parametrize("flag", [("--kv-offloading-size", "4"), ("--kv-offloading-size=4",)])
+def test_an_engine_whose_connector_vllm_replaces_is_told(root: Path, flag: tuple[str, ...]) -> None:
+    config = '{"kv_connector": "KvdConnector", "kv_connector_module_path": "kvd.vllm"}'
+    given = ("vllm", "serve", "m", "--kv-transfer-config", config)
+    for pid, words in {7: given, 8: (*given, *flag), 9: ("vllm", "serve", "m", *flag)}.items():
+        (root / "proc" / str(pid)).mkdir()
+        (root / "proc" / str(pid) / "cmdline").write_text("\0".join(words) + "\0")
+    (root / "proc/10").mkdir()
+    (root / "proc/10/cmdline").symlink_to(root / "gone")
+    found = checks(root)["CONNECTOR_REPLACED"]
+    assert found.state == "warning"
+    assert "pid 8 is given KvdConnector" in found.found
+    assert "MultiConnector" in found.hint
