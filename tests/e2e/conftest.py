@@ -11,6 +11,7 @@ import pytest
 
 from kvctl.demo.deployment import Deployment
 from tests.support import matrix, recovery_matrix
+from tests.support.configurations import Setup
 from tests.support.deployments import running
 from tests.support.matrix import Cell
 from tests.support.rigs.stepped import WillingKvd
@@ -54,7 +55,11 @@ def gdn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 def _place(item: pytest.Item) -> matrix.Place | None:
     """Where docs/matrix.md says what came of a test."""
     callspec = getattr(item, "callspec", None)
-    cells = [value for value in callspec.params.values() if isinstance(value, Cell)] if callspec else []
+    params = callspec.params if callspec else {}
+    for value in params.values():
+        if isinstance(value, Setup):
+            return matrix.OF_CONFIGURATIONS.title, value.configuration.name, params["column"]
+    cells = [value for value in params.values() if isinstance(value, Cell)]
     name = getattr(item, "originalname", item.name)
     return matrix.place_of(item.path.name, name, cells[0]) if cells else None
 
@@ -102,7 +107,8 @@ def _note(item: pytest.Item, place: matrix.Place, report: pytest.TestReport) -> 
     elif report.when == "call":
         left.discard(item.nodeid)
         if not left:
-            found[place] = matrix.GOOD[place[0]]
+            said = dict(report.user_properties).get("found")
+            found[place] = str(said) if said else matrix.GOOD[place[0]]
     # each time: such a run takes an hour, and may be cut short
     if os.environ.get("WRITE_MATRIX") and (report.failed or report.skipped or not left):
         MATRIX.write_text(matrix.page(found, _versions()))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvctl.cli.units import Mode
+from tests.support.configurations import COLUMNS, CONFIGURATIONS
 
 BACKENDS = ("nixl", "mooncake", "direct")
 MODES: tuple[Mode, ...] = ("pull", "push")
@@ -133,7 +134,18 @@ back; the next request was handed over. `-`: nothing is written with `direct`, t
     tuple(f"{cell.model} {cell.backend}" for cell in FAULTY),
     frozenset(itertools.product(FAULTS.values(), (f"{cell.model} {cell.backend}" for cell in FAULTY))),
 )
-TABLES = (ANSWERS, WORKERS, FAULTS_OF_PUSH)
+OF_CONFIGURATIONS = Table(
+    "Configurations",
+    """Two prompts, for each data-parallel rank: one of a chunk and one of several. `works`: the answer was, token for
+token, that of the decoder alone; all of the prompt was loaded, as the ledger and vLLM's own count say, and none of it
+computed again; as many drafts were accepted as without a hand-over. Pull and push are KvdConnector's; `stock` are
+vLLM's NixlConnector and NixlPushConnector on the same engines.""",
+    "configuration",
+    tuple(row.name for row in CONFIGURATIONS),
+    tuple(COLUMNS),
+    frozenset(itertools.product((row.name for row in CONFIGURATIONS), COLUMNS)),
+)
+TABLES = (ANSWERS, WORKERS, OF_CONFIGURATIONS, FAULTS_OF_PUSH)
 GOOD = {ANSWERS.title: "equal", WORKERS.title: "equal", FAULTS_OF_PUSH.title: "right"}
 """What stands in a place of which all tests passed, by table."""
 OF_FILE = {"test_push.py": ANSWERS, "test_unequal_tp.py": WORKERS, "test_push_faults.py": FAULTS_OF_PUSH}

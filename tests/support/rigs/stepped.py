@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,7 +40,10 @@ class WillingKvd(Script):
 
 
 class SteppedScheduler:
-    """A scheduler; every request that is scheduled says 7. ``groups`` are specs, one full attention if not given."""
+    """A scheduler; every request that is scheduled says 7. ``groups`` are specs, one full attention if not given.
+
+    ``ahead``: asynchronous scheduling. Each step is scheduled before it is known what came of the one before.
+    """
 
     def __init__(
         self,
@@ -51,11 +55,11 @@ class SteppedScheduler:
         pool: int = 100,
         longest: int = 1024,
         chunk: int = 256,
+        ahead: bool = False,
     ) -> None:
         from vllm.config import CacheConfig, KVTransferConfig, ModelConfig, SchedulerConfig, VllmConfig
         from vllm.utils.hashing import sha256
         from vllm.v1.core.kv_cache_utils import init_none_hash, resolve_kv_cache_block_sizes
-        from vllm.v1.core.sched.scheduler import Scheduler
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
@@ -83,7 +87,12 @@ class SteppedScheduler:
         )
         whole, hashed = resolve_kv_cache_block_sizes(caches, config)
         self.hashed = hashed
-        self.scheduler: Any = Scheduler(
+        config.scheduler_config.async_scheduling = ahead  # a CPU's configuration has it off
+        self.config, self.caches = config, caches
+        self._ahead, self._under_way = int(ahead), deque[tuple[Any, Any]]()
+        self.outputs: list[Any] = []
+        """What the last step gave to those who asked."""
+        self.scheduler: Any = config.scheduler_config.get_scheduler_cls()(
             vllm_config=config,
             kv_cache_config=caches,
             block_size=whole,
@@ -128,8 +137,17 @@ class SteppedScheduler:
             pooler_output=[],
             kv_connector_output=KVConnectorOutput(**told) if told else None,
         )
-        self.scheduler.update_from_output(output, result)
+        self._under_way.append((output, result))
+        self.outputs = []
+        if len(self._under_way) > self._ahead:
+            answers = self.scheduler.update_from_output(*self._under_way.popleft())
+            self.outputs = [one for client in answers.values() for one in client.outputs]
         return dict(output.num_scheduled_tokens), output.kv_connector_metadata
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a step computes something of which nobody has heard yet."""
+        return any(output.num_scheduled_tokens for output, _ in self._under_way)
 
     def run_out(self) -> None:
         """Step until nothing is left."""

@@ -1,0 +1,281 @@
+"""What people run vLLM with, a configuration at a time: handed over, answered as by one engine alone, and by stock too.
+
+`make e2e-matrix` runs it and writes what came of each into docs/matrix.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
+from kvctl.demo.engine import EngineProcess
+from kvctl.demo.engine_spec import EngineSpec
+from kvctl.processes.daemons import Kvd, two_hosts
+from kvctl.processes.errors import EngineGone, EngineStartFailed
+from kvd.wire.transfer import TransferRecord
+from tests.support import nursery
+from tests.support.adapters import write_adapter
+from tests.support.asked import Said, ask, said
+from tests.support.configurations import COLUMNS, CONFIGURATIONS, WORKS, Configuration, Setup
+from tests.support.daemons import wait_for
+from tests.support.deployments import PATIENT, PATIENT_KVD, found_out, prompt_of, transfers
+from tests.support.engine_calls import engine_metrics, reset_prefix_cache
+from tests.support.odd_models import dtype_of, write
+from tests.support.tiny_models import NO_PREFIX_CACHING
+
+pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ANSWER = 12
+BLOCK = 128
+DRAFTS = "spec_decode_num_accepted_tokens"
+PORTS = 4
+SECONDS = 600.0
+"""An engine has them to start, and a request to be answered: the machine may be busy with other things."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two engines with a connector; ``hosts`` are the kvds of ours."""
+
+    setup: Setup
+    prefill: EngineProcess
+    decode: EngineProcess
+    hosts: tuple[Kvd, Kvd] | None
+    request: Mapping[str, Any]
+
+    def ask(
+        self,
+        engine: EngineProcess,
+        prompt: Sequence[int],
+        max_tokens: int,
+        params: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> Future[Any]:
+        """A request with what the configuration adds to each."""
+        more = {**self.request, **more}
+        return ask(engine, prompt, max_tokens, params, **more)
+
+    def alone(self, prompt: Sequence[int]) -> tuple[Said, int]:
+        """What the decoder computes by itself, and of how many drafts; both engines forget it again."""
+        before = self.counted(DRAFTS)
+        answer = said(self.ask(self.decode, prompt, ANSWER), SECONDS)
+        drafts = self.counted(DRAFTS) - before
+        for engine in (self.prefill, self.decode):
+            wait_for(partial(reset_prefix_cache, engine), SECONDS)
+        return answer, drafts
+
+    def counted(self, name: str) -> int:
+        """One of the decoder's counters."""
+        return int(engine_metrics(self.decode, SECONDS).values.get(f"vllm:{name}", 0))
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Engines that do not start: the log of the one that ended first."""
+
+    log: str
+
+
+@pytest.fixture(scope="module")
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair | Refusal]:
+    setup: Setup = request.param
+    folder = tmp_path_factory.mktemp("pair")
+    with contextlib.ExitStack() as stack:
+        specs = two_specs(setup.configuration, folder)
+        hosts = None
+        if setup.connector == "KvdConnector":
+            hosts = stack.enter_context(two_hosts(folder, PATIENT_KVD))
+        configs = [connector(setup, role, hosts) for role in (0, 1)]
+        start = stack.enter_context(engines(nursery.start))
+        begun = [start(replace(s, kv_transfer_config=c)) for s, c in zip(specs, configs, strict=True)]
+        try:
+            for engine in begun:
+                engine.wait_ready(SECONDS)
+        except EngineStartFailed:
+            yield Refusal(logs(*specs))
+            return
+        more = dict(setup.configuration.request)
+        if "adapter" in more:
+            more["adapter"] = write_adapter(specs[0].model, folder / "adapter", seed=more["adapter"])
+        yield Pair(setup, begun[0], begun[1], hosts, more)
+
+
+def two_specs(row: Configuration, folder: Path) -> list[EngineSpec]:
+    """Both engines without their connectors."""
+    models = folder / "models"
+    path = write(row.model, models)
+    draft = {"model": str(write(row.draft, models))} if row.draft else {}
+    specs = []
+    for side, own in (("prefill", row.prefill), ("decode", row.decode)):
+        arguments = {**row.both, **own}
+        if "speculative_config" in arguments:
+            arguments["speculative_config"] = {**arguments["speculative_config"], **draft}
+        specs.append(
+            EngineSpec(
+                model=path,
+                work_dir=folder / side,
+                log_path=folder / f"{side}.log",
+                dtype=dtype_of(row.model),
+                max_model_len=2048,
+                max_num_batched_tokens=256,
+                enable_prefix_caching=row.model not in NO_PREFIX_CACHING,
+                cache_dir=found_out(folder),
+                arguments=arguments,
+                env={
+                    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+                    "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports()),
+                },
+            )
+        )
+    return specs
+
+
+def free_ports() -> int:
+    """The first of some that the system hands out to nobody: stock listens there, a data-parallel rank each."""
+    while True:
+        first = random.randrange(15_000, 30_000, PORTS)
+        with contextlib.suppress(OSError):
+            for port in range(first, first + PORTS):
+                socket.create_server(("127.0.0.1", port)).close()
+            return first
+
+
+def connector(setup: Setup, role: int, hosts: tuple[Kvd, Kvd] | None) -> dict[str, Any]:
+    """The kv_transfer_config of the prefiller (0) or the decoder (1)."""
+    row = setup.configuration
+    if hosts is not None:
+        return transfer_config(
+            hosts[role], engine_id(hosts[role]), row.roles[role], extra={**PATIENT, "mode": "push"}
+        )
+    return {
+        "kv_connector": setup.connector,
+        "kv_role": row.roles[role],
+        "engine_id": f"stock-{role}",
+        "kv_buffer_device": "cpu",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": 500},
+    }
+
+
+RUN = [row for row in CONFIGURATIONS if not row.by_hand]
+SETUPS = {(row, name): Setup(row, name) for row in RUN for name, _ in COLUMNS.values()}
+"""One object each: pytest keeps a pair of engines as long as it is asked for by the same."""
+
+
+@pytest.mark.parametrize(
+    ("pair", "column"),
+    [
+        pytest.param(SETUPS[row, name], column, id=f"{row}-{column.replace(' ', '_')}")
+        for row in RUN
+        for column, (name, _) in COLUMNS.items()
+    ],
+    indirect=["pair"],
+)
+def test_what_comes_of_a_configuration(
+    pair: Pair | Refusal, column: str, record_property: Callable[[str, object], None], request: Any
+) -> None:
+    row: Configuration = request.node.callspec.params["pair"].configuration
+    expected = row.expected(column)
+    came = "does not start" if isinstance(pair, Refusal) else asked(pair, column)
+    if came != expected and (quoted := expected.split("`")[1:2]):
+        log = pair.log if isinstance(pair, Refusal) else logs(pair.prefill.spec, pair.decode.spec)
+        assert quoted[0] in log, came
+        came = expected
+    record_property("found", came)
+    assert came == expected, pair
+
+
+def logs(*specs: EngineSpec) -> str:
+    """What engines said."""
+    return "\n".join(spec.log_path.read_text(errors="replace") for spec in specs)
+
+
+def asked(pair: Pair, column: str) -> str:
+    """What comes of a short prompt and one of several chunks, for each data-parallel rank."""
+    for seed in range(max(pair.setup.configuration.ranks)):
+        for tokens in (100, 700):
+            try:
+                came = _asked(pair, column, prompt_of(tokens, seed=seed), seed)
+            except (EngineGone, RuntimeError) as ended:
+                return f"error: {ended}"
+            if came != WORKS:
+                return came
+    return WORKS
+
+
+def _asked(pair: Pair, column: str, prompt: list[int], seed: int) -> str:
+    expected, drafts = pair.alone(prompt)
+    assert (expected.error, len(expected.token_ids)) == ("", ANSWER)
+    ranks = [seed % ranks if ranks > 1 else None for ranks in pair.setup.configuration.ranks]
+    before, drafted = pair.counted("external_prefix_cache_hits"), pair.counted(DRAFTS)
+    name, decoded = _handed_over(pair, COLUMNS[column][1], prompt, *ranks)
+    if decoded.error:
+        return f"error: {decoded.error}"
+    if decoded.token_ids != expected.token_ids:
+        return f"wrong answer: {decoded.token_ids} for {expected.token_ids}"
+    loaded = pair.counted("external_prefix_cache_hits") - before
+    if loaded < len(prompt) - 1 or pair.counted("nixl_num_failed_transfers"):
+        return f"computed again: {loaded} of {len(prompt)} tokens came"
+    accepted = pair.counted(DRAFTS) - drafted
+    if accepted < drafts:
+        return f"{accepted} drafts are accepted, {drafts} where nothing is handed over"
+    return WORKS if pair.hosts is None else _recorded(pair, pair.hosts[1], column, name, len(prompt))
+
+
+def _handed_over(
+    pair: Pair, mode: str, prompt: list[int], prefiller: int | None, decoder: int | None
+) -> tuple[str, Said]:
+    """The prompt's way through both engines, as a router's: what ours calls it, and the answer."""
+    name = uuid.uuid4().hex
+    if pair.hosts is not None and mode == "push":
+        there, here = Deployment(*pair.hosts, pair.prefill, pair.decode, "push").push_params(name)
+        if prefiller is not None:
+            here["remote_engine_id"] += f"_dp{prefiller}"
+        prefilling = pair.ask(pair.prefill, prompt, 1, there, rank=prefiller)
+        decoding = pair.ask(pair.decode, prompt, ANSWER, here, rank=decoder)
+        computed(said(prefilling, SECONDS))
+        return name, said(decoding, SECONDS)
+    # Stock push knows a request by the id that the router gave both engines.
+    prefilled = said(pair.ask(pair.prefill, prompt, 1, PREFILL_PARAMS, name=name, rank=prefiller), SECONDS)
+    computed(prefilled)
+    params = dict(prefilled.params or {})
+    params.pop("remote_prefill_cached_tokens", None)  # else counted in the place of what was loaded
+    decoded = said(pair.ask(pair.decode, prompt, ANSWER, params, name=name, rank=decoder), SECONDS)
+    return str(params.get("remote_request_id", "")), decoded
+
+
+def computed(prefilled: Said) -> None:
+    """Raises `RuntimeError` with why a prefill failed."""
+    if prefilled.error:
+        raise RuntimeError(prefilled.error)
+
+
+def _recorded(pair: Pair, host: Kvd, column: str, name: str, tokens: int) -> str:
+    """What the decoder's ledger says: all of its workers have all of their part, or why not."""
+    row = pair.setup.configuration
+
+    def look() -> list[TransferRecord] | None:
+        found = [one for one in transfers(host) if one.remote_request_id == name]
+        return found if len(found) == row.workers or any(one.state == "miss" for one in found) else None
+
+    records = wait_for(look, SECONDS)
+    missed = [record.cause for record in records if record.state == "miss"]
+    assert all(record.bytes > 0 and record.tokens >= tokens - 1 for record in records if not missed)
+    assert {record.mode for record in records} == {column}
+    if missed:
+        return f"computed again: {missed[0]}"
+    moved, expected = sum(record.bytes for record in records), row.token_bytes * -(-tokens // BLOCK) * BLOCK
+    return WORKS if not expected or moved == expected else f"{moved} bytes moved instead of {expected}"
