@@ -21,3 +21,9 @@ print(json.dumps(sorted({"torch", "vllm", "transformers", "nixl", "mooncake", "t
 def test_no_module_imports_a_heavy_library() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_a_worker_does_not_load_what_seals_between_hosts() -> None:
+    script = "import sys, kvd.worker.worker; print(sorted({'nacl', 'zmq'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -8,12 +8,12 @@ import pytest
 
 from kvd.zmtp import curve
 from kvd.zmtp.connection import MOST_FRAMES, Connection, ConnectionLimits, SocketType
-from kvd.zmtp.curve import SEALED_BYTES, CurveClient, CurveServer
+from kvd.zmtp.curve import CurveClient, CurveServer
 from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Received, Subscribed, Unsubscribed, ZmtpEvent
 from kvd.zmtp.frames import buffers, command, frame, metadata, named
 from kvd.zmtp.greeting import greeting
-from kvd.zmtp.mechanism import Mechanism
+from kvd.zmtp.mechanism import SEALED_BYTES, Mechanism
 from kvd.zmtp.null import Null
 from tests.support import fuzzing
 

@@ -6,19 +6,17 @@ import os
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from typing import Literal
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
 from kvd.client.errors import ClientError, ProtocolError, RefusedByDaemon, TimedOut, Unencodable, Unreachable
+from kvd.client.line import LocalLine
 from kvd.client.mailbox import DELIVER_AGAIN, QUEUE, Fresh, Mailbox, Pending, SessionState, fail
 from kvd.client.packing import packed
 from kvd.geometry.errors import BadGeometry
 from kvd.shown import logger
 from kvd.wire.errors import WireError
 from kvd.wire.frame import Message, decode, encode, kind_of
-from kvd.wire.limits import LARGEST
 from kvd.wire.registration import Heartbeat, NotRegistered, Registered, RegisterWorker, Unregister
 from kvd.wire.reply import Refused, Reply, refusal
 
@@ -47,13 +45,7 @@ class SessionThread:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.mailbox = mailbox
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = _open(self.context)
-        self.monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        self.socket.connect(mailbox.address)  # after the monitor: it must see this connection succeed
-        self.poller = zmq.Poller()
-        for source in (self.socket, self.monitor, mailbox.wake):
-            self.poller.register(source, zmq.POLLIN)
+        self.line = LocalLine(mailbox.address, mailbox.wake, self._connection_changed)
         self.waiting: dict[int, Pending] = {}
         self.deliveries: dict[str, int] = {}
         self.last_id = 0
@@ -69,15 +61,14 @@ class SessionThread:
 
     def turn(self) -> None:
         """Wait for whatever comes first, then do all that is due."""
-        ready = dict(self.poller.poll(self._pause_ms()))
-        if self.mailbox.wake in ready:
-            os.eventfd_read(self.mailbox.wake)
-        if self.monitor in ready:
-            self._connection_changed()
-        if self.socket in ready:
-            self._receive()
+        self._wait(self._pause_ms())
+        self._receive()
         self._take_inbox()
         self._keep_time(time.monotonic())
+
+    def _wait(self, milliseconds: int) -> None:
+        if self.line.wait(milliseconds):
+            os.eventfd_read(self.mailbox.wake)
 
     def _pause_ms(self) -> int:
         now = time.monotonic()
@@ -90,15 +81,12 @@ class SessionThread:
 
     # --- the connection ---
 
-    def _connection_changed(self) -> None:
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            made = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            self.mailbox.counters["connections" if made else "disconnections"] += 1
-            self.packs = True
-            self._present_again("unknown" if made else "away")
-            if not made:
-                self.mailbox.publish(replace(self.mailbox.state, connected=False))
+    def _connection_changed(self, made: bool) -> None:
+        self.mailbox.counters["connections" if made else "disconnections"] += 1
+        self.packs = True
+        self._present_again("unknown" if made else "away")
+        if not made:
+            self.mailbox.publish(replace(self.mailbox.state, connected=False))
 
     def _send(self, message: Fresh, correlation: int) -> bool:
         """Send now; False where that is not possible. Raises `Unencodable`, which has been counted and logged."""
@@ -109,9 +97,7 @@ class SessionThread:
             why = f"a message cannot be encoded: {type(error).__name__}: {error}"
             log.error("%s: %s", self.mailbox.name, why)  # noqa: TRY400 (the sender's future has the traceback)
             raise Unencodable(why) from error
-        try:
-            self.socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+        if not self.line.send(frame):
             self.mailbox.counters["unsent"] += 1
             return False
         return True
@@ -139,13 +125,9 @@ class SessionThread:
     # --- what kvd sends ---
 
     def _receive(self) -> None:
-        for _ in range(TURN):
+        for frame in islice(self.line.received(), TURN):
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                message, correlation = decode(frames[-1])
+                message, correlation = decode(frame)
             except WireError as error:
                 self.mailbox.counters["unreadable"] += 1
                 log.warning("%s: kvd sent what cannot be read: %s", self.mailbox.name, error.message)
@@ -325,32 +307,13 @@ class SessionThread:
             self._send(Unregister(incarnation=self.incarnation), correlation)
             deadline = time.monotonic() + GOODBYE_SECONDS
             while self.waiting and (left := deadline - time.monotonic()) > 0:
-                if self.socket.poll(max(1, int(left * 1000))):
-                    self._receive()
+                self._wait(max(1, int(left * 1000)))
+                self._receive()
 
     def close(self) -> None:
-        """Fail whatever still waits, and close the sockets."""
+        """Fail whatever still waits, and close the connection."""
         for item in [*self.waiting.values(), *self.mailbox.inbox]:
             fail(item, ClientError("the session was closed before kvd answered"))
         self.waiting.clear()
         self.mailbox.inbox.clear()
-        self.socket.disable_monitor()
-        self.context.destroy(linger=0)
-
-
-def _open(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-    # No HEARTBEAT_IVL: where more waits than the queue takes and kvd then ends, libzmq's heartbeats end this process,
-    # vLLM's, with `!_io_error`. Ours are messages (`Heartbeat`).
-    opened = context.socket(zmq.DEALER)
-    options = {
-        zmq.LINGER: 0,
-        zmq.IMMEDIATE: 1,  # nothing is queued for a kvd that is away: what matters is kept and sent again
-        zmq.SNDHWM: QUEUE,
-        zmq.RCVHWM: QUEUE,
-        zmq.MAXMSGSIZE: LARGEST,
-        zmq.RECONNECT_IVL: 50,
-        zmq.RECONNECT_IVL_MAX: 100,
-    }
-    for option, value in options.items():
-        opened.setsockopt(option, value)
-    return opened
+        self.line.close()

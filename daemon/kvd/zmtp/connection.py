@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvd.zmtp import greeting
-from kvd.zmtp.curve import SEALED_BYTES
 from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Handshaken, LargeBox, Received, Subscribed, Unsubscribed, ZmtpEvent
 from kvd.zmtp.frames import (
@@ -25,7 +24,7 @@ from kvd.zmtp.frames import (
     refusal,
     taken_apart,
 )
-from kvd.zmtp.mechanism import Mechanism
+from kvd.zmtp.mechanism import SEALED_BYTES, Mechanism
 
 SocketType = Literal["ROUTER", "DEALER", "PUB"]
 

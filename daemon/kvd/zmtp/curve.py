@@ -29,6 +29,7 @@ from nacl.exceptions import CryptoError
 from kvd.zmtp import z85
 from kvd.zmtp.errors import Kind, ZmtpError
 from kvd.zmtp.frames import SHOWN, named, refusal, taken_apart
+from kvd.zmtp.mechanism import SEALED_BYTES
 
 NAME = "CURVE"
 KEY = 32
@@ -38,8 +39,6 @@ HELLO = 2 + 72 + KEY + 8 + 64 + MAC
 WELCOME = 16 + KEY + COOKIE + MAC
 VOUCHER = 2 * KEY + MAC
 MESSAGE = b"\7MESSAGE"
-SEALED_BYTES = len(MESSAGE) + 8 + MAC + 1
-"""What sealing adds to the body of a frame: the command's name, a nonce, a checksum, flags."""
 
 
 def generate() -> tuple[bytes, bytes]:

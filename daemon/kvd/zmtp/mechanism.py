@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+SEALED_BYTES = len(b"\7MESSAGE") + 8 + 16 + 1
+"""What sealing adds to the body of a frame: the command's name, a nonce, a checksum, flags."""
+
 
 class Boxes(Protocol):
     """How messages of one connection travel sealed."""

@@ -9,11 +9,12 @@ import pytest
 
 from kvd.zmtp import curve
 from kvd.zmtp.connection import LARGE_BOX, MOST_FRAMES, Connection, ConnectionLimits
-from kvd.zmtp.curve import SEALED_BYTES, CurveClient, CurveServer
+from kvd.zmtp.curve import CurveClient, CurveServer
 from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import Handshaken, LargeBox, Received
 from kvd.zmtp.frames import COMMAND, MORE, command, header, named
 from kvd.zmtp.greeting import BYTES
+from kvd.zmtp.mechanism import SEALED_BYTES
 
 SERVER, CLIENT, OTHER = curve.generate(), curve.generate(), curve.generate()
 LIMITS = ConnectionLimits(message=1000)

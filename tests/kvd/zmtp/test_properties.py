@@ -14,12 +14,12 @@ from kvd.zmtp.errors import ZmtpError
 from kvd.zmtp.events import ZmtpEvent
 from kvd.zmtp.frames import buffers, command, header, metadata, named
 from kvd.zmtp.greeting import greeting
-from kvd.zmtp.mechanism import Mechanism
+from kvd.zmtp.mechanism import SEALED_BYTES, Mechanism
 from kvd.zmtp.null import Null
 
 SERVER, CLIENT = curve.generate(), curve.generate()
 LIMITS = ConnectionLimits(message=2000, handshake=600, topic=30)
-MOST_HELD = LIMITS.message + curve.SEALED_BYTES + 9
+MOST_HELD = LIMITS.message + SEALED_BYTES + 9
 MECHANISMS: dict[str, Mechanism] = {
     "null": Null(),
     "server": CurveServer(SERVER[1], lambda _key: True),
