@@ -133,7 +133,7 @@ def handed(opened: zmq.Socket[bytes], question: GetPeer) -> tuple[float, list[by
     gathering, frames = Gathering(), []
     began = time.perf_counter()
     while True:
-        opened.send(encode(msgspec.structs.replace(question, first=len(gathering.workers)), 7))
+        opened.send(encode(msgspec.structs.replace(question, first=gathering.count), 7))
         while True:
             if not opened.poll(int(1000 * SECONDS)):
                 raise SystemExit("kvd did not answer")

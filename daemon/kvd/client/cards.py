@@ -9,12 +9,15 @@ from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.wire.identity import EngineCard, EngineFacts
 
 
-def engine_geometry(card: EngineCard, workers: tuple[WorkerGeometry, ...] = ()) -> EngineGeometry:
+def engine_geometry(
+    card: EngineCard, workers: tuple[WorkerGeometry, ...] = (), *, reader: AlikeReader | None = None
+) -> EngineGeometry:
     """The geometry of the engine that a card describes. Raises `kvd.geometry.errors.GeometryError` for a bad one.
 
-    ``workers`` are its workers' geometries in the card's order, where they have been read before.
+    ``workers`` are its workers' geometries in the card's order, where they have been read before; ``reader`` may have
+    read such of other engines.
     """
-    reader = AlikeReader()
+    reader = reader or AlikeReader()
     known = workers or tuple(reader.read_document(worker.geometry)[0] for worker in card.workers)
     return described_engine(msgspec.structs.replace(card.engine, facts=card.facts), card.generation, known)
 

@@ -24,8 +24,7 @@ class RemoteEngine:
     """One generation of a remote engine, as one local worker sees it.
 
     Its geometry is read and its plans are made when they are first asked for, once, on the thread that asks. Any number
-    of threads may ask. ``metadata`` is what each of its workers exported, in the order of the geometry's workers.
-    ``gone`` says why it was forgotten, to whoever still has it.
+    of threads may ask. ``gone`` says why it was forgotten, to whoever still has it.
     """
 
     def __init__(
@@ -35,19 +34,27 @@ class RemoteEngine:
         engine_id: str,
         generation: str,
         read: Callable[[], EngineGeometry],
-        metadata: tuple[bytes, ...],
+        read_metadata: Callable[[], tuple[bytes, ...]],
     ) -> None:
-        """For ``worker`` of ``local``. ``read`` gives the remote engine's geometry, or raises its `GeometryError`."""
+        """For ``worker`` of ``local``. ``read`` gives the remote engine's geometry, or raises its `GeometryError`.
+
+        ``read_metadata`` gives what each of its workers exported, in the order of the geometry's workers.
+        """
         self.engine_id = engine_id
         self.generation = generation
-        self.metadata = metadata
         self.gone = ""
         self._local = local
         self._worker = worker
         self._read = read
+        self._read_metadata = read_metadata
         self._lock = threading.RLock()
         self._pushes: dict[Rank, dict[str, LayerPush]] = {}
         self._layer_reads: dict[Rank, dict[str, LayerPush]] = {}
+
+    @cached_property
+    def metadata(self) -> tuple[bytes, ...]:
+        """What each of its workers exported, in the order of the geometry's workers."""
+        return self._read_metadata()
 
     @property
     def geometry(self) -> EngineGeometry:
@@ -171,16 +178,16 @@ class TransferTopology:
         engine_id: str,
         generation: str,
         read: Callable[[], EngineGeometry],
-        metadata: tuple[bytes, ...] = (),
+        read_metadata: Callable[[], tuple[bytes, ...]] = tuple,
     ) -> RemoteEngine:
-        """`register_remote_engine` of an engine whose geometry is yet to be read, by ``read``."""
+        """`register_remote_engine` of an engine whose card is yet to be read; see `RemoteEngine`."""
         if engine_id == self.local.engine_id:
             raise OwnEngine(f"engine {engine_id} is this engine itself: nothing is transferred within one")
         with self._lock:
             known = self._remotes.get(engine_id)
             if known is None or known.generation != generation:
                 known = self._remotes[engine_id] = RemoteEngine(
-                    self.local, self.worker, engine_id, generation, read, metadata
+                    self.local, self.worker, engine_id, generation, read, read_metadata
                 )
             return known
 

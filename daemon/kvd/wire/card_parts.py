@@ -59,27 +59,53 @@ class Gathering:
     """The parts of a card as they come in, in their order."""
 
     def __init__(self) -> None:
-        self.workers: list[WorkerCard] = []
+        self.count = 0
+        """Workers that are here."""
         self.bytes = 0
+        self._parts: list[tuple[EngineFacts, CardPart]] = []
+
+    @property
+    def workers(self) -> list[WorkerCard]:
+        """The workers that are here, made anew each time."""
+        return [worker for engine, part in self._parts for worker in _workers(engine, part)]
 
     def add(self, engine: EngineFacts, part: CardPart) -> bool:
         """Take a part; whether it was the last. Raises `BadCard`."""
-        if part.first != len(self.workers):
-            raise BadCard(f"a part begins with worker {part.first}, wanted was {len(self.workers)}")
+        if part.first != self.count:
+            raise BadCard(f"a part begins with worker {part.first}, wanted was {self.count}")
         if part.total > MOST_RANKS:
             raise BadCard(f"an engine of {part.total} workers, at most {MOST_RANKS} are taken")
         if not part.rows and part.next < part.total:
             raise BadCard(f"a part without workers, and {part.total - part.next} of {part.total} are missing")
         if part.next > part.total:
             raise BadCard(f"{part.next} workers of an engine of {part.total}")
+        sizes = [len(tail) for tail in part.tails]
         for row in part.rows:
-            if not 0 <= row.tail < len(part.tails):
-                raise BadCard(f"worker {row.rank} names tail {row.tail} of {len(part.tails)}")
-        self.bytes += sum(len(r.head) + len(part.tails[r.tail]) + len(r.metadata) for r in part.rows)
+            if not 0 <= row.tail < len(sizes):
+                raise BadCard(f"worker {row.rank} names tail {row.tail} of {len(sizes)}")
+            self.bytes += len(row.head) + sizes[row.tail] + len(row.metadata)
         if self.bytes > MAX_CARD_BYTES:
             raise BadCard(f"a card of more than {self.bytes} bytes, at most {MAX_CARD_BYTES} are taken")
-        self.workers += _workers(engine, part)
+        self._parts.append((engine, part))
+        self.count = part.next
         return part.next == part.total
+
+
+class ToldCard:
+    """A card as kvd told it: whose it is can be seen, its workers are made when somebody first asks for them."""
+
+    def __init__(self, card: EngineCard, parts: Gathering | None = None) -> None:
+        """With ``parts`` the card's workers are there."""
+        self.engine, self.generation = card.engine, card.generation
+        self._card, self._parts = card, parts
+
+    @property
+    def whole(self) -> EngineCard:
+        """The card with its workers."""
+        if (parts := self._parts) is not None:
+            self._card = with_workers(self._card, parts.workers)
+            self._parts = None
+        return self._card
 
 
 def with_workers(card: EngineCard, workers: Sequence[WorkerCard]) -> EngineCard:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvd.backends.contract import Backend
 from kvd.geometry.rank import Rank
 from kvd.topology.transfer_topology import TransferTopology
-from kvd.wire.identity import EngineCard
+from kvd.wire.card_parts import ToldCard
 from kvd.worker.ends import LoadEnds
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
@@ -26,7 +26,7 @@ class WorkerContext:
     backend: Backend
     session: Callable[[], SessionProtocol]
     ends: LoadEnds
-    register: Callable[[EngineCard], None]
+    register: Callable[[ToldCard], None]
 
     @property
     def engine_id(self) -> str:

@@ -10,17 +10,16 @@ import msgspec
 
 from kvd.client.errors import ClientError
 from kvd.shown import logger
-from kvd.wire.card_parts import Gathering, with_workers
+from kvd.wire.card_parts import Gathering, ToldCard
 from kvd.wire.errors import BadCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import EngineCard
 from kvd.worker.cause import Cause, from_error, refusal_code
 from kvd.worker.session import SessionProtocol
 
 log = logger(__name__)
 
-Answered = Callable[[EngineCard | Cause], None]
+Answered = Callable[[ToldCard | Cause], None]
 
 
 def ask_for_peer(
@@ -75,15 +74,15 @@ class _Asking:
 
     def ask(self, seconds: float) -> None:
         """Ask for the next part, or for the first."""
-        question = msgspec.structs.replace(self._asked, first=len(self._parts.workers))
+        question = msgspec.structs.replace(self._asked, first=self._parts.count)
         self._session().call(question, seconds).add_done_callback(self._look)
 
     def take(self, ready: PeerReady) -> None:
         """Take an answer, and ask on where it is not the last. Raises `BadCard` and what ``answered`` raises."""
         if ready.part is None:
-            self._answered(ready.peer)
+            self._answered(ToldCard(ready.peer))
         elif self._parts.add(ready.peer.engine, ready.part):
-            self._answered(with_workers(ready.peer, self._parts.workers))
+            self._answered(ToldCard(ready.peer, self._parts))
         else:
             # The rest of this generation, and of no other.
             self._asked = msgspec.structs.replace(self._asked, generation=ready.peer.generation)

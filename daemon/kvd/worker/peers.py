@@ -6,19 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvd.client.cards import engine_geometry
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.errors import GeometryError
 from kvd.topology.errors import TopologyError
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
-from kvd.wire.identity import EngineCard
+from kvd.wire.card_parts import ToldCard
 from kvd.worker.cause import REQUEST_OVER, Cause, from_error
 from kvd.worker.load import Load
 
 
-def register(topology: TransferTopology, card: EngineCard) -> RemoteEngine:
-    """Register the engine of a card; its geometry is read when it is first needed. Raises `OwnEngine`."""
-    metadata = tuple(worker.metadata for worker in card.workers)
+def register(topology: TransferTopology, card: ToldCard, reader: AlikeReader) -> RemoteEngine:
+    """Register the engine of a card; what stands in it is read when it is first needed. Raises `OwnEngine`.
+
+    ``reader`` has read the geometries of earlier cards: what this one has in common with them costs nothing again.
+    """
     return topology.register_card(
-        card.engine.engine_id, card.generation, lambda: engine_geometry(card), metadata
+        card.engine.engine_id,
+        card.generation,
+        lambda: engine_geometry(card.whole, reader=reader),
+        lambda: tuple(worker.metadata for worker in card.whole.workers),
     )
 
 

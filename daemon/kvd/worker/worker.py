@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from kvd.backends.contract import Backend
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.shown import logger
 from kvd.topology.checksum import Summer
 from kvd.topology.errors import OwnEngine
 from kvd.topology.transfer_topology import TransferTopology
+from kvd.wire.card_parts import ToldCard
 from kvd.wire.checksum import GetSums
 from kvd.wire.errors import BadCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
@@ -99,6 +101,7 @@ class WorkerHalf:
         self.topology = TransferTopology(_engine_geometry(engine, geometry, siblings), geometry.rank)
         """Every remote engine that this worker knows."""
         self.tally = TransferTally()
+        self._reader = AlikeReader()  # of all peers: replicas and next generations are like those before
         self._backend = backend
         self._begun: dict[str, Load] = {}
         self._record_event = record_event
@@ -302,7 +305,7 @@ class WorkerHalf:
     def _ask_for_peer(self, load: Load) -> None:
         prefill, asked = load.order.prefill, time.monotonic()
 
-        def answered(found: EngineCard | Cause) -> None:
+        def answered(found: ToldCard | Cause) -> None:
             load.handshake = time.monotonic() - asked
             if isinstance(found, Cause):
                 self._refuse_unannounced(load, found)
@@ -318,20 +321,20 @@ class WorkerHalf:
         )
         ask_for_peer(self._session, question, max(0.1, load.deadline - asked), answered)
 
-    def _register(self, card: EngineCard) -> None:
-        self._on_peer_changed(register(self.topology, card).engine_id)
+    def _register(self, card: ToldCard) -> None:
+        self._on_peer_changed(register(self.topology, card, self._reader).engine_id)
 
     def _on_peer_changed(self, engine_id: str) -> None:
         self._peers.on_peer_changed(engine_id)
         self.pushing.on_peer_changed(engine_id)
 
-    def _on_peer_ready(self, card: EngineCard) -> None:
+    def _on_peer_ready(self, card: ToldCard) -> None:
         """A peer that kvd introduces: its lane connects ahead of the first load."""
-        self._peers.lane(register(self.topology, card).engine_id)
+        self._peers.lane(register(self.topology, card, self._reader).engine_id)
         self._register(card)
 
     def _on_introduced(self, told: PeerReady) -> None:
-        def answered(found: EngineCard | Cause) -> None:
+        def answered(found: ToldCard | Cause) -> None:
             try:
                 if isinstance(found, Cause):
                     log.warning("%s; the first request asks again", found.text)

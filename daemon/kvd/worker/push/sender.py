@@ -22,9 +22,9 @@ from kvd.client.errors import RefusedByDaemon
 from kvd.geometry.rank import Rank
 from kvd.shown import logger
 from kvd.topology.errors import TopologyError
+from kvd.wire.card_parts import ToldCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
-from kvd.wire.identity import EngineCard
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
@@ -308,7 +308,7 @@ class Sender:
     def _ask(self, key: PushKey, generation: str) -> None:
         self._asked = generation
 
-        def answered(found: EngineCard | Cause) -> None:
+        def answered(found: ToldCard | Cause) -> None:
             if not isinstance(found, Cause):
                 self._context.register(found)
             self._put(DecoderAnswered(generation, found if isinstance(found, Cause) else None))
