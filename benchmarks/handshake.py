@@ -1,10 +1,11 @@
 """The handshake against vLLM's own: until all decoding ranks have what they need of a prefilling engine, as ratios.
 
-    python benchmarks/handshake.py [--ranks 1x1,4x4,4x8,8x8,16x16,64x64] [--rounds 9] [--json]
+    python benchmarks/handshake.py [--ranks 1x1,4x4,4x8,8x8,16x16,64x64] [--rounds 9] [--asking ranks,scheduler]
+        [--json]
 
 Ours is what `kvctl benchmark --handshake` measures: two kvds, started anew for each round, and simulated workers. All
 decoding ranks ask at once for all of an engine of Llama-3.1-8B's geometry; each is answered when kvd has found the two
-engines to fit.
+engines to fit. With `--asking scheduler` the decoders' scheduler asks alone, as in an engine, and kvd tells its ranks.
 
 Stock's is the installed vLLM's own listener function in a process of its own, with its own structs as payload. Each
 decoding rank asks as NixlConnector does: a ZMQ context and a REQ socket of its own, one request after the other for
@@ -13,6 +14,8 @@ NIXL's part above all, is the same and not measured.
 
 Rounds alternate, so that both see the same machine; ratios are taken within a round, of the time until all ranks had
 theirs. Processor time is that of all processes that take part, ranks included: it hardly depends on what else runs.
+The time of the kvds, or of the listener, is told by itself: the rest is the simulated ranks' own, which share one
+interpreter here.
 """
 # ruff: noqa: INP001 - a folder of scripts
 
@@ -33,12 +36,12 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import zmq
 
-from kvctl.bench.handshake import CASES, METADATA_BYTES, Waits, measure, processor_seconds
+from kvctl.bench.handshake import CASES, METADATA_BYTES, Asking, Waits, measure, processor_seconds
 from kvctl.bench.handshake_run import quantiles
 from kvctl.engines.sources import planned
 
@@ -131,10 +134,11 @@ def ask_stock(stock: Stock, decoding: int, prefilling: int) -> None:
             for rank in range(decoding)
         ]
         gate.wait()
-        spent = processor_seconds(pids)
+        spent, served = processor_seconds(pids), processor_seconds(pids[1:])
         begun = time.perf_counter()
         times = [future.result() for future in futures]
     stock.waits.processor.append(processor_seconds(pids) - spent)
+    stock.waits.serving.append(processor_seconds(pids[1:]) - served)
     stock.waits.each += [ended - asked for asked, ended in times]
     stock.waits.whole.append(max(ended for _, ended in times) - begun)
 
@@ -158,51 +162,53 @@ def ask_as_a_rank(port: int, ranks: list[int], gate: threading.Barrier) -> tuple
         return begun, time.perf_counter()
 
 
-def compare(decoding: int, prefilling: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """A row for each case, and one for stock."""
+def compare(
+    decoding: int, prefilling: int, rounds: int, folder: Path, ways: tuple[Asking, ...]
+) -> list[dict[str, Any]]:
+    """A row for each way to ask and case, and one for stock."""
     pair = planned("llama-3.1-8b", f"tp={decoding}"), planned("llama-3.1-8b", f"tp={prefilling}")
-    found = {case: Waits() for case in CASES}
-    ratios: dict[str, list[float]] = {case: [] for case in CASES}
+    found = {(way, case): Waits() for way in ways for case in CASES}
+    ratios: dict[tuple[str, str], list[float]] = {which: [] for which in found}
     stock = start_stock(prefilling)
     try:
         for _ in range(rounds):
             for _ in range(REPEATS):
                 ask_stock(stock, decoding, prefilling)
             theirs = median(stock.waits.whole[-REPEATS:])
-            for case, waits in measure(pair, 1, folder).items():
-                found[case].each += waits.each
-                found[case].whole += waits.whole
-                found[case].processor += waits.processor
-                found[case].bytes = waits.bytes
-                ratios[case].append(waits.whole[0] / theirs)
+            for way in ways:
+                for case, waits in measure(pair, 1, folder, asking=way).items():
+                    found[way, case].add(waits)
+                    ratios[way, case] += [seconds / theirs for seconds in waits.whole]
     finally:
         stock.stop()
     rows: list[dict[str, Any]] = []
-    for name, waits in (*found.items(), ("stock", stock.waits)):
+    for (way, name), waits in (*found.items(), (("ranks", "stock"), stock.waits)):
+        if not waits.whole:
+            continue
         each, whole = quantiles(waits.each), quantiles(waits.whole)
         row: dict[str, Any] = {
             "decoding": decoding,
             "prefilling": prefilling,
+            "asking": way,
             "case": name,
             "bytes": waits.bytes,
         }
         row |= {"each_p50": each.p50, "each_p99": each.p99, "whole_p50": whole.p50, "whole_p99": whole.p99}
-        row |= {"processor": quantiles(waits.processor).p50}
-        row |= {"per_second": decoding / whole.p50, "ratio": median(ratios.get(name) or [1.0])}
+        row |= {"processor": quantiles(waits.processor).p50, "serving": quantiles(waits.serving).p50}
+        row |= {"per_second": decoding / whole.p50, "ratio": median(ratios.get((way, name)) or [1.0])}
         rows.append(row)
     return rows
 
 
 def line(row: dict[str, Any]) -> str:
     """One row as text, times in ms."""
-    times = [
-        f"{1e3 * row[name]:.2f}" for name in ("each_p50", "each_p99", "whole_p50", "whole_p99", "processor")
-    ]
+    names = ("each_p50", "each_p99", "whole_p50", "whole_p99", "processor", "serving")
+    times = [f"{1e3 * row[name]:.2f}" for name in names]
     return (
-        f"{row['decoding']}x{row['prefilling']} {row['case']:8} a rank p50 {times[0]} p99 {times[1]},"
-        f" all p50 {times[2]} p99 {times[3]}, processor {times[4]} ms, {row['per_second']:.0f} a second,"
-        f" {row['ratio']:.2f} of stock,"
-        f" {row['bytes']} bytes an answer\n"
+        f"{row['decoding']}x{row['prefilling']} {row['asking']:9} {row['case']:8}"
+        f" a rank p50 {times[0]} p99 {times[1]}, all p50 {times[2]} p99 {times[3]},"
+        f" processor {times[4]} ms, {times[5]} of it serves, {row['per_second']:.0f} a second,"
+        f" {row['ratio']:.3f} of stock, {row['bytes']} bytes an answer\n"
     )
 
 
@@ -213,14 +219,16 @@ def main() -> None:
     )
     parser.add_argument("--ranks", default="1x1,4x4,4x8,8x8,16x16,64x64", help="decoding x prefilling ranks")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--asking", default=",".join(get_args(Asking)), help="who asks")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     write: Callable[[str], object] = sys.stdout.write
     rows: list[dict[str, Any]] = []
+    ways: tuple[Asking, ...] = tuple(way for way in get_args(Asking) if way in given.asking.split(","))
     with tempfile.TemporaryDirectory() as folder:
         for sizes in given.ranks.split(","):
             decoding, prefilling = map(int, sizes.split("x"))
-            found = compare(decoding, prefilling, given.rounds, Path(folder))
+            found = compare(decoding, prefilling, given.rounds, Path(folder), ways)
             rows += found
             if not given.json:
                 write("".join(map(line, found)))

@@ -2,7 +2,8 @@
 
 The workers are sessions of this process; what they present has the engines' geometries and transfer metadata of usual
 size, and they ask as the connector's workers do (`kvd.worker.handshake`). They move nothing, and touch no kvd but the
-two that are started here.
+two that are started here. Of the processor time the larger part is theirs: all their threads are in one process here,
+and take turns at its interpreter, where real workers have a process each. So the kvds' part is told apart.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from kvctl.processes.errors import WorkerFailed
 from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.geometry.codec import encode_worker
+from kvd.wire.card_parts import ToldCard
+from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
+from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
 from kvd.wire.query import GetStatus, KvdStatus
-from kvd.wire.registration import RegisterWorker
+from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.worker.cause import Cause
-from kvd.worker.handshake import ask_for_peer
+from kvd.worker.handshake import ask_for_peer, complete
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry, WorkerGeometry
@@ -51,19 +54,45 @@ warm     the decoders' kvd knows the engine; a worker that was handed it does no
 replica  another engine with the same geometry, which no one here has heard of
 restart  the first engine again, with new workers
 """
+Asking = Literal["ranks", "scheduler"]
+"""Who asks: every decoding rank at the same moment, or the decoders' scheduler alone, as in an engine: kvd tells its
+ranks then. A scheduler that asks for what its ranks have been told has kvd tell them nothing, so there is no warm case.
+"""
 
 
 @dataclass(slots=True)
 class Waits:
     """Seconds of all rounds: what each rank waited, and until all of a round had their answer; bytes of one answer.
 
-    ``processor`` is the time on a processor that a round took of the kvds and of this process, the workers.
+    ``processor`` is the time on a processor that a round took of the kvds and of this process, the workers; ``serving``
+    that of the kvds alone.
     """
 
     each: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
+    serving: list[float] = field(default_factory=list)
     bytes: int = 0
+
+    def add(self, other: Waits) -> None:
+        """Those of more rounds."""
+        self.each += other.each
+        self.whole += other.whole
+        self.processor += other.processor
+        self.serving += other.serving
+        self.bytes = other.bytes or self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The sessions of an engine's workers, and of its scheduler where it has one.
+
+    ``told`` gets what kvd tells the workers unasked, with the time.perf_counter() of it.
+    """
+
+    workers: list[KvdSession]
+    told: queue.Queue[tuple[ToldCard | Cause, float]]
+    scheduler: KvdSession | None = None
 
 
 def measure(
@@ -71,6 +100,7 @@ def measure(
     rounds: int,
     folder: Path,
     told: Callable[[], None] = lambda: None,
+    asking: Asking = "ranks",
 ) -> dict[Case, Waits]:
     """The waits of the first engine's ranks for the second engine; ``told`` is called after each round.
 
@@ -80,7 +110,7 @@ def measure(
     try:
         for _ in range(rounds):
             with two_hosts(folder) as hosts:
-                _round(hosts, pair, found)
+                _round(hosts, pair, found, asking)
             told()
     except ClientError as error:
         raise WorkerFailed(f"a handshake of the benchmark failed: {error.message}") from None
@@ -88,16 +118,21 @@ def measure(
 
 
 def _round(
-    hosts: tuple[Kvd, Kvd], pair: tuple[EngineGeometry, EngineGeometry], found: dict[Case, Waits]
+    hosts: tuple[Kvd, Kvd],
+    pair: tuple[EngineGeometry, EngineGeometry],
+    found: dict[Case, Waits],
+    asking: Asking,
 ) -> None:
     far, near = hosts
     for host in hosts:
         _wait_prepared(host)
     local, remote = pair
-    with registered(near, local, "decode", "decoder") as decoders:
+    scheduler = asking == "scheduler"
+    with registered(near, local, "decode", "decoder", scheduler=scheduler) as decoders:
         with registered(far, remote, "prefill", "one") as there:
             _ask(hosts, decoders, there, "one", found["cold"])
-            _ask(hosts, decoders, there, "one", found["warm"])
+            if not scheduler:
+                _ask(hosts, decoders, there, "one", found["warm"])
             with registered(far, remote, "prefill", "another") as others:
                 _ask(hosts, decoders, others, "another", found["replica"])
         with registered(far, remote, "prefill", "one") as again:
@@ -120,54 +155,90 @@ def card_of(worker: WorkerGeometry, facts: EngineFacts) -> WorkerCard:
 
 @contextmanager
 def registered(
-    host: Kvd, geometry: EngineGeometry, role: Literal["prefill", "decode"], name: str
-) -> Iterator[list[KvdSession]]:
-    """The sessions of all workers of an engine, when it is complete."""
+    host: Kvd,
+    geometry: EngineGeometry,
+    role: Literal["prefill", "decode"],
+    name: str,
+    *,
+    scheduler: bool = False,
+) -> Iterator[Ranks]:
+    """The sessions of all workers of an engine, when it is complete, and of its ``scheduler`` if it is to have one."""
     facts = engine_facts(dataclasses.replace(geometry, engine_id=name), role)
-    sessions: list[KvdSession] = []
+    ranks = Ranks([], queue.Queue())
     try:
-        for worker in geometry.workers:
-            presented = RegisterWorker(card_of(worker, facts), parts=True)
-            sessions.append(KvdSession(lambda it=presented: it, directory=host.directory, name=name))  # type: ignore[misc]
-        for session in sessions:
+        for number, worker in enumerate(geometry.workers):
+            card = RegisterWorker(card_of(worker, facts), parts=True)
+            ranks.workers.append(
+                KvdSession(_presents(card), _hears(ranks, number), directory=host.directory, name=name)
+            )
+        if scheduler:
+            present = RegisterScheduler(
+                engine=facts, incarnation=uuid.uuid4().hex, pid=os.getpid(), digest_key=os.urandom(32)
+            )
+            one = KvdSession(_presents(present), directory=host.directory, name=name)
+            ranks = dataclasses.replace(ranks, scheduler=one)
+            one.wait(lambda state: state.connected, SECONDS)
+        for session in ranks.workers:
             session.wait(lambda state: bool(state.engine_generation), SECONDS)
-        yield sessions
+        yield ranks
     finally:
-        for session in sessions:
+        for session in [*ranks.workers, *filter(None, [ranks.scheduler])]:
             session.close()
 
 
-def _ask(
-    hosts: tuple[Kvd, Kvd], decoders: list[KvdSession], prefillers: list[KvdSession], name: str, waits: Waits
-) -> None:
-    """All decoding ranks ask for the engine at once."""
-    state = prefillers[0].state
+def _presents(card: RegisterWorker | RegisterScheduler) -> Callable[[], RegisterWorker | RegisterScheduler]:
+    return lambda: card
+
+
+def _hears(ranks: Ranks, number: int) -> Callable[[Message], Message | None]:
+    """What a worker does with what kvd tells it unasked."""
+
+    def heard(message: Message) -> None:
+        if isinstance(message, PeerReady):
+            complete(lambda: ranks.workers[number], message, SECONDS, answered)
+
+    def answered(answer: ToldCard | Cause) -> None:
+        ranks.told.put((answer, time.perf_counter()))
+
+    return heard
+
+
+def _ask(hosts: tuple[Kvd, Kvd], decoders: Ranks, prefillers: Ranks, name: str, waits: Waits) -> None:
+    """Ask for the engine: the decoders' scheduler if they have one, else all of them at once."""
+    state = prefillers.workers[0].state
     question = GetPeer(
         local_engine="decoder",
         engine_id=name,
         endpoint=Endpoint(state.host, state.port),
         generation=state.engine_generation,
     )
-    ended: list[float] = []
-    pids = [os.getpid(), *(host.process.pid for host in hosts)]
-    spent = processor_seconds(pids)
+    answers: queue.Queue[tuple[ToldCard | Cause, float]] = queue.Queue()
+    if decoders.scheduler is not None:
+        answers = decoders.told
+    kvds = [host.process.pid for host in hosts]
+    pids = [os.getpid(), *kvds]
+    spent, served = processor_seconds(pids), processor_seconds(kvds)
     began = time.perf_counter()
-    answers: queue.Queue[EngineCard | Cause] = queue.Queue()
-
-    def answered(answer: EngineCard | Cause) -> None:
-        ended.append(time.perf_counter() - began)
-        answers.put(answer)
-
-    for session in decoders:
-        ask_for_peer(session, question, SECONDS, answered)
-    found = [answers.get(timeout=2 * SECONDS) for _ in decoders]
+    if decoders.scheduler is not None:
+        decoders.scheduler.call(question, SECONDS)
+    else:
+        for session in decoders.workers:
+            ask_for_peer(
+                session, question, SECONDS, lambda answer: answers.put((answer, time.perf_counter()))
+            )
+    found = [answers.get(timeout=2 * SECONDS) for _ in decoders.workers]
     waits.whole.append(time.perf_counter() - began)
-    waits.each += ended
+    waits.each += [at - began for _, at in found]
     waits.processor.append(processor_seconds(pids) - spent)
-    for answer in found:
+    waits.serving.append(processor_seconds(kvds) - served)
+    for answer, _ in found:
         if isinstance(answer, Cause):
             raise WorkerFailed(f"a handshake of the benchmark failed: {answer}")
-    waits.bytes = _bytes_told(decoders[0], question)
+        if answer.generation != state.engine_generation:
+            raise WorkerFailed(
+                f"a rank was told generation {answer.generation} of {name}, not {question.generation}"
+            )
+    waits.bytes = _bytes_told(decoders.workers[0], question)
 
 
 def _bytes_told(session: KvdSession, question: GetPeer) -> int:
