@@ -20,6 +20,8 @@ from kvd.geometry.model import Region
 LIBRARY = "libcuda.so.1"
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: it does not wait for the default stream
 
+_PIN_TO_READ = 1 | 2 | 8  # CU_MEMHOSTREGISTER_PORTABLE, _DEVICEMAP and _READ_ONLY
+
 _current = threading.local()
 _contexts: dict[int, ctypes.c_void_p] = {}
 _streams: dict[int, ctypes.c_void_p] = {}
@@ -175,6 +177,28 @@ def zero(device: int, boxes: Iterable[tuple[int, int, int, int]]) -> None:
                 _launch("cuMemsetD2D8Async", at, apart, ctypes.c_ubyte(0), size, rows, stream)
     finally:
         _call("cuStreamSynchronize", stream)
+
+
+def pin(device: int, address: int, size: int) -> None:
+    """Let ``device`` read host memory of this process, which may be mapped to be read only. Takes long for much of it.
+
+    Raises:
+        CudaError: it does not.
+    """
+    enter(device)
+    _call(
+        "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PIN_TO_READ)
+    )
+
+
+def unpin(device: int, address: int) -> None:
+    """Undo `pin`.
+
+    Raises:
+        CudaError: it is not.
+    """
+    enter(device)
+    _call("cuMemHostUnregister", ctypes.c_void_p(address))
 
 
 def _stream(device: int) -> ctypes.c_void_p:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -105,4 +106,5 @@ class Source(ABC):
     def _read_cookie(self) -> bytes:
         if self._cookie is None:
             return read_bytes(self._card.process.pid, self._card.cookie, len(self._card.secret))
-        return read_bytes(self._here.pid, self._cookie.address, len(self._card.secret))
+        # It is mapped, and sealed against shrinking.
+        return ctypes.string_at(self._cookie.address, len(self._card.secret))

@@ -18,10 +18,11 @@ from kvd.backends.contract import Backend, Traits
 from kvd.backends.direct.cuda.copies import LOOK_S
 from kvd.backends.errors import BackendError, RegistrationError
 from kvd.backends.lanes import EngineBackend
-from kvd.backends.options import EngineName, Nested, ThreadBlocks, read_options
+from kvd.backends.options import EngineName, Flag, Nested, ThreadBlocks, read_options
 from kvd.backends.regions import RegisteredMemory, checked, joined, only_device
-from kvd.backends.staged.lane import Mirrored, StagedLane, write_metadata
+from kvd.backends.staged.lane import Here, Mirrored, StagedLane, write_metadata
 from kvd.backends.staged.memory import NAME, Carrier, Mirrors
+from kvd.backends.staged.near import Shared, share
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
 
@@ -30,12 +31,14 @@ class StagedOptions(msgspec.Struct, frozen=True):
     """What `open_backend` takes as options.
 
     ``engine`` moves bytes between the mirrors of two workers, with its own ``engine_options``. ``ctas`` is how many
-    thread blocks a copy between a GPU and its mirror takes at most; 16 fill PCIe.
+    thread blocks a copy between a GPU and its mirror takes at most; 16 fill PCIe. With ``memfd`` peers on this host map
+    the mirrors, and the engine has nothing to do between them.
     """
 
     engine: EngineName = "nixl"
     engine_options: Nested = {}
     ctas: ThreadBlocks = 16
+    memfd: Flag = True
 
 
 def open_backend(name: str, *, options: Mapping[str, Any]) -> StagedBackend:
@@ -62,6 +65,7 @@ class StagedBackend(EngineBackend[StagedLane]):
         self._mirrors = Mirrors(())
         self._out: Carrier | None = None
         self._out_lock = threading.Lock()
+        self._shared: Shared | None = None
 
     @property
     def traits(self) -> Traits:
@@ -72,11 +76,12 @@ class StagedBackend(EngineBackend[StagedLane]):
         """Make mirrors of this memory and register those with the engine."""
         device = only_device(regions, backend=NAME)
         spans = tuple(joined(regions))
-        mirrors = Mirrors(spans)
+        mirrors = Mirrors(spans, mapped=self._options.memfd)
         try:
             self._out = mirrors.carrier(self._options.ctas)
             at = zip(mirrors.addresses, spans, strict=True)
-            self._inner.register([Region(address, span.length) for address, span in at])
+            at_host = [Region(address, span.length) for address, span in at]
+            self._inner.register(at_host)
         except Exception as error:
             mirrors.close()
             if isinstance(error, BackendError):
@@ -88,6 +93,8 @@ class StagedBackend(EngineBackend[StagedLane]):
             ) from error
         self._spans, self._mirrors = spans, mirrors
         self._memory = RegisteredMemory(spans, mirrors.addresses)
+        if self._options.memfd:
+            self._shared = share(at_host)
 
     def stage(self, rows: Descriptors) -> None:
         """Copy memory to where peers read it, and return when it is there.
@@ -112,15 +119,20 @@ class StagedBackend(EngineBackend[StagedLane]):
                 raise BackendError(f"the copy to the mirror: {error}", backend=NAME) from error
 
     def _describe(self) -> bytes:
-        told = Mirrored(self._options.engine, self._mirrors.addresses, self._inner.metadata())
+        card = self._shared.card if self._shared else None
+        told = Mirrored(self._options.engine, self._mirrors.addresses, self._inner.metadata(), card)
         return write_metadata(self.name, self._spans, told)
 
     def _lane(self, name: str) -> StagedLane:
         inner, carrier = self._inner.lane(name), self._mirrors.carrier(self._options.ctas)
-        return StagedLane(name, self._options.engine, inner, self._memory, carrier, self._drop)
+        here = Here(self._options.engine, self._memory, self._spans[0].device, self._shared)
+        return StagedLane(name, here, inner, carrier, self._drop)
 
     def _end(self) -> None:
         self._inner.close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
         with self._out_lock:
             self._out = None
         self._mirrors.close()

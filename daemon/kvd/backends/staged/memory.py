@@ -2,6 +2,7 @@
 
 Every span of KV memory has a *mirror* of its size, at which a transfer engine reads and writes in its place. For memory
 on a GPU the mirror is registered with CUDA, so that one kernel moves scattered pieces over PCIe in either direction.
+Mirrors are in memfds, so that peers on this host can map them (`kvd.backends.staged.near`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from kvd.backends.direct.cuda.copies import CudaCopier, Flight, engine
 from kvd.backends.direct.cuda.tables import job_of_descriptors
 from kvd.backends.direct.host.copy import Copy
+from kvd.backends.direct.memfd import memfd
 from kvd.backends.errors import RegistrationError
 from kvd.backends.regions import parse_device
 from kvd.geometry.model import Region
@@ -61,17 +63,22 @@ def device_carrier(ordinal: int, ctas: int) -> Carrier:
 
 
 class Mirrors:
-    """The mirrors of some spans: zeroed anonymous memory, and registered with the device that the spans are on."""
+    """The mirrors of some spans: zeroed memory of their own, registered with the device that the spans are on."""
 
-    def __init__(self, spans: Sequence[Region]) -> None:
-        """Raise `RegistrationError` where there is not so much memory, or the device does not take it."""
+    def __init__(self, spans: Sequence[Region], *, mapped: bool = False) -> None:
+        """In memfds that peers can map where they are to be ``mapped``.
+
+        Raises:
+            RegistrationError: there is not so much memory, or the device does not take it.
+        """
         self._maps: list[mmap.mmap] = []
         self._addresses: list[int] = []
         self._registered: list[int] = []
         self._device = spans[0].device if spans else "cpu"
         try:
             for span in spans:
-                self._maps.append(mmap.mmap(-1, span.length))
+                made = memfd("kvd-mirror", span.length) if mapped else mmap.mmap(-1, span.length)
+                self._maps.append(made)
                 self._addresses.append(int(np.frombuffer(self._maps[-1], np.uint8).ctypes.data))
                 self._lock(self._addresses[-1], span.length)
         except (OSError, RegistrationError, RuntimeError) as error:

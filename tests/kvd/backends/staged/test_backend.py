@@ -173,7 +173,7 @@ def test_both_sides_need_the_same_engine(here: Worker, peer: Worker) -> None:
         ({"engine_options": []}, r"engine_options is \[\]; it is an object"),
         ({"ctas": 0}, "ctas is 0; it is 1 to 4096"),
         ({"ctas": True}, "ctas is True; it is 1 to 4096"),
-        ({"colour": 1}, "unknown option colour for staged; known are engine, engine_options, ctas"),
+        ({"colour": 1}, "unknown option colour for staged; known are engine, engine_options, ctas, memfd"),
     ],
 )
 def test_options_are_checked(options: dict[str, Any], says: str) -> None:
