@@ -16,7 +16,7 @@ from kvd.backends.contract import State, Transfer
 from kvd.backends.direct.backend import DirectBackend, DirectOptions
 from kvd.backends.direct.cuda.lane import CudaLane
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection
 
 UNTOUCHED = 0xEE
 
@@ -82,14 +82,14 @@ def finished(lane: CudaLane, transfer: Transfer) -> Transfer:
     return transfer
 
 
-def begun(lane: CudaLane, copies: Selection | Descriptors) -> Transfer:
+def begun(lane: CudaLane, copies: BlockSelection | Descriptors) -> Transfer:
     """Start copying, by number or by address."""
-    if isinstance(copies, Selection):
+    if isinstance(copies, BlockSelection):
         return lane.submit_selection("p", copies)
     return lane.submit("p", copies)
 
 
-def timed(lane: CudaLane, copies: Selection | Descriptors, times: int = 8) -> dict[str, Any]:
+def timed(lane: CudaLane, copies: BlockSelection | Descriptors, times: int = 8) -> dict[str, Any]:
     """Medians of some copies after one that is not counted: on the device, in the call, in all; GB/s of the first."""
     device, call, whole = [], [], []
     for number in range(times + 1):

@@ -6,10 +6,12 @@ import numpy as np
 
 from benchmarks.gpu_direct.owner import LARGE, Owner
 from benchmarks.gpu_direct.reader import Reader
-from kvd.topology.grid import Grid, Selection
+from kvd.topology.grid import BlockSelection, Grid, RowBlocks
 
 
-def pieces(reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, stride: int = 0) -> Selection:
+def pieces(
+    reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, stride: int = 0
+) -> BlockSelection:
     """``count`` shuffled pieces of one length between the large tensors: eight rows over as many blocks as fit."""
     rows, stride = 8, stride or length
     blocks = LARGE // (rows * stride)
@@ -26,21 +28,15 @@ def pieces(reader: Reader, peer: Owner, length: int, count: int, seed: int = 0, 
     return picked(grid, min(count // rows, blocks), seed)
 
 
-def picked(grid: Grid, blocks: int, seed: int = 0) -> Selection:
+def picked(grid: Grid, blocks: int, seed: int = 0) -> BlockSelection:
     """All rows of a grid in ``blocks`` random blocks on both sides."""
     dice = np.random.default_rng(seed)
     mine = dice.permutation(grid.local_blocks)[:blocks].astype(np.int32)
     theirs = dice.permutation(grid.remote_blocks)[:blocks].astype(np.int32)
-    row = np.arange(len(grid), dtype=np.int32)[:, None]
-    return Selection(
-        grid,
-        (row * np.int32(grid.local_blocks) + mine).ravel(),
-        (row * np.int32(grid.remote_blocks) + theirs).ravel(),
-        int(grid.length.sum()) * blocks,
-    )
+    return BlockSelection(grid, (RowBlocks(0, len(grid), mine, theirs),), int(grid.length.sum()) * blocks)
 
 
-def halved(reader: Reader, peer: Owner) -> Selection:
+def halved(reader: Reader, peer: Owner) -> BlockSelection:
     """Unequal TP: of each of 16 tokens of a page of 64 KiB, the second half of its heads; blocks of other sizes."""
     token = np.arange(16, dtype=np.int64)
     blocks = LARGE // (64 << 10)
@@ -58,7 +54,7 @@ def halved(reader: Reader, peer: Owner) -> Selection:
     )
 
 
-def groups(reader: Reader, peer: Owner) -> Selection:
+def groups(reader: Reader, peer: Owner) -> BlockSelection:
     """Rows of several groups, in both tensors: pages of 64 KiB, states of 300 bytes and of 36 KiB, odd bits."""
     here, there = ([t.data_ptr() for t in reader.memory], peer.addresses)
     rows = [  # tensor, offset here and there, length, strides
@@ -86,7 +82,7 @@ def groups(reader: Reader, peer: Owner) -> Selection:
     )
 
 
-def bytewise(reader: Reader, peer: Owner) -> Selection:
+def bytewise(reader: Reader, peer: Owner) -> BlockSelection:
     """Lengths and addresses that are multiples of nothing."""
     row = np.arange(4, dtype=np.int64)
     grid = Grid(

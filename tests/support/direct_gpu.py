@@ -22,21 +22,20 @@ from kvd.geometry.model import Region
 
 def run_job(rows: Rows, job: Job) -> int:
     """Copy all tiles of a job; gives the bytes copied. Every tile must belong to one segment."""
-    mine, theirs = job.words[: job.cells], job.words[job.cells : 2 * job.cells]
-    header = job.words[2 * job.cells :].reshape(-1, SEGMENT_WORDS)
-    assert len(header) == job.segments
+    header = job.words[: SEGMENT_WORDS * job.segments].reshape(-1, SEGMENT_WORDS)
     step = job.shape.item * job.shape.lanes
     copied = 0
     for tile in range(job.tiles):
         segment = int(np.searchsorted(header[:, 0], tile, side="right")) - 1
-        first_tile, first_cell, cells, per = (int(word) for word in header[segment])
+        first_tile, pieces, per, blocks, first_row, row_step, ids, apart = map(int, header[segment])
         begin = (tile - first_tile) * job.shape.pieces
-        for number in range(begin, min(begin + job.shape.pieces, cells * per)):
-            cell, begun = first_cell + number // per, number % per * job.shape.width
-            row, block = divmod(int(mine[cell]), rows.blocks)
-            local, remote, length, stride, remote_stride = (int(value) for value in rows.table[:, row])
-            to = local + block * stride + begun
-            source = remote + int(theirs[cell]) % rows.remote_blocks * remote_stride + begun
+        assert begin < pieces
+        for number in range(begin, min(begin + job.shape.pieces, pieces)):
+            cell, begun = number // per, number % per * job.shape.width
+            nth, listed = divmod(cell, blocks)
+            local, remote, length, stride, remote_stride = map(int, rows.table[:, first_row + nth * row_step])
+            to = local + int(job.words[ids + listed]) * stride + begun
+            source = remote + int(job.words[ids + listed + apart]) * remote_stride + begun
             count = min(length - begun, job.shape.width)
             assert to % step == source % step == count % step == 0
             ctypes.memmove(to, source, count)

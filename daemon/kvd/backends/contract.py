@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 Operation = Literal["read", "write"]
 
@@ -39,14 +39,15 @@ class Traits:
     """What a backend is good at, and what the connector must know of it.
 
     ``synchronous``: a post may block its thread until the bytes have moved. ``strided_lists``: its lanes are
-    `SelectingLane`, and numbers of cells are worth more to it than many addresses. ``least_piece``: a load is posted in
-    a piece for every so many bytes at most, as a smaller one would be here before the next is planned and posted.
-    ``lands``: its backends are `WindowBackend`, so a peer may write here; where they are not, layer-wise push is a
-    layer-wise read.
+    `SelectingLane`, and numbers of cells are worth more to it than many addresses. ``block_lists``: so are numbers of
+    blocks (`BlockSelection`), and more than either. ``least_piece``: a load is posted in a piece for every so many
+    bytes at most, as a smaller one would be here before the next is planned and posted. ``lands``: its backends are
+    `WindowBackend`, so a peer may write here; where they are not, layer-wise push is a layer-wise read.
     """
 
     synchronous: bool = False
     strided_lists: bool = False
+    block_lists: bool = False
     least_piece: int = 0
     lands: bool = False
 
@@ -56,7 +57,8 @@ class Transfer:
     """One submitted transfer.
 
     Fields beyond ``handle`` are for people and ledgers; times are time.monotonic() seconds. ``backend`` names what
-    moves the bytes where the `Backend` stands for several.
+    moves the bytes where the `Backend` stands for several. ``due`` is when it should be over, where the lane can tell:
+    a good time to look.
     """
 
     peer: str
@@ -66,6 +68,7 @@ class Transfer:
     state: State = State.PENDING
     reason: str = ""
     posted: float = 0.0
+    due: float = 0.0
     ended: float = 0.0
     backend: str = ""
     detail: dict[str, float] = field(default_factory=dict)
@@ -117,7 +120,9 @@ class SelectingLane(Lane, Protocol):
     Everything else is as with `Lane`: states, errors, and what `close` promises.
     """
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """Start copying cells of a grid; the lane keeps what it prepared for ``selection.grid`` until its end.
 
         Raises `BackendError` subclasses where it could not be started; nothing moves then.

@@ -24,7 +24,7 @@ from kvd.backends.options import known_options
 from kvd.backends.regions import RegisteredMemory, check_regions, check_selection, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 NAME = "memory"
 VERSION = "1"
@@ -167,7 +167,9 @@ class MemoryLane(EngineLane[_MemoryPeer, _Copying]):
             self._end(transfer, f"submit {number} is to fail and to land late")
         return transfer
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """As `submit`: nothing here is worth preparing.
 
         Raises:

@@ -9,7 +9,7 @@ import numpy as np
 from kvd.backends.errors import BackendError, RegistrationError, TransferRefused
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, Int64
-from kvd.topology.grid import Int32, Selection
+from kvd.topology.grid import BlockSelection, Int32, Selection
 
 
 def parse_device(device: str) -> tuple[str, int]:
@@ -162,7 +162,7 @@ def checked(
     return Descriptors(kept.local, remote.seen_at(kept.remote), kept.length)
 
 
-def check_selection(selection: Selection, *, backend: str) -> None:
+def check_selection(selection: Selection | BlockSelection, *, backend: str) -> None:
     """Refuse cells that their grid does not have.
 
     Raises:

@@ -25,7 +25,7 @@ from kvd.backends.contract import Operation, SelectingLane, State, Transfer
 from kvd.backends.errors import BackendError
 from kvd.backends.lanes import EngineLane
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 from kvd.topology.split import split_descriptors, split_selection
 
 LEAST_BYTES = 8 << 20
@@ -153,7 +153,9 @@ class SplitLane(EngineLane[SplitPeer, _Split]):
         split = [_posting(peer, piece, operation) for piece in split_descriptors(descriptors, pieces)]
         return self._start(Transfer(peer, nbytes, len(descriptors), _Split(deque(split))))
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """As `submit`, by numbers of cells.
 
         Raises:
@@ -285,7 +287,7 @@ def _posting(peer: str, rows: Descriptors, operation: Operation) -> _Post:
     return lambda lane: lane.submit(peer, rows, operation)
 
 
-def _posting_selection(peer: str, selection: Selection, operation: Operation) -> _Post:
+def _posting_selection(peer: str, selection: Selection | BlockSelection, operation: Operation) -> _Post:
     return lambda lane: lane.submit_selection(peer, selection, operation)
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvd.topology.blocks import BlockList
+from kvd.topology.columns import narrow
 from kvd.topology.compile import coalesced, left_over
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
-from kvd.topology.grid import Grid, Int32, Selection
-from kvd.topology.pairing import PairedBlocks, pair_blocks, phased
+from kvd.topology.grid import BlockSelection, Grid, Int32, RowBlocks, Selection
+from kvd.topology.pairing import PairedBlocks, in_order, pair_blocks, phased
 from kvd.topology.plan import Cells, Plan
 
 LEAST_RUN = 6
@@ -31,7 +32,7 @@ class Copies:
     """What is to be copied from (or to) one remote worker; ``picked`` is what ``selection`` stands for."""
 
     descriptors: Descriptors = field(default_factory=lambda: concatenate([]))
-    selection: Selection | None = None
+    selection: Selection | BlockSelection | None = None
     picked: Sequence[PairedBlocks] = ()
 
     @property
@@ -43,7 +44,7 @@ class Copies:
     def runs(self) -> int:
         """Descriptors after coalescing, whether they were made or not. Takes as long as a plan: ask after the post."""
         split = [met for met in self.picked if phased(met.read)]
-        straight = sum(left_over(met) for met in self.picked if not phased(met.read))
+        straight = sum(left_over(in_order(met)) for met in self.picked if not phased(met.read))
         return len(self.descriptors) + straight + (len(_joined(split)) if split else 0)
 
 
@@ -58,6 +59,36 @@ def compile_request(
         position: _copies(plan.grids[position], straight, split)
         for position, (straight, split) in found.items()
     }
+
+
+def compile_blocks(
+    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], *, tokens: int
+) -> dict[int, Copies]:
+    """The copies of one request as blocks of a grid, for a lane that works with those: nothing is multiplied by rows.
+
+    Arguments and errors as of `compile_plan`. Where a grid's cells cannot be numbered it is `compile_request`, as no
+    other lane could take over what is copied.
+    """
+    if not all(grid.numbered for grid, _ in plan.grids.values()):
+        return compile_request(plan, local, remote, tokens=tokens)
+    found: dict[int, list[PairedBlocks]] = {}
+    for met in pair_blocks(plan, local, remote, tokens, ordered=False):
+        found.setdefault(met.read.remote, []).append(met)
+    copies = {}
+    for position, picked in found.items():
+        grid, cells = plan.grids[position]
+        parts = tuple(
+            RowBlocks(
+                cells[id(met.read)].first_row,
+                len(met.read.rows),
+                narrow(met.mine),
+                narrow(met.theirs),
+            )
+            for met in picked
+        )
+        nbytes = sum(met.read.bytes_per_block * len(met.mine) for met in picked)
+        copies[position] = Copies(selection=BlockSelection(grid, parts, nbytes), picked=picked)
+    return copies
 
 
 def _copies(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,3 +66,54 @@ class Selection:
             grid.remote[row] + there * grid.remote_stride[row],
             grid.length[row],
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlocks:
+    """``rows`` rows of a grid from ``first_row`` on, all in some blocks: ``theirs[i]`` there to ``mine[i]`` here.
+
+    Two columns of block ids, of one length.
+    """
+
+    first_row: int
+    rows: int
+    mine: Int32
+    theirs: Int32
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSelection:
+    """Blocks of a grid to copy, row by row: what a `Selection` is without an entry for each cell.
+
+    A lane that can work with blocks takes ``parts``. Any other finds in ``local`` and ``remote`` the cells that they
+    stand for; only a grid that is ``numbered`` has those.
+    """
+
+    grid: Grid
+    parts: tuple[RowBlocks, ...]
+    nbytes: int
+
+    def __len__(self) -> int:
+        """Number of cells."""
+        return sum(part.rows * len(part.mine) for part in self.parts)
+
+    @cached_property
+    def local(self) -> Int32:
+        """The cells here."""
+        return self._cells(self.grid.local_blocks, [part.mine for part in self.parts])
+
+    @cached_property
+    def remote(self) -> Int32:
+        """The cells there, each at the position of its own in ``local``."""
+        return self._cells(self.grid.remote_blocks, [part.theirs for part in self.parts])
+
+    def descriptors(self) -> Descriptors:
+        """The same copies by address, one for each cell."""
+        return Selection(self.grid, self.local, self.remote, self.nbytes).descriptors()
+
+    def _cells(self, blocks: int, ids: list[Int32]) -> Int32:
+        found = [np.zeros(0, np.int32)]
+        for part, block in zip(self.parts, ids, strict=True):
+            row = np.arange(part.first_row, part.first_row + part.rows, dtype=np.int32)
+            found.append((row[:, None] * np.int32(blocks) + block).ravel())
+        return np.concatenate(found)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from kvd.topology.blocks import BlockList, window_start
+from kvd.topology.columns import distinct, largest
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import BlockMismatch
 from kvd.topology.plan import Mask, Plan, Read
@@ -19,7 +20,8 @@ from kvd.topology.plan import Mask, Plan, Read
 class PairedBlocks:
     """The blocks of one request that meet in one read: ids of local and remote blocks, two columns of one length.
 
-    They are in the order of local ids, whatever order they were given in: runs are then found wherever there are any.
+    They are in the order of local ids, whatever order they were given in, unless `pair_blocks` was asked not to: runs
+    are then found wherever there are any.
     """
 
     read: Read
@@ -34,10 +36,21 @@ class PairedBlocks:
 
 
 def pair_blocks(
-    plan: Plan, local: Mapping[int, BlockList], remote: Mapping[int, BlockList], tokens: int
+    plan: Plan,
+    local: Mapping[int, BlockList],
+    remote: Mapping[int, BlockList],
+    tokens: int,
+    *,
+    ordered: bool = True,
 ) -> Iterator[PairedBlocks]:
-    """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`."""
-    counts = {index: _counts(index, blocks) for index, blocks in local.items()}
+    """Each read of the plan with the blocks that it copies for a request. Raises as `compile_plan`.
+
+    Blocks that are not ``ordered`` stay in the order in which they were given, for who looks for no runs.
+    """
+    counts = {
+        index: _counts(index, blocks) if ordered else _distinct(index, blocks, plan.local_blocks)
+        for index, blocks in local.items()
+    }
     for read in plan.reads:
         if read.group not in local:
             continue
@@ -53,12 +66,19 @@ def pair_blocks(
         elif counts[read.group] == "mixed":
             order = mine.argsort()
             mine, theirs = mine[order], theirs[order]
-        if mine[0] < 0 or mine[-1] >= plan.local_blocks:  # they count up now
+        if (mine[0] < 0 or mine[-1] >= plan.local_blocks) if ordered else largest(mine) >= plan.local_blocks:
             raise _out_of_range(mine, plan.local_blocks, "local", read.group)
-        # As unsigned numbers negative ids are the largest of all: one pass finds both.
-        if np.maximum.reduce(theirs.view(np.uint64)) >= plan.remote_blocks[read.remote]:
+        if largest(theirs) >= plan.remote_blocks[read.remote]:
             raise _out_of_range(theirs, plan.remote_blocks[read.remote], "remote", read.remote_group)
         yield PairedBlocks(read, mine, theirs)
+
+
+def in_order(met: PairedBlocks) -> PairedBlocks:
+    """The same, in the order of local ids."""
+    if (met.mine[1:] > met.mine[:-1]).all():
+        return met
+    order = met.mine.argsort()
+    return PairedBlocks(met.read, met.mine[order], met.theirs[order])
 
 
 def phased(read: Read) -> bool:
@@ -132,6 +152,13 @@ def _given(read: Read, first: int, last: int, remote: BlockList, size: int) -> N
             f"group {read.group} needs the request's remote blocks {first}..{last} of {size} tokens,"
             f" and {remote.first}..{end - 1} were given"
         )
+
+
+def _distinct(index: int, blocks: BlockList, count: int) -> Literal["any"]:
+    """Raise `BlockMismatch` for an id that is given twice; there should be ``count`` blocks."""
+    if not distinct(blocks.ids, count):
+        _counts(index, blocks)
+    return "any"
 
 
 def _counts(index: int, blocks: BlockList) -> Literal["up", "down", "mixed"]:

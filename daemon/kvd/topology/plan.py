@@ -61,8 +61,9 @@ class Read:
 
 
 class Cells(NamedTuple):
-    """Of a read's rows in its grid: the cell of block 0 on both sides, two columns of shape (rows, 1)."""
+    """Of a read's rows in its grid: the first, and cells of block 0 on both sides, two columns of shape (rows, 1)."""
 
+    first_row: int
     local: Int32
     remote: Int32
 
@@ -108,7 +109,9 @@ class Plan:
             # 32 bits hold the cells of every grid that is picked from (`Grid.numbered`).
             row = np.arange(end - count, end, dtype=np.int64)[:, None]
             cells[id(read)] = Cells(
-                (row * grid.local_blocks).astype(np.int32), (row * grid.remote_blocks).astype(np.int32)
+                end - count,
+                (row * grid.local_blocks).astype(np.int32),
+                (row * grid.remote_blocks).astype(np.int32),
             )
         return grid, cells
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 
 def split_descriptors(rows: Descriptors, pieces: int) -> list[Descriptors]:
@@ -33,7 +33,7 @@ def split_descriptors(rows: Descriptors, pieces: int) -> list[Descriptors]:
     return split
 
 
-def split_selection(selection: Selection, pieces: int) -> list[Selection]:
+def split_selection(selection: Selection | BlockSelection, pieces: int) -> list[Selection]:
     """The same cells in at most ``pieces`` lists, in order, whose numbers of cells differ by one at most."""
     grid, local, remote = selection.grid, selection.local, selection.remote
     marks = sorted({len(selection) * number // pieces for number in range(pieces + 1)})

@@ -26,7 +26,8 @@ def plain(lists: Mapping[int, BlockList]) -> dict[int, Blocks]:
 def block_lists(groups: Mapping[int, Blocks]) -> dict[int, BlockList]:
     """What `plain` was given."""
     return {
-        index: BlockList(first=first, ids=np.array(ids, np.int64)) for index, (first, ids) in groups.items()
+        index: BlockList(first=first, ids=np.fromiter(ids, np.int64, len(ids)))
+        for index, (first, ids) in groups.items()
     }
 
 

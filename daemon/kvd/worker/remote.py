@@ -40,7 +40,7 @@ class RemotePrefill(msgspec.Struct, frozen=True, kw_only=True):
     def block_lists(self) -> dict[int, BlockList]:
         """The prefiller's blocks by group index."""
         return {
-            group: BlockList(first=first, ids=np.array(ids, np.int64))
+            group: BlockList(first=first, ids=np.fromiter(ids, np.int64, len(ids)))
             for group, (first, ids) in enumerate(zip(self.first_blocks, self.blocks, strict=True))
         }
 

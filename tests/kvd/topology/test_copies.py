@@ -15,8 +15,10 @@ from kvd.geometry.model import EngineGeometry
 from kvd.topology import copies as request
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
-from kvd.topology.copies import Copies, compile_request
+from kvd.topology.copies import Copies, compile_blocks, compile_request
 from kvd.topology.descriptors import Descriptors, coalesce
+from kvd.topology.errors import BlockMismatch
+from kvd.topology.grid import BlockSelection, Selection
 from kvd.topology.plan import Plan, plan_worker
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle
@@ -54,6 +56,27 @@ def test_picks_copy_what_descriptors_copy(
         assert joined(copies.selection.descriptors()) == joined(rows[position])
         assert copies.nbytes == rows[position].nbytes == copies.selection.descriptors().nbytes
         assert copies.runs == len(rows[position])
+
+
+@settings(THOROUGH, max_examples=min(500, THOROUGH.max_examples))
+@given(cases())
+def test_blocks_copy_what_descriptors_copy(
+    case: tuple[EngineGeometry, EngineGeometry, int, oracle.Request],
+) -> None:
+    local, remote, rank, asked = case
+    plan = plan_worker(local.workers[rank], local.workers, remote.workers)
+    rows = compile_plan(plan, asked.local, asked.remote, tokens=asked.tokens)
+    found = compile_blocks(plan, asked.local, asked.remote, tokens=asked.tokens)
+    assert found.keys() == rows.keys()
+    for position, copies in found.items():
+        selection = copies.selection
+        assert isinstance(selection, BlockSelection)
+        assert joined(selection.descriptors()) == joined(rows[position])
+        assert copies.nbytes == rows[position].nbytes
+        assert copies.runs == len(rows[position])
+        cells = Selection(selection.grid, selection.local, selection.remote, selection.nbytes)
+        assert joined(cells.descriptors()) == joined(rows[position])
+        assert len(selection) == len(cells)
 
 
 LAYERS, BLOCKS = 8, 256
@@ -122,3 +145,41 @@ def test_cells_beyond_32_bits_are_addressed(dense: Plan) -> None:
     wide = replace(dense, local_blocks=1 << 29)
     assert not wide.grids[0][0].numbered
     assert compiled(wide, in_runs(1)).selection is None
+
+
+def test_blocks_stay_in_the_order_that_they_were_given_in(dense: Plan) -> None:
+    ids = in_runs(1)
+    selection = blocks_of(dense, ids).selection
+    assert isinstance(selection, BlockSelection)
+    (part,) = selection.parts
+    assert (part.first_row, part.rows) == (0, LAYERS)
+    assert part.mine.tolist() == part.theirs.tolist() == ids.tolist()
+    assert part.mine.dtype == part.theirs.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("local", "remote", "says"),
+    [
+        ([3, 5, 3], [1, 2, 4], "block id 3 is given 2 times"),
+        ([3, 5, BLOCKS], [1, 2, 4], f"block ids 3..{BLOCKS} and only {BLOCKS} blocks"),
+        ([3, -1, 7], [1, 2, 4], f"block ids -1..7 and only {BLOCKS} blocks"),
+        ([3, 5, 7], [1, -2, 4], f"block ids -2..4 and only {BLOCKS} blocks"),
+        ([3, 5, 7], [1, 1 << 33, 4], f"block ids 1..{1 << 33} and only {BLOCKS} blocks"),
+    ],
+)
+def test_blocks_that_there_are_not_are_refused(
+    dense: Plan, local: list[int], remote: list[int], says: str
+) -> None:
+    mine, theirs = ({0: BlockList(0, np.array(ids, np.int64))} for ids in (local, remote))
+    with pytest.raises(BlockMismatch, match=says):
+        compile_blocks(dense, mine, theirs, tokens=len(local) * dense.block_sizes[0])
+
+
+def test_a_grid_that_32_bits_do_not_number_is_compiled_as_for_any_lane(dense: Plan) -> None:
+    wide = replace(dense, local_blocks=1 << 31, remote_blocks=(1 << 31,))
+    assert blocks_of(wide, in_runs(1)).selection is None
+
+
+def blocks_of(plan: Plan, ids: Ids) -> Copies:
+    blocks = {0: BlockList(0, ids)}
+    return compile_blocks(plan, blocks, blocks, tokens=len(ids) * plan.block_sizes[0])[0]

@@ -14,7 +14,7 @@ from kvd.backends.registry import open_backend
 from kvd.backends.split_lane import SplitLane
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 SIZE = 48 << 20
 PATIENCE = 20
@@ -37,7 +37,9 @@ class Watched:
         self._note(descriptors.nbytes)
         return self.lane.submit(peer, descriptors, operation)
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         self._note(selection.nbytes)
         return self.lane.submit_selection(peer, selection, operation)
 

@@ -12,7 +12,7 @@ from kvd.backends.direct.process import NAME as DIRECT
 from kvd.backends.errors import BackendError, PeerMetadataError, TransferRefused, WorkerUnreachable
 from kvd.backends.lanes import PeerLane
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,9 @@ class AutoLane(PeerLane[AutoPeer]):
     def _submit(self, peer: str, descriptors: Descriptors, operation: Operation) -> Transfer:
         return self._named(self._chosen().submit(peer, descriptors, operation))
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """As `submit`, by number where the chosen backend takes numbers.
 
         Raises:

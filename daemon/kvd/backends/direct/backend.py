@@ -65,7 +65,7 @@ def maps_memory(options: Mapping[str, Any]) -> bool:
 
 
 HOST_TRAITS = Traits(synchronous=True)
-CUDA_TRAITS = Traits(strided_lists=True, least_piece=1 << 30)
+CUDA_TRAITS = Traits(strided_lists=True, block_lists=True, least_piece=1 << 30)
 """1 GiB takes about 3 ms over NVLink. In two, four or eight pieces it was here as soon as in one, and each launch takes
 some 0.3 ms of the worker's processor (docs/backends/direct.md)."""
 

@@ -18,7 +18,7 @@ from kvd.backends.nixl.lists import PreparedLists
 from kvd.backends.regions import RegisteredMemory, parse_device, well_formed
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 _OPERATIONS: Mapping[Operation, str] = {"read": "READ", "write": "WRITE"}
 _PAUSE_S = 5e-5  # polling without a pause starves UCX's own threads on a busy host
@@ -126,7 +126,9 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
         transfer = Transfer(peer, rows.nbytes, len(rows), _Post())
         return self._post(agent, transfer, self._by_address(agent, known, rows, operation, peer))
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """Post a transfer of cells of a grid, which is prepared with its first selection; otherwise as `submit`.
 
         Raises:
@@ -197,7 +199,7 @@ class NixlLane(EngineLane[NixlPeer, _Post]):
 
     @staticmethod
     def _by_number(
-        agent: Agent, lists: list[Any], selection: Selection, operation: Operation, peer: str
+        agent: Agent, lists: list[Any], selection: Selection | BlockSelection, operation: Operation, peer: str
     ) -> Iterator[Any]:
         """NIXL's handle of a transfer between two prepared lists."""
         if len(selection) or len(selection.remote):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvd.backends.contract import Lane, State, Traits
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.compile import compile_plan
-from kvd.topology.copies import Copies, compile_request
+from kvd.topology.copies import Copies, compile_blocks, compile_request
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.pieces import cut, piece
 from kvd.topology.plan import Plan, plan_layers
@@ -58,7 +58,9 @@ def _compiled(load: Load, slice_: Slice, plan: Plan, traits: Traits) -> dict[int
         tokens, blocks = load.order.tokens, load.local
         if len(load.slices) > 1:
             blocks = piece(plan, blocks, begin=slice_.begin, end=slice_.end, tokens=tokens)
-        if traits.strided_lists:
+        if traits.block_lists:
+            slice_.copies = compile_blocks(plan, blocks, load.remote, tokens=tokens)
+        elif traits.strided_lists:
             slice_.copies = compile_request(plan, blocks, load.remote, tokens=tokens)
         else:
             found = compile_plan(plan, blocks, load.remote, tokens=tokens)

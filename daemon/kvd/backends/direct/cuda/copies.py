@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import threading
@@ -69,12 +70,17 @@ class Copier(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """Room for what one launch is told, pinned ``host`` memory and the device's, and two events."""
+    """Room of ``size`` bytes for what one launch is told, and two events.
+
+    ``memory`` is pinned, on the host ``at`` and on the device ``there``.
+    """
 
     begun: int
     end: int
     memory: tuple[Any, Any]
-    host: NDArray[np.uint8]
+    size: int
+    at: int
+    there: int
 
 
 class CopyEngine:
@@ -111,7 +117,7 @@ class CopyEngine:
     def take(self, size: int) -> _Slot:
         """A slot with room for ``size`` bytes."""
         with self._lock:
-            fitting = next((slot for slot in self._free if len(slot.host) >= size), None)
+            fitting = next((slot for slot in self._free if slot.size >= size), None)
             if fitting is not None:
                 self._free.remove(fitting)
                 return fitting
@@ -128,7 +134,7 @@ class CopyEngine:
         there = torch.empty(size, dtype=torch.uint8, device=self._device)
         with self.launcher.current():
             events = self.launcher.event(), self.launcher.event()
-        return _Slot(*events, (host, there), host.numpy())
+        return _Slot(*events, (host, there), size, int(host.data_ptr()), int(there.data_ptr()))
 
     def _prove(self) -> None:
         """Copy something, and raise RuntimeError where that does not give the bytes that it should."""
@@ -208,7 +214,8 @@ class CudaCopier:
         slot = self._engine.take(second + rows.table.nbytes)
         try:
             for start, part in zip((0, second), parts, strict=False):
-                slot.host[start : start + part.nbytes] = part.reshape(-1).view(np.uint8)
+                # As one call that keeps Python's lock, which numpy would let go of.
+                ctypes.memmove(slot.at + start, part.ctypes.data, part.nbytes)
             size = second + rows.table.nbytes if kept is None else job.words.nbytes
             self._launch(slot, size, (kept, second), rows, job)
         except BaseException:
@@ -224,27 +231,23 @@ class CudaCopier:
     def _launch(self, slot: _Slot, size: int, table: tuple[Any | None, int], rows: Rows, job: Job) -> None:
         launcher, queue = self._engine.launcher, self._queue
         programs = max(1, min(self._programs, job.tiles))
-        host, there = slot.memory
         kept, at = table
-        words = int(there.data_ptr())
+        words = slot.there
         with launcher.current():
             launcher.record(slot.begun, queue)
             if job.tiles:
-                launcher.upload(words, int(host.data_ptr()), size, queue)
+                launcher.upload(words, slot.at, size, queue)
                 if kernel := self._engine.kernels.get(job.shape):
                     arguments = Arguments(
                         words + at if kept is None else int(kept.data_ptr()),
                         words,
                         len(rows),
-                        job.cells,
-                        rows.blocks,
-                        rows.remote_blocks,
                         job.segments,
                         job.tiles,
                     )
                     launcher.launch(kernel, programs, arguments, queue)
                 else:
-                    torch = self._torch
+                    torch, there = self._torch, slot.memory[1]
                     whole = there[at : at + rows.table.nbytes].view(torch.int64) if kept is None else kept
                     with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                         launch(whole, there.view(torch.int32), rows, job, programs)
@@ -264,7 +267,7 @@ def compile_kernels(ordinal: int) -> dict[Shape, Any]:
         rows = Rows(np.zeros((5, 0), np.int64), 1, 1, 8, 2)
         compiled = {
             shape: launch(
-                nothing, nothing.view(torch.int32), rows, Job(np.zeros(0, np.int32), 0, 0, 0, shape), 1
+                nothing, nothing.view(torch.int32), rows, Job(np.zeros(0, np.int32), 0, 0, shape), 1
             )
             for shape in SHAPES
         }
@@ -284,9 +287,6 @@ def launch(table: Any, words: Any, rows: Rows, job: Job, programs: int) -> Any:
         table,
         words,
         len(rows),
-        job.cells,
-        rows.blocks,
-        rows.remote_blocks,
         job.segments,
         job.tiles,
         ITEM=shape.item,

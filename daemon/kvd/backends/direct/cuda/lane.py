@@ -14,14 +14,17 @@ from kvd.backends.direct.card import read_card
 from kvd.backends.direct.cuda.copies import CLOSE_S, Copier, Flight, wait_over
 from kvd.backends.direct.cuda.memory import Mappings
 from kvd.backends.direct.cuda.source import CudaSource
-from kvd.backends.direct.cuda.tables import Job, Rows, job_of_descriptors, job_of_selection, rows_of
+from kvd.backends.direct.cuda.tables import Job, Rows, job_of_blocks, job_of_descriptors, rows_of
 from kvd.backends.direct.process import NAME, READS_ONLY, Process
 from kvd.backends.errors import BackendError
 from kvd.backends.lanes import EngineLane
-from kvd.backends.regions import RegisteredMemory, checked
+from kvd.backends.regions import RegisteredMemory, check_selection, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Selection
+from kvd.topology.grid import BlockSelection, Grid, Selection
+
+_TELLING = 8 << 20
+"""Bytes of a copy from which its rate says what others of any size will take."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,8 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self._device = device
         self._mappings = mappings
         self._copier = copier
+        self._rate = 0.0  # bytes a second of the last large copy
+        self._free_at = 0.0  # when the last one that was begun should be over
 
     def _connect(self, peer: str, metadata: bytes) -> None:
         envelope, card = read_card(metadata)
@@ -78,11 +83,13 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         rows, job = job_of_descriptors(checked(descriptors, self._memory, known.source.memory, backend=NAME))
         return self._launch(peer, known, (rows, None), job, (int(rows.lengths.sum()), len(rows)))
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
-        """As `submit`; the rows of ``selection.grid`` stay on the device, so only numbers of cells are sent.
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
+        """As `submit`; the rows of ``selection.grid`` stay on the device, so of blocks only their numbers are sent.
 
         Raises:
-            TransferRefused: as `submit`, columns of unequal length, or a cell that the grid does not have.
+            TransferRefused: as `submit`, columns of unequal length, or a row, block or cell that the grid lacks.
             WorkerUnreachable, BackendError: as `submit`.
         """
         with self._lock:
@@ -91,8 +98,11 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
             if selection.grid not in known.grids:
                 rows = rows_of(selection.grid, self._memory, known.source.memory)
                 known.grids[selection.grid] = (rows, _on_device(lambda: self._copier.keep(rows)))
+            if not isinstance(selection, BlockSelection):
+                check_selection(selection, backend=NAME)
+                return self._submit(peer, selection.descriptors(), operation)
             kept = known.grids[selection.grid]
-            job = job_of_selection(kept[0], selection)
+            job = job_of_blocks(kept[0], selection)
             return self._launch(peer, known, kept, job, (selection.nbytes, len(selection)))
 
     def _stop(self, reason: str) -> None:
@@ -113,13 +123,20 @@ class CudaLane(EngineLane[CudaPeer, _Launch]):
         self, peer: str, known: CudaPeer, kept: tuple[Rows, Any | None], job: Job, size: tuple[int, int]
     ) -> Transfer:
         work = _Launch(known.source, _on_device(lambda: self._copier.begin(*kept, job)))
-        return self._begin(Transfer(peer, *size, work, backend=NAME))
+        transfer = self._begin(Transfer(peer, *size, work, backend=NAME))
+        if self._rate:
+            # Copies of one lane follow each other, and one has begun before its launch returns.
+            self._free_at = max(self._free_at, transfer.posted) + transfer.bytes / self._rate
+            transfer.due = self._free_at
+        return transfer
 
     def _look(self, work: _Launch, transfer: Transfer) -> None:
         try:
             if not work.flight.done():
                 return
-            transfer.detail["device_seconds"] = work.flight.seconds
+            seconds = transfer.detail["device_seconds"] = work.flight.seconds
+            if transfer.bytes > _TELLING and seconds:
+                self._rate = transfer.bytes / seconds
             reason = work.source.doubt()
         except (RuntimeError, OSError) as error:
             reason = str(error)

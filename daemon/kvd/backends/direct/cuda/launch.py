@@ -46,17 +46,14 @@ class Arguments(ctypes.Structure):
         ("table", _u64),
         ("words", _u64),
         ("rows", ctypes.c_int32),
-        ("cells", ctypes.c_int32),
-        ("blocks", ctypes.c_int32),
-        ("remote_blocks", ctypes.c_int32),
         ("segments", ctypes.c_int32),
         ("tiles", ctypes.c_int32),
         ("scratch", _u64 * 2),
     )
 
 
-_SIZES = (8, 8, 4, 4, 4, 4, 4, 4)
-_OFFSETS = (0, 8, 16, 20, 24, 28, 32, 36, 40, 48)
+_SIZES = (8, 8, 4, 4, 4)
+_OFFSETS = (0, 8, 16, 20, 24, 32, 40)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,23 +1,26 @@
-"""What the kernel of direct reads is told: rows once for a plan, numbers of cells and segments for each request.
+"""What the kernel of direct reads is told: rows once for a plan, numbers of blocks and segments for each request.
 
 Bytes are moved in *pieces*: a cell (a row of the plan in one block) is as many pieces of one width as cover it. Pieces
 are grouped in *tiles*, of which each program of the kernel takes every n-th: all move about the same, whatever the plan
-looks like. Cells of as many pieces stand side by side in a *segment*; the kernel then finds a tile's cells by
-division. Everything here is numpy, and tested without a GPU.
+looks like. A *segment* is rows of as many pieces each, at one distance in the table, in some blocks; the kernel then
+finds a tile's cells by division. Everything here is numpy, and tested without a GPU.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from kvd.backends.direct.process import NAME
 from kvd.backends.errors import TransferRefused
-from kvd.backends.regions import RegisteredMemory, check_selection
+from kvd.backends.regions import RegisteredMemory
+from kvd.topology.columns import fill, largest
 from kvd.topology.descriptors import Descriptors, Int64
-from kvd.topology.grid import Grid, Int32, Selection
+from kvd.topology.grid import BlockSelection, Grid, Int32
 
 TILE = 16 << 10
 """Bytes of a tile: enough under way in 64 programs to fill NVLink, in few enough registers to leave room for others."""
@@ -25,8 +28,9 @@ WIDTHS = (16 << 10, 2 << 10)
 """Bytes of a piece: the wider, the less is spent on finding it; the narrower, the less of it is beyond a row's end."""
 WASTE = 1.125
 """A wide piece is taken unless it covers more than this times what the narrowest would."""
-SEGMENT_WORDS = 4
-"""Words of a segment: its first tile, its first cell, how many cells, how many pieces a cell is."""
+SEGMENT_WORDS = 8
+"""Words of a segment: its first tile, its pieces, pieces of a cell, blocks, first row, rows from one to the next, where
+the local block ids stand among all words, how many words after them the remote ones."""
 _MOST = 1 << 31
 
 
@@ -52,6 +56,19 @@ ITEMS = ((8, 2), (4, 1), (1, 1))
 SHAPES = tuple(Shape(item, lanes, width) for item, lanes in ITEMS for width in WIDTHS)
 
 
+class Alike(NamedTuple):
+    """``rows`` rows, ``step`` from one to the next, that are as many of the narrowest ``pieces`` each."""
+
+    first: int
+    rows: int
+    step: int
+    pieces: int
+
+    def per(self, width: int) -> int:
+        """Pieces of ``width`` bytes that cover one of the rows."""
+        return -(-self.pieces * WIDTHS[-1] // width)
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A grid as the kernel takes it: ``table`` has local and remote addresses, lengths, local and remote strides.
@@ -64,6 +81,7 @@ class Rows:
     remote_blocks: int
     item: int
     lanes: int
+    _alike: dict[tuple[int, int], tuple[Alike, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -75,26 +93,19 @@ class Rows:
         lengths: Int64 = self.table[2]
         return lengths
 
-    @cached_property
-    def counts(self) -> dict[int, Int32]:
-        """For each width of pieces, how many cover each row."""
-        return {width: (-(-self.lengths // width)).astype(np.int32) for width in WIDTHS}
-
-    @cached_property
-    def alike(self) -> tuple[int, int] | None:
-        """Where all rows are of one length: the width of their pieces, and how many cover a row."""
-        if not len(self) or not (self.lengths == self.lengths[:1]).all():
-            return None
-        width = _width(self, np.ones(len(self), np.int64))
-        return width, int(self.counts[width][0])
+    def alike(self, first: int, count: int) -> tuple[Alike, ...]:
+        """``count`` rows from ``first`` on, as few groups of alike ones; none has rows of no bytes."""
+        key = (first, count)
+        if key not in self._alike:
+            self._alike[key] = tuple(_alike(_pieces(self.lengths[first : first + count]), first))
+        return self._alike[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One launch: ``words`` for the device (local cells, remote cells, segments; int32) and what is told by value."""
+    """One launch: ``words`` for the device (segments, local block ids, remote ones), and what is told by value."""
 
     words: Int32
-    cells: int
     segments: int
     tiles: int
     shape: Shape
@@ -129,76 +140,113 @@ def rows_of(grid: Grid, local: RegisteredMemory, remote: RegisteredMemory) -> Ro
     return _rows(columns, grid.local_blocks, grid.remote_blocks)
 
 
-def job_of_selection(rows: Rows, selection: Selection) -> Job:
-    """The launch that copies the cells that are picked.
+def job_of_blocks(rows: Rows, selection: BlockSelection) -> Job:
+    """The launch that copies the blocks that are picked.
 
     Raises:
-        TransferRefused: columns of unequal length, a cell that the grid does not have, more than a launch takes.
+        TransferRefused: columns of unequal length, rows or blocks that the grid lacks, more than a launch takes.
     """
-    check_selection(selection, backend=NAME)
-    return _job(rows, selection.local, selection.remote)
+    for part in selection.parts:
+        here, there = len(part.mine), len(part.theirs)
+        if here != there:
+            raise TransferRefused(
+                f"a selection's columns differ in length: {here} local, {there} remote", backend=NAME
+            )
+        if not 0 <= part.first_row <= part.first_row + part.rows <= len(rows):
+            raise TransferRefused(
+                f"rows {part.first_row}..{part.first_row + part.rows - 1} picked of a grid of {len(rows)}",
+                backend=NAME,
+            )
+    parts = [part for part in selection.parts if len(part.mine)]
+    job = _job(rows, [(rows.alike(part.first_row, part.rows), part.mine, part.theirs) for part in parts])
+    ids = job.words[SEGMENT_WORDS * job.segments :]
+    half = len(ids) // 2
+    for found, count, side in (
+        (ids[:half], rows.blocks, "local"),
+        (ids[half:], rows.remote_blocks, "remote"),
+    ):
+        if half and largest(found) >= count:
+            raise TransferRefused(
+                f"{side} blocks {int(found.min())}..{int(found.max())} picked of a grid of {count}",
+                backend=NAME,
+            )
+    return job
 
 
 def job_of_descriptors(descriptors: Descriptors) -> tuple[Rows, Job]:
-    """Rows of their own for descriptors as `kvd.backends.regions.checked` gave them, and the launch for them."""
-    none = np.zeros(len(descriptors), np.int64)
-    rows = _rows((descriptors.local, descriptors.remote, descriptors.length, none, none), 1, 1)
-    cells = np.arange(len(descriptors), dtype=np.int32)
-    return rows, _job(rows, cells, cells)
+    """Rows of their own for descriptors as `kvd.backends.regions.checked` gave them, and the launch for them.
+
+    Raises:
+        TransferRefused: more than a launch takes.
+    """
+    columns = (descriptors.local, descriptors.remote, descriptors.length)
+    pieces = _pieces(descriptors.length)
+    if (pieces[1:] < pieces[:-1]).any():
+        # Many lengths in any order would be as many segments as there are rows.
+        order = pieces.argsort(kind="stable")
+        pieces = pieces[order]
+        columns = (columns[0][order], columns[1][order], columns[2][order])
+    none = np.zeros(len(pieces), np.int64)
+    rows = _rows((*columns, none, none), 1, 1)
+    starts = [0, *(np.flatnonzero(pieces[1:] != pieces[:-1]) + 1).tolist(), len(pieces)]
+    groups = [Alike(a, b - a, 1, int(pieces[a])) for a, b in pairwise(starts) if a < b and pieces[a]]
+    block = np.zeros(1, np.int32)
+    return rows, _job(rows, [(groups, block, block)])
 
 
-def _job(rows: Rows, local: Int32, remote: Int32) -> Job:
-    """Cells of as many pieces side by side, in segments that begin with a tile each."""
-    if not len(local):
-        return Job(np.zeros(0, np.int32), 0, 0, 0, Shape(rows.item, rows.lanes, WIDTHS[0]))
-    if rows.alike is not None:
-        return _job_of_one(rows, local, remote, *rows.alike)
-    row = local // np.int32(rows.blocks)
-    width = _width(rows, np.bincount(row, minlength=len(rows)))
-    each = rows.counts[width][row]
-    starts = _starts(each)
-    if len(starts) > 2 * len(np.unique(each[starts])):
-        order = np.argsort(each, kind="stable")
-        local, remote, each = local[order], remote[order], each[order]
-        starts = _starts(each)
-    per = each[starts].astype(np.int64)
+def _job(rows: Rows, parts: Sequence[tuple[Sequence[Alike], Int32, Int32]]) -> Job:
+    """Groups of alike rows in the blocks of each part: a segment each, all in pieces of one width."""
+    width = _width([(alike, len(mine)) for groups, mine, _ in parts for alike in groups])
     shape = Shape(rows.item, rows.lanes, width)
-    count = np.diff(np.append(starts, len(local)))
-    _countable(int((count * per).max()))
-    tiles = -(-count * per // shape.pieces)
-    header = np.stack((np.cumsum(tiles) - tiles, starts, count, per), axis=1)
-    words = np.concatenate((local, remote, header.ravel().astype(np.int32))).astype(np.int32, copy=False)
-    return Job(words, len(local), len(header), int(tiles.sum()), shape)
+    pieces = shape.pieces
+    words: list[int] = []
+    tiles = ids = 0
+    apart = sum(len(mine) for _, mine, _ in parts)
+    at = SEGMENT_WORDS * sum(len(groups) for groups, _, _ in parts)
+    for groups, mine, _ in parts:
+        blocks = len(mine)
+        for alike in groups:
+            per = alike.per(width)
+            total = per * alike.rows * blocks
+            if total >= _MOST - TILE:
+                raise TransferRefused(f"{total} pieces are more than one launch takes", backend=NAME)
+            words += (tiles, total, per, blocks, alike.first, alike.step, at + ids, apart)
+            tiles += -(-total // pieces)
+        ids += blocks
+    table = np.empty(at + 2 * apart, np.int32)
+    table[:at] = words
+    for column in (*(mine for _, mine, _ in parts), *(theirs for _, _, theirs in parts)):
+        fill(table[at : at + len(column)], column)
+        at += len(column)
+    return Job(table, len(words) // SEGMENT_WORDS, tiles, shape)
 
 
-def _job_of_one(rows: Rows, local: Int32, remote: Int32, width: int, per: int) -> Job:
-    """The usual one, all rows of one length: a single segment, put together while the request waits."""
-    count = len(local)
-    shape = Shape(rows.item, rows.lanes, width)
-    _countable(count * per)
-    words = np.empty(2 * count + SEGMENT_WORDS, np.int32)
-    words[:count], words[count:-SEGMENT_WORDS] = local, remote
-    words[-SEGMENT_WORDS:] = (0, 0, count, per)
-    return Job(words, count, 1, -(-count * per // shape.pieces), shape)
-
-
-def _countable(pieces: int) -> None:
-    """Raise `TransferRefused` for more pieces than the kernel counts in 32 bits."""
-    if pieces >= _MOST - TILE:
-        raise TransferRefused(f"{pieces} pieces are more than one launch takes", backend=NAME)
-
-
-def _starts(values: Int32) -> Int64:
-    """Where a value differs from the one before; 0 too."""
-    starts: Int64 = np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1))
-    return starts
-
-
-def _width(rows: Rows, cells: Int64) -> int:
-    """The widest pieces that do not waste too much; ``cells`` is how many there are of each row."""
-    covered = {width: int((rows.counts[width] * cells).sum()) * width for width in WIDTHS}
+def _width(groups: Sequence[tuple[Alike, int]]) -> int:
+    """The widest pieces that do not waste too much, of alike rows in so many blocks."""
+    covered = {
+        width: sum(alike.per(width) * alike.rows * blocks for alike, blocks in groups) * width
+        for width in WIDTHS
+    }
     least = min(covered.values())
     return next(width for width in WIDTHS if covered[width] <= WASTE * least)
+
+
+def _alike(pieces: Int64, first: int) -> Iterator[Alike]:
+    """Rows of as many pieces together where they stand at one distance, as those of layers with two states do."""
+    for number in np.unique(pieces[pieces > 0]).tolist():
+        at = np.flatnonzero(pieces == number)
+        steps = np.diff(at)
+        if len(at) == 1 or (steps == steps[0]).all():
+            yield Alike(first + int(at[0]), len(at), int(steps[0]) if len(steps) else 1, number)
+        else:
+            starts = [0, *(np.flatnonzero(steps != 1) + 1).tolist(), len(at)]
+            yield from (Alike(first + int(at[a]), b - a, 1, number) for a, b in pairwise(starts))
+
+
+def _pieces(lengths: Int64) -> Int64:
+    """How many of the narrowest pieces cover each."""
+    found: Int64 = -(-lengths // WIDTHS[-1])
+    return found
 
 
 def _item(table: Int64) -> tuple[int, int]:

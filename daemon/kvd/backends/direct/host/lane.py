@@ -15,7 +15,7 @@ from kvd.backends.lanes import EngineLane
 from kvd.backends.regions import RegisteredMemory, check_selection, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors, coalesce
-from kvd.topology.grid import Selection
+from kvd.topology.grid import BlockSelection, Selection
 
 SLICE_S = 0.05
 """How long a call of `submit` or `poll` copies: long beside an owner's pause between polls, short beside a deadline."""
@@ -67,7 +67,9 @@ class DirectLane(EngineLane[HostPeer, _Reading]):
         self._look(work, transfer)
         return transfer
 
-    def submit_selection(self, peer: str, selection: Selection, operation: Operation = "read") -> Transfer:
+    def submit_selection(
+        self, peer: str, selection: Selection | BlockSelection, operation: Operation = "read"
+    ) -> Transfer:
         """As `submit`: nothing here is worth preparing.
 
         Raises:

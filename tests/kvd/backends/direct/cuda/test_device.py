@@ -35,7 +35,7 @@ from kvd.backends.errors import (
 )
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Selection
+from kvd.topology.grid import BlockSelection, Grid, RowBlocks, Selection
 from tests.support.backend_peer import pattern
 from tests.support.direct_gpu import MadeUpCopier, MadeUpDriver, handle_of
 from tests.support.direct_started import Worker, started
@@ -119,6 +119,11 @@ class Reader:
             SIZE // 2,
         )
 
+    def blocks(self, peer: Peer) -> BlockSelection:
+        """The same by numbers of blocks."""
+        mine = np.arange(0, 64, 2, dtype=np.int32)
+        return BlockSelection(self.selection(peer).grid, (RowBlocks(0, 2, mine, mine[::-1]),), SIZE // 2)
+
 
 @pytest.fixture
 def reader() -> Iterator[Reader]:
@@ -136,21 +141,36 @@ def test_reads_by_address_and_by_number(peer: Peer, reader: Reader) -> None:
     assert lane.poll(transfer) is State.DONE
     assert (reader.buffer == pattern(SIZE)).all()
     assert transfer.detail == {"device_seconds": 0.25}
-    reader.buffer[:] = 0
-    selection = reader.selection(peer)
-    assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
     stride = SIZE // 64
     expected = np.zeros(SIZE, np.uint8).reshape(64, stride)
     expected[0:64:2] = pattern(SIZE).reshape(64, stride)[0:64:2][::-1]
-    assert (reader.buffer == expected.ravel()).all()
+    for selection in (reader.selection(peer), reader.blocks(peer)):
+        reader.buffer[:] = 0
+        transfer = lane.submit_selection("p", selection)
+        assert lane.poll(transfer) is State.DONE
+        assert (reader.buffer == expected.ravel()).all()
+        assert (transfer.bytes, transfer.descriptors) == (SIZE // 2, 64)
 
 
 def test_the_rows_of_a_plan_go_to_the_device_once(peer: Peer, reader: Reader) -> None:
-    lane, selection = reader.lane(peer.metadata()), reader.selection(peer)
+    lane, selection = reader.lane(peer.metadata()), reader.blocks(peer)
     for _ in range(3):
         lane.submit_selection("p", selection)
     assert len(reader.copier.kept) == 1
     assert len(reader.copier.flights) == 3
+
+
+def test_from_the_first_large_copy_on_it_is_known_when_one_is_over(
+    peer: Peer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lane, selection = reader.lane(peer.metadata()), reader.blocks(peer)
+    assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
+    assert lane.submit_selection("p", selection).due == 0, "so small a copy tells nothing"
+    monkeypatch.setattr(direct_cuda_lane, "_TELLING", 0)
+    assert lane.poll(lane.submit_selection("p", selection)) is State.DONE
+    first, second = (lane.submit_selection("p", selection) for _ in range(2))
+    assert first.due == pytest.approx(first.posted + 0.25, abs=0.01)
+    assert second.due == pytest.approx(first.due + 0.25, abs=0.01), "they follow each other"
 
 
 def test_a_kernel_is_looked_at_and_never_waited_for(peer: Peer, reader: Reader) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,15 @@ from kvd.backends.direct.cuda.tables import (
     WIDTHS,
     Job,
     Rows,
+    job_of_blocks,
     job_of_descriptors,
-    job_of_selection,
     rows_of,
 )
 from kvd.backends.errors import TransferRefused
 from kvd.backends.regions import RegisteredMemory, checked
 from kvd.geometry.model import Region
 from kvd.topology.descriptors import Descriptors
-from kvd.topology.grid import Grid, Selection
+from kvd.topology.grid import BlockSelection, Grid, RowBlocks
 from tests.support.direct_gpu import run_job
 
 GAP = 48
@@ -51,14 +52,19 @@ class Pair:
     def rows(self) -> Rows:
         return rows_of(self.grid, *self.memory)
 
-    def selection(self, mine: Any, theirs: Any) -> Selection:
-        row = np.arange(len(self.grid))[:, None]
-        return Selection(
-            self.grid,
-            (row * self.grid.local_blocks + mine).ravel().astype(np.int32),
-            (row * self.grid.remote_blocks + theirs).ravel().astype(np.int32),
-            int(self.grid.length.sum()) * len(mine),
+    def selection(self, mine: Any, theirs: Any) -> BlockSelection:
+        return self.parts((0, len(self.grid), mine, theirs))
+
+    def parts(self, *parts: tuple[int, int, Any, Any]) -> BlockSelection:
+        """Of each part first row, rows, and blocks on both sides."""
+        made = tuple(
+            RowBlocks(first, rows, np.array(mine, np.int32), np.array(theirs, np.int32))
+            for first, rows, mine, theirs in parts
         )
+        size = sum(
+            int(self.grid.length[p.first_row : p.first_row + p.rows].sum()) * len(p.mine) for p in made
+        )
+        return BlockSelection(self.grid, made, size)
 
     def expected(self, rows: Descriptors) -> Any:
         image = self.local.copy()
@@ -107,7 +113,7 @@ def test_picks_of_rows_of_any_length(lengths: list[int], shift: int, item: int, 
     dice = np.random.default_rng(3)
     selection = two.selection(dice.permutation(7)[:5], dice.permutation(9)[:5])
     rows, expected = two.rows(), two.expected(selection.descriptors())
-    job = job_of_selection(rows, selection)
+    job = job_of_blocks(rows, selection)
     assert (job.shape.item, job.shape.width) == (item, width)
     assert job.shape in SHAPES
     copied(two, rows, job, expected)
@@ -115,21 +121,20 @@ def test_picks_of_rows_of_any_length(lengths: list[int], shift: int, item: int, 
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_any_cells_of_any_grid(data: st.DataObject) -> None:
+def test_any_blocks_of_any_rows(data: st.DataObject) -> None:
+    """As the reads of a plan pick them: each has rows of its own, and blocks of its own."""
     lengths = data.draw(st.lists(st.integers(0, 40000), min_size=1, max_size=6))
     two = pair(lengths, shift=data.draw(st.sampled_from([0, 1, 4, 8])))
-    count = data.draw(st.integers(0, 12))
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(lengths) - 1)), max_size=2)))
     dice = np.random.default_rng(data.draw(st.integers(0, 99)))
-    cells = dice.permutation(7 * len(lengths))[:count]  # each is written once, in any order
-    row, block = cells // 7, cells % 7
-    selection = Selection(
-        two.grid,
-        (row * 7 + block).astype(np.int32),
-        (row * 9 + dice.integers(0, 9, len(row))).astype(np.int32),
-        int(np.array(lengths)[row].sum()),
-    )
-    rows, expected = two.rows(), two.expected(selection.descriptors())
-    copied(two, rows, job_of_selection(rows, selection), expected)
+    parts = []
+    for first, end in pairwise([0, *(cut for cut in cuts if cut < len(lengths)), len(lengths)]):
+        count = data.draw(st.integers(0, 7))
+        parts.append((first, end - first, dice.permutation(7)[:count], dice.integers(0, 9, count)))
+    selection = two.parts(*parts)
+    rows, descriptors = two.rows(), selection.descriptors()
+    assert (len(selection), selection.nbytes) == (len(descriptors), descriptors.nbytes)
+    copied(two, rows, job_of_blocks(rows, selection), two.expected(descriptors))
 
 
 def test_descriptors_are_rows_of_one_block() -> None:
@@ -139,28 +144,45 @@ def test_descriptors_are_rows_of_one_block() -> None:
     copied(two, *job_of_descriptors(checked(rows, *two.memory, backend="direct")), expected)
 
 
-def test_what_alternates_is_put_in_few_segments() -> None:
-    two = pair([300, 40000] * 8)
+@pytest.mark.parametrize(
+    ("lengths", "segments"),
+    [
+        ([300, 40000] * 8, 2),
+        ([300] * 5, 1),
+        ([300, 0, 300, 0], 1),
+        ([300, 300, 40000, 300], 3),
+        ([2040, 2048, 2000], 1),
+    ],
+)
+def test_rows_of_as_many_pieces_at_one_distance_are_one_segment(lengths: list[int], segments: int) -> None:
+    two = pair(lengths)
     blocks = np.arange(7)
-    selection = two.selection(blocks, blocks)
-    order = np.argsort(selection.local % 7, kind="stable")  # block by block, so that lengths alternate
-    selection = Selection(two.grid, selection.local[order], selection.remote[order], selection.nbytes)
-    job = job_of_selection(two.rows(), selection)
-    assert job.segments == 2
+    selection = two.selection(blocks, blocks[::-1])
+    job = job_of_blocks(two.rows(), selection)
+    assert job.segments == segments
     copied(two, two.rows(), job, two.expected(selection.descriptors()))
+
+
+def test_many_runs_of_a_few_lengths_are_a_few_segments() -> None:
+    two = pair([300, 40000, 2048] * 6)
+    rows = two.selection(np.arange(7), np.arange(7)).descriptors()
+    expected = two.expected(rows)
+    taken, job = job_of_descriptors(checked(rows, *two.memory, backend="direct"))
+    assert job.segments == 2
+    copied(two, taken, job, expected)
 
 
 def test_nothing_to_copy_is_no_tile() -> None:
     two = pair([300])
-    job = job_of_selection(two.rows(), two.selection(np.arange(0), np.arange(0)))
+    job = job_of_blocks(two.rows(), two.selection([], []))
     assert (job.tiles, job.segments, len(job.words)) == (0, 0, 0)
 
 
-def test_a_request_sends_numbers_and_nothing_else() -> None:
-    """64 layers of K and V in one call of the kernel: eight bytes a cell, and one segment."""
+def test_a_request_sends_numbers_of_blocks_and_nothing_else() -> None:
+    """64 layers of K and V in one call of the kernel: eight bytes a block, and one segment."""
     two = pair([2048] * 128, blocks=80, remote_blocks=80)
-    job = job_of_selection(two.rows(), two.selection(np.arange(80), np.arange(80)))
-    assert job.words.nbytes == 8 * 128 * 80 + 4 * SEGMENT_WORDS
+    job = job_of_blocks(two.rows(), two.selection(np.arange(80), np.arange(80)))
+    assert job.words.nbytes == 8 * 80 + 4 * SEGMENT_WORDS
     assert job.tiles == 128 * 80 * 2048 // TILE
 
 
@@ -173,16 +195,14 @@ def test_rows_outside_the_registered_memory_are_refused_by_name() -> None:
     with pytest.raises(TransferRefused, match="local row 0"):
         rows_of(two.grid, there, there)
     rows = two.rows()
-    with pytest.raises(TransferRefused, match=r"cells 0..14 picked of a grid of 14"):
-        job_of_selection(
-            rows, Selection(two.grid, np.array([0, 14], np.int32), np.array([0, 0], np.int32), 0)
-        )
-    with pytest.raises(TransferRefused, match=r"cells -1..3 picked of a grid of"):
-        job_of_selection(
-            rows, Selection(two.grid, np.array([0, 3], np.int32), np.array([3, -1], np.int32), 0)
-        )
+    with pytest.raises(TransferRefused, match=r"local blocks 0..7 picked of a grid of 7"):
+        job_of_blocks(rows, two.selection([0, 7], [0, 0]))
+    with pytest.raises(TransferRefused, match=r"remote blocks -1..3 picked of a grid of 9"):
+        job_of_blocks(rows, two.selection([0, 3], [3, -1]))
+    with pytest.raises(TransferRefused, match=r"rows 1..2 picked of a grid of 2"):
+        job_of_blocks(rows, BlockSelection(two.grid, (RowBlocks(1, 2, *(np.zeros(1, np.int32),) * 2),), 0))
     with pytest.raises(TransferRefused, match="columns differ in length: 1 local, 2 remote"):
-        job_of_selection(rows, Selection(two.grid, np.array([0], np.int32), np.array([0, 0], np.int32), 0))
+        job_of_blocks(rows, two.selection([0], [0, 0]))
 
 
 def test_remote_addresses_are_those_of_the_mapping() -> None:
@@ -197,7 +217,7 @@ INTERPRETED = """
 import json, sys
 import numpy as np, torch
 from kvd.backends.direct.cuda.copies import launch
-from kvd.backends.direct.cuda.tables import job_of_selection
+from kvd.backends.direct.cuda.tables import job_of_blocks
 from tests.kvd.backends.direct.cuda.test_tables import pair
 wrong = []
 for lengths, shift, programs in json.loads(sys.argv[1]):
@@ -205,7 +225,7 @@ for lengths, shift, programs in json.loads(sys.argv[1]):
     dice = np.random.default_rng(3)
     selection = two.selection(dice.permutation(7)[:5], dice.permutation(9)[:5])
     rows, expected = two.rows(), two.expected(selection.descriptors())
-    job = job_of_selection(rows, selection)
+    job = job_of_blocks(rows, selection)
     launch(torch.from_numpy(rows.table), torch.from_numpy(job.words), rows, job, programs)
     wrong.append(int((two.local != expected).sum()))
 print(json.dumps(wrong))

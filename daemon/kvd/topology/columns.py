@@ -1,0 +1,54 @@
+"""Columns of numbers in small steps, so that Python's lock is kept.
+
+numpy lets go of the lock for more than 500 elements. A worker's other threads run Python without pause, and each time
+it takes tens of microseconds to get the lock back: longer than what there is to do for a thousand blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvd.topology.descriptors import Int64
+from kvd.topology.grid import Int32
+
+KEPT = 500
+"""Elements up to which numpy keeps the lock."""
+_SPARSE = 64
+"""A mark for each of so many numbers costs as much as putting one into a set."""
+
+
+def largest(column: Int64 | Int32) -> int:
+    """The largest of a column that is not empty, as unsigned numbers: there negative ones are the largest of all."""
+    unsigned = column.view(np.uint64 if column.dtype == np.int64 else np.uint32)
+    return max(int(np.maximum.reduce(unsigned[part])) for part in _parts(len(column)))
+
+
+def distinct(column: Int64, count: int) -> bool:
+    """Whether no number is in a column twice, for numbers that mostly are 0 to ``count`` - 1."""
+    if not len(column) or count > _SPARSE * len(column) or largest(column) >= count:
+        return len(set(column.tolist())) == len(column)
+    seen = np.zeros(count, np.bool_)
+    for part in _parts(len(column)):
+        seen[column[part]] = True
+    return int(np.count_nonzero(seen)) == len(column)
+
+
+def narrow(column: Int64) -> Int32:
+    """The same in 32 bits."""
+    found = np.empty(len(column), np.int32)
+    fill(found, column)
+    return found
+
+
+def fill(target: NDArray[Any], column: NDArray[Any]) -> None:
+    """Write a column into one of its length."""
+    for part in _parts(len(column)):
+        target[part] = column[part]
+
+
+def _parts(count: int) -> Iterator[slice]:
+    return (slice(at, at + KEPT) for at in range(0, count, KEPT))
