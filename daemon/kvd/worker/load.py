@@ -80,6 +80,12 @@ class Load:
         return [copies for slice_ in self.slices for copies in (slice_.copies or {}).values()]
 
     @property
+    def due(self) -> float:
+        """When all of it that is under way should be over; 0 where no lane can tell of some of it."""
+        waiting = [transfer.due for transfer in self.transfers if transfer.state is State.PENDING]
+        return max(waiting, default=0.0) if all(waiting) else 0.0
+
+    @property
     def transfers(self) -> list[Transfer]:
         """All transfers, of all slices."""
         return [transfer for slice_ in self.slices for transfer in slice_.transfers]

@@ -30,6 +30,7 @@ from kvd.worker.load import Load, clear_leftover, overdue
 from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.probe import Probing, Told
 from kvd.worker.pull.slices import apply_plan, hold_back, look, post
+from kvd.worker.timer_slack import sleep_precisely
 from kvd.worker.unclosed import Unclosed
 from kvd.worker.watchdog import STUCK_AFTER, Activity, complain
 
@@ -37,6 +38,10 @@ log = logger(__name__)
 
 POLL_FAST, POLL_SLOW, FAST_FOR = 50e-6, 1e-3, 0.02
 """Seconds between polls: quick while a load is young, slower after; spinning would starve the transport."""
+EARLY, POLL_DUE, DUE_FOR, LONGEST = 100e-6, 10e-6, 200e-6, 5e-3
+"""Of a load that is due: seconds before that when looks begin, as a processor that slept for long wakes late; between
+looks, until so long after it was due; and the longest wait for that. Before, a look only takes Python's lock from
+others."""
 MAX_FAILURES = 3
 HOPELESS = (PeerMetadataError, RegistrationError, BackendUnavailable, TopologyError)
 """What a new lane meets again: the peer's metadata, our own memory and a load's blocks stay what they are."""
@@ -127,6 +132,7 @@ class PullThread:
     # --- the thread ---
 
     def _run(self) -> None:
+        sleep_precisely()
         open_ = True
         while open_:
             try:
@@ -160,8 +166,12 @@ class PullThread:
         if not self._active and not self._probing.on:
             due = self._unclosed.due
             return max(0.0, min(due) - time.monotonic()) if due else None
+        now = time.monotonic()
+        soonest = min((load.due for load in self._active), default=0.0)
+        if soonest and not self._probing.on and now < soonest + DUE_FOR:
+            return max(POLL_DUE, min(soonest - EARLY - now, LONGEST))
         youngest = max([load.posted for load in self._active] + [self._probing.posted])
-        return POLL_FAST if time.monotonic() - youngest < FAST_FOR else POLL_SLOW
+        return POLL_FAST if now - youngest < FAST_FOR else POLL_SLOW
 
     def _take(self, message: PeerChanged | Load | GiveUp) -> None:
         if isinstance(message, PeerChanged):
