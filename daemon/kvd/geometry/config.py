@@ -85,8 +85,9 @@ def engine_from_shape(
         raise UnevenShard(f"dcp {parallel.dcp} must divide tp {parallel.tp}, and all sizes be at least 1")
     plan = _Paging(model, parallel, options)
     groups = plan.groups()
+    alike: dict[tuple[Group, ...], tuple[Group, ...]] = {}
     workers = [
-        _worker(plan, groups, Rank(tp=tp, pp=pp, dcp=tp % parallel.dcp), stage)
+        _worker(plan, groups, alike, Rank(tp=tp, pp=pp, dcp=tp % parallel.dcp), stage)
         for pp, stage in enumerate(stages(model.depth, parallel.pp, parallel.partition))
         for tp in range(parallel.tp)
     ]
@@ -196,7 +197,13 @@ def item_size(dtype: str) -> int:
     return ITEM_SIZES[dtype]
 
 
-def _worker(plan: _Paging, groups: tuple[PagedGroup, ...], rank: Rank, stage: range) -> WorkerGeometry:
+def _worker(
+    plan: _Paging,
+    groups: tuple[PagedGroup, ...],
+    alike: dict[tuple[Group, ...], tuple[Group, ...]],
+    rank: Rank,
+    stage: range,
+) -> WorkerGeometry:
     depth = {layer.name: layer.depth for layer in plan.model.layers}
     here = [[name for name in group.layers if depth[name] in stage] for group in groups]
     blocks, widest = plan.options.num_blocks, max(1, *(len(names) for names in here))
@@ -225,12 +232,14 @@ def _worker(plan: _Paging, groups: tuple[PagedGroup, ...], rank: Rank, stage: ra
                 else 0,
             )
         )
+    # One object for all workers with the same groups: planning looks at each kind of worker once.
+    shared = alike.setdefault(tuple(made), tuple(made))
     number = rank.pp * plan.parallel.tp + rank.tp
     worker = WorkerGeometry(
         rank=rank,
         num_blocks=blocks,
         regions=(Region(BASE * (number + 1), page * blocks * widest),),
-        groups=tuple(made),
+        groups=shared,
     )
     check_worker(worker)
     return worker

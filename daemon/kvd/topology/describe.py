@@ -13,7 +13,7 @@ from kvd.topology.compat import Factor, block_tokens, compare, compatible, group
 from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
 from kvd.topology.findings import Finding, find
-from kvd.topology.plan import Plan, Read, plan_worker
+from kvd.topology.plan import Cuts, Plan, Read, plan_worker
 
 Count = Annotated[int, Meta(ge=0)]
 RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
@@ -110,8 +110,9 @@ def describe(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | Non
 def plan_engine(local: EngineGeometry, remote: EngineGeometry) -> tuple[Plan, ...]:
     """The plan of every local worker, in order of rank; empty where one of them has none."""
     workers = sorted(local.workers, key=lambda w: w.rank)
+    cuts: Cuts = {}
     try:
-        return tuple(plan_worker(worker, local.workers, remote.workers) for worker in workers)
+        return tuple(plan_worker(worker, local.workers, remote.workers, cuts) for worker in workers)
     except TopologyError:
         return ()
 

@@ -116,15 +116,23 @@ class Plan:
         return grid, cells
 
 
+Cuts = dict[object, CutPage]
+"""How pages are cut between two engines, for plans of several workers of the one: most have the same pages."""
+
+
 def plan_worker(
-    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    cuts: Cuts | None = None,
 ) -> Plan:
     """The plan for ``local`` to read all its layers from the workers of a remote engine.
 
     ``peers`` are all workers of the local engine, ``local`` among them: replicas share the work. Layers are matched by
-    name. Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
+    name. ``cuts``, of the same ``peers`` and ``remotes``, spares work where others of the peers were planned before.
+    Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
     """
-    found = _found(local, peers, remotes)
+    found = _found(local, peers, remotes, {} if cuts is None else cuts)
     return _plan(local, remotes, [_read(local, remotes, alike, parts) for alike, parts in found.items()])
 
 
@@ -136,7 +144,7 @@ def plan_layers(
     A layer that reuses another's cache has none: its bytes move with the other's.
     """
     reads: dict[str, list[Read]] = {}
-    for alike, parts in _found(local, peers, remotes).items():
+    for alike, parts in _found(local, peers, remotes, {}).items():
         for part in parts:
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
     return {name: _plan(local, remotes, reads[name]) for name in local.layers if name in reads}
@@ -190,17 +198,21 @@ class _Turns:
         return self.made[turn % self.period]
 
 
-_Memory = dict[object, _Turns]
+class _Memory(NamedTuple):
+    """What was worked out before, by what decides it: of this worker, and of all workers of its engine."""
+
+    turns: dict[object, _Turns]
+    cuts: Cuts
 
 
 _Parts = list[tuple[Layer, Layer, Piece]]
 
 
 def _found(
-    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry], cuts: Cuts
 ) -> dict[_Alike, _Parts]:
     """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
-    memory: _Memory = {}
+    memory = _Memory({}, cuts)
     ours, theirs = _kinds(peers), _kinds(remotes)
     found: dict[_Alike, _Parts] = {}
     turn = 0
@@ -268,21 +280,23 @@ def _sources(
     pages = [layers[layer.name][1].page if layer.name in layers else None for layers in ours.layers]
     held = tuple(found and (found[1].page, found[0].block_size) for found in having)
     key = (group.kind, group.block_size, layer.page, held, tuple(pages))
-    turns = memory.get(key)
+    turns = memory.turns.get(key)
     if turns is None:
-        holders = tuple(
-            Holder(i, found[1].page, found[0].block_size)
-            for i, kind in enumerate(theirs.of)
-            if (found := having[kind]) is not None
-        )
         sharing = [
             (worker.rank, page)
             for worker, kind in zip(peers, ours.of, strict=True)
             if (page := pages[kind]) is not None
         ]
         me = next((i for i, (other, _) in enumerate(sharing) if other == rank), 0)
-        sharers = [page for _, page in sharing] or [layer.page]
-        turns = memory[key] = _Turns(cut_page(group, layer.page, holders, sharers), me)
+        if key not in memory.cuts:
+            holders = tuple(
+                Holder(i, found[1].page, found[0].block_size)
+                for i, kind in enumerate(theirs.of)
+                if (found := having[kind]) is not None
+            )
+            sharers = [page for _, page in sharing] or [layer.page]
+            memory.cuts[key] = cut_page(group, layer.page, holders, sharers)
+        turns = memory.turns[key] = _Turns(memory.cuts[key], me)
     return [
         (piece, *found)
         for piece in turns.pieces(turn)

@@ -72,6 +72,7 @@ def test_deepseek_latents_are_the_same_on_every_rank() -> None:
     engine = build("deepseek-v3", Parallel(tp=8))
     assert summary(engine) == [("mla", 16, 61, 18_432)]
     assert len({w.groups[0].layers[0].page for w in engine.workers}) == 1
+    assert len({id(w.groups) for w in engine.workers}) == 1, "planning looks at each kind of worker once"
 
 
 def test_context_parallel_ranks_hold_every_nth_token() -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from kvd.topology.describe import PairDescription, ReadSummary, describe
+import pytest
+
+from kvd.topology.describe import PairDescription, ReadSummary, describe, plan_engine
+from kvd.topology.plan import Read, plan_worker
+from kvd.topology.sources import CutPage, cut_page
 from tests.support.samples import engine, gated_delta_net, latent, llama
 
 TWO = ("layers.0", "layers.1")
@@ -214,3 +219,36 @@ def test_a_missing_rank_is_told_by_name_of_the_trouble() -> None:
     pair = describe(engine("d", ("full", 16, None, llama(TWO)), tp=4), short)
     assert not pair.compatible
     assert "RANK_NOT_REGISTERED" in codes(pair)
+
+
+@pytest.mark.parametrize(("latents", "kinds"), [(True, 1), (False, 8)])
+def test_pages_that_workers_share_are_cut_once_and_give_the_same_plans(
+    monkeypatch: pytest.MonkeyPatch, latents: bool, kinds: int
+) -> None:
+    made: list[object] = []
+
+    def counted(*arguments: Any) -> CutPage:
+        made.append(arguments)
+        return cut_page(*arguments)
+
+    monkeypatch.setattr("kvd.topology.plan.cut_page", counted)
+    layers = latent(TWO) if latents else llama(TWO)
+    local, remote = (
+        engine(name, ("mla" if latents else "full", 16, None, layers), tp=tp)
+        for name, tp in (("d", 16), ("p", 4))
+    )
+    plans = plan_engine(local, remote)
+    assert len(made) == kinds, "16 workers have one page of MLA, and 8 of 8 heads"
+    alone = [plan_worker(worker, local.workers, remote.workers) for worker in local.workers]
+    assert [[*map(facts_of, one.reads)] for one in plans] == [[*map(facts_of, one.reads)] for one in alone]
+
+
+def facts_of(read: Read) -> tuple[object, ...]:
+    rows = read.rows
+    return (
+        read.remote,
+        read.phase,
+        read.layers,
+        read.heads,
+        *(a.tolist() for a in (rows.local, rows.remote, rows.length)),
+    )
