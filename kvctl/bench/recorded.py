@@ -24,7 +24,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import TopologyError
 from kvd.topology.plan import plan_worker
-from kvd.trace.model import RecordedTrace, TransferLine, block_lists
+from kvd.trace.model import RecordedTrace, TransferLine, block_lists, obstacles
 
 MOST_BLOCKS = 8_000_000
 """Blocks of all transfers that are replayed together: their numbers are held in memory, 8 bytes each."""
@@ -59,8 +59,9 @@ def recorded(trace: RecordedTrace, limit: int, scale: float) -> Recorded:
     left_out: Counter[str] = Counter()
     chosen: dict[tuple[int, str, int, str], list[TransferLine]] = {}
     taken = blocks = 0
+    obstacle = obstacles(trace)
     for transfer in sorted(trace.transfers, key=lambda one: one.at):
-        if why := _not_replayable(trace, transfer):
+        if why := obstacle(transfer):
             left_out[why] += 1
         elif taken == limit:
             left_out["more than --limit"] += 1
@@ -84,20 +85,6 @@ def recorded(trace: RecordedTrace, limit: int, scale: float) -> Recorded:
         why = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it has none"
         raise CheckFailed(f"no transfer of the trace can be replayed: {why}", "see kvctl trace show")
     return Recorded(tuple(streams), dict(left_out))
-
-
-def _not_replayable(trace: RecordedTrace, transfer: TransferLine) -> str:
-    """Why a transfer cannot be replayed; empty where it can."""
-    geometries = trace.geometries
-    if transfer.local not in geometries or transfer.remote not in geometries:
-        return "of engines whose geometry the recording kvd did not know"
-    if transfer.local_rank not in {str(worker.rank) for worker in geometries[transfer.local].workers}:
-        return "of a rank that the engine does not have"
-    if transfer.state != "done":
-        return "that missed"
-    if not transfer.replayable:
-        return "whose blocks are not recorded in full (very long lists, pushes recorded by an older kvd)"
-    return ""
 
 
 def _stream(

@@ -36,7 +36,10 @@ class Gathered:
         """What was exported, for a person."""
         unknown = [key[0] for key, engine in self.engines.items() if engine.geometry is None]
         text = f"{len(self.rows)} transfers between {len(self.engines)} engines"
-        return text + (f"; no geometry is known of {', '.join(sorted(set(unknown)))}" if unknown else "")
+        if not unknown:
+            return text
+        names = ", ".join(sorted(set(unknown)))
+        return f"{text}; no geometry is known of {names}: their transfers cannot be replayed"
 
 
 def gather(settings: Settings, query: ListTransfers, last: int) -> Gathered:

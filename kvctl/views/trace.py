@@ -42,7 +42,7 @@ class TracePair(Struct, frozen=True, kw_only=True):
     mode: str
     transfers: Count
     misses: Count
-    replayable: Annotated[Count, Meta(description="those of which both sides' blocks are known in full")]
+    replayable: Annotated[Count, Meta(description="those that kvctl replay can move again")]
     bytes: Bytes
     seconds: Annotated[Seconds, Meta(description="all stages of all transfers together, in seconds")]
     blocks_per_run: Annotated[
@@ -95,9 +95,12 @@ class _Sums:
 
 def trace_document(trace: model.RecordedTrace, transfers: Iterable[model.TransferLine], name: str) -> Trace:
     """The document of a trace whose transfers may come one by one."""
+    from kvd.trace.model import obstacles  # brings numpy
+
     pairs: dict[tuple[int, int, str, str], _Sums] = {}
     requests: set[str] = set()
     count, last = 0, 0.0
+    obstacle = obstacles(trace)
     for one in transfers:
         count += 1
         last = max(last, one.at)
@@ -105,7 +108,7 @@ def trace_document(trace: model.RecordedTrace, transfers: Iterable[model.Transfe
         sums = pairs.setdefault((one.remote, one.local, one.backend, one.mode), _Sums())
         sums.transfers += 1
         sums.misses += one.state == "miss"
-        sums.replayable += one.replayable
+        sums.replayable += not obstacle(one)
         sums.bytes += one.bytes
         sums.seconds += sum(one.stages.values())
         for blocks in (*one.local_blocks, *one.remote_blocks):
@@ -172,7 +175,7 @@ def trace_screen(body: Trace, wide: bool) -> Part:
         body.engines,
         Column("ENGINE", lambda e: e.engine_id),
         Column("MODEL", lambda e: e.model or "-"),
-        Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp)),
+        Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp) if e.geometry else "unknown"),
         number("WORKERS", lambda e: e.workers if e.geometry else "unknown"),
         number("BLOCKS", lambda e: e.blocks if e.geometry else "-"),
         number("MEMORY", lambda e: size(e.bytes) if e.geometry else "-"),

@@ -11,7 +11,7 @@ Schema versions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -118,11 +118,6 @@ class TransferLine(msgspec.Struct, tag_field="line", tag="transfer", frozen=True
     stages: Annotated[dict[Name, Span], Meta(max_length=32)] = {}
     moments: Annotated[dict[Name, Moment], Meta(max_length=32)] = {}
 
-    @property
-    def replayable(self) -> bool:
-        """Whether the blocks of both sides are known in full."""
-        return bool(self.local_blocks) and bool(self.remote_blocks) and not self.cut
-
 
 class End(msgspec.Struct, tag_field="line", tag="end", frozen=True, kw_only=True):
     """The last line: how many transfers stand above."""
@@ -157,6 +152,27 @@ class RecordedTrace:
             for number, engine in enumerate(self.engines)
             if engine.geometry is not None
         }
+
+
+def obstacles(trace: RecordedTrace) -> Callable[[TransferLine], str]:
+    """A function that says why a transfer of the trace cannot be replayed; empty where it can."""
+    ranks = {
+        number: frozenset(str(worker.rank) for worker in geometry.workers)
+        for number, geometry in trace.geometries.items()
+    }
+
+    def obstacle(transfer: TransferLine) -> str:
+        if transfer.local not in ranks or transfer.remote not in ranks:
+            return "of engines whose geometry the recording kvd did not know"
+        if transfer.local_rank not in ranks[transfer.local]:
+            return "of a rank that the engine does not have"
+        if transfer.state != "done":
+            return "that missed"
+        if not (transfer.local_blocks and transfer.remote_blocks) or transfer.cut:
+            return "whose blocks are not recorded in full (very long lists, pushes recorded by an older kvd)"
+        return ""
+
+    return obstacle
 
 
 def block_lists(blocks: Iterable[TracedBlocks]) -> dict[int, BlockList]:

@@ -52,13 +52,17 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     """A new file that packs what is written into it as its name says: ``.gz``, ``.zst``, else not at all.
 
     It takes its name when the block ends well: a file that was there before stays whole until then, and an interrupted
-    export leaves none. Raises `TraceError`.
+    export leaves none. A link stays one: the file that it leads to is replaced. What is no regular file, as a device or
+    a pipe, is written into. Raises `TraceError`.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
         with contextlib.ExitStack() as stack:
+            special = path.exists() and not path.is_file()
+            place = path.resolve()
+            part = path if special else place.with_name(f".{place.name}.part")
             raw = stack.enter_context(part.open("wb"))
-            stack.callback(part.unlink, missing_ok=True)
+            if not special:
+                stack.callback(part.unlink, missing_ok=True)
             with contextlib.ExitStack() as packed:
                 if path.suffix == ".gz":
                     out = packed.enter_context(gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0))
@@ -68,7 +72,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
                 else:
                     yield raw
             raw.flush()
-            part.replace(path)
+            if not special:
+                part.replace(place)
     except OSError as error:
         raise TraceError(
             f"{path} cannot be written: {error.strerror or error}", "give another place"

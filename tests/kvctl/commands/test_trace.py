@@ -171,3 +171,22 @@ def test_a_group_without_a_command_prints_its_help(run: Run) -> None:
     assert outcome.code == 0
     assert "export  Write transfers" in outcome.out
     assert "did you mean export?; see kvctl trace --help" in run("trace", "exprt").err
+
+
+def test_what_cannot_be_replayed_is_not_said_to_be(run: Run, daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.answers[GetKeptEngine] = lambda _: Refused(code="KVD-NO-ENGINE", message="not kept")
+    outcome = run("trace", "export", tmp_path / "t", "--socket", daemon.directory)
+    assert outcome.err.endswith("their transfers cannot be replayed\n")
+    [pair] = json.loads(run("trace", "show", tmp_path / "t", "-o", "json").out)["pairs"]
+    assert (pair["transfers"], pair["replayable"]) == (3, 0)
+    rows = [line.split() for line in run("trace", "show", tmp_path / "t").out.splitlines()]
+    assert next(row[2] for row in rows if row[:1] == ["prefill-1"]) == "unknown"
+    assert "can be replayed" in run("replay", tmp_path / "t").err
+
+
+def test_what_can_be_replayed_are_the_transfers_that_moved(
+    run: Run, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    path = exported(run, daemon, tmp_path / "t")
+    [pair] = json.loads(run("trace", "show", path, "-o", "json").out)["pairs"]
+    assert (pair["transfers"], pair["misses"], pair["replayable"]) == (3, 1, 2)

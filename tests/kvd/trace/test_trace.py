@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ from kvd.trace.errors import (
     TraceTooLarge,
     TraceVersionError,
 )
-from kvd.trace.model import Header, RecordedTrace, TracedBlocks, TransferLine, block_lists
+from kvd.trace.model import Header, RecordedTrace, TracedBlocks, TransferLine, block_lists, obstacles
 from kvd.trace.read import LIMITS, Limits, open_trace, read_trace
 from kvd.trace.streams import writing
 from kvd.trace.write import write_trace
@@ -43,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, name: str) -> None:
     assert trace.transfers == tuple(map(transfer, range(3)))
     assert [traced.line.engine_id for traced in trace.engines] == ["d", "p"]
     assert set(trace.geometries) == {0, 1}
-    assert trace.transfers[0].replayable
+    assert obstacles(trace)(trace.transfers[0]) == ""
 
 
 def test_zstd_where_there_is_a_library_for_it(tmp_path: Path) -> None:
@@ -339,3 +340,21 @@ def _read_or_refused(path: Path) -> RecordedTrace | None:
         return read_trace(path, LIMITS)
     except TraceError:
         return None
+
+
+def test_a_device_a_pipe_and_a_link_stay_what_they_are(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write(pipe)
+    assert b'"end"' in os.read(end, 1 << 20).splitlines()[-1]
+    os.close(end)
+    assert pipe.is_fifo()
+    (link := tmp_path / "link").symlink_to(tmp_path / "file")
+    write(link)
+    assert link.is_symlink()
+    assert len(read_trace(tmp_path / "file").transfers) == 3
+    (full := tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(TraceError, match="No space left on device"):
+        write(full)
+    assert Path("/dev/full").is_char_device()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "full", "link", "pipe"]
