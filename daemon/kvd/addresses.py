@@ -5,14 +5,17 @@ from __future__ import annotations
 import ipaddress
 import re
 
+MOST_PORT = 65535
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^:\s\[\]]+):(\d{1,5})")
 
 
 def split_address(text: str) -> tuple[str, int]:
     """Host and port of ``host:port`` or ``[v6]:port``. Raises `ValueError` for anything else."""
     found = _ADDRESS.fullmatch(text)
-    if not found or int(found[2]) > 65535:
+    if not found:
         raise ValueError(f"{text!r} is not host:port")
+    if int(found[2]) > MOST_PORT:
+        raise ValueError(f"{text!r} is not host:port: {found[2]} is no port, the last one is {MOST_PORT}")
     return found[1].strip("[]"), int(found[2])
 
 

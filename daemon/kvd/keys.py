@@ -67,11 +67,14 @@ class KeyFileError(KvdError):
 
 def read_pair(path: Path) -> KeyPair:
     """The pair in a file. Raises `KeyFileError`: not readable, no such keys in it, or readable by others."""
-    words = dict(line.split(None, 1) for line in read_lines(path) if " " in line)
+    lines = read_lines(path, absent="`kvctl keys generate` makes a pair")
+    words = dict(line.split(None, 1) for line in lines if " " in line and not line.startswith("#"))
     if missing := [name for name in ("public", "secret") if name not in words]:
         raise KeyFileError(
             f"{path}: no line begins with {' or '.join(missing)}",
-            "`kvctl keys generate` writes a pair; the list of trusted keys is peer.curve.authorized_keys",
+            f"`rm {path}`, then `kvctl keys generate`"
+            if not words
+            else "`kvctl keys generate` writes a pair; the list of trusted keys is peer.curve.authorized_keys",
         )
     public, secret = (checked_key(words[name], path, name) for name in ("public", "secret"))
     if curve.public_of(secret) != public:
@@ -137,10 +140,10 @@ def trusted_key(key: str, place: str, path: Path) -> TrustedKey:
     return _trusted(f"{key.strip()} {place.strip()}", path, "the new line")
 
 
-def write_trusted(path: Path, keys: Iterable[TrustedKey]) -> None:
+def write_trusted(path: Path, keys: Iterable[TrustedKey], *, comments: Iterable[str] = ()) -> None:
     """Replace the list in one step: whoever reads it meanwhile sees the old one or the new one.
 
-    Comments stay where their lines stay. Raises `KeyFileError`.
+    Comments stay where their lines stay, and new ones come behind them. Raises `KeyFileError`.
     """
     path = path.resolve()  # what a link points to is replaced, and not the link
     wanted = dict.fromkeys(keys)
@@ -152,6 +155,7 @@ def write_trusted(path: Path, keys: Iterable[TrustedKey]) -> None:
             elif (one := _trusted(line, path, f"line {number}")) in wanted:
                 kept.append(line)
                 del wanted[one]
+    kept += [f"# {comment}" for comment in comments]
     text = "\n".join([*kept, *(one.line for one in wanted)]) + "\n"
     try:
         mode, owner = (found.st_mode & 0o777, found) if (found := _stat(path)) else (0o644, None)
@@ -207,8 +211,8 @@ def _trusted(line: str, path: Path, what: str) -> TrustedKey:
 # --- both ---
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a file of keys. Raises `KeyFileError`."""
+def read_lines(path: Path, *, absent: str = "") -> list[str]:
+    """The lines of a file of keys. Raises `KeyFileError`; ``absent`` is the next step where there is no such file."""
     try:
         # Whoever may name the file must not stop the thread that reads it, as a pipe in its place would.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -224,7 +228,7 @@ def read_lines(path: Path) -> list[str]:
         if isinstance(error, PermissionError):
             hint = f"give the file to the user of this process: chown {os.geteuid()} {path}"
         if isinstance(error, FileNotFoundError):
-            hint = f"`kvctl keys generate` makes a pair, and begins a list; an empty list: touch {path}"
+            hint = absent or f"`kvctl keys generate` begins a list; an empty one: touch {path}"
         raise KeyFileError(f"cannot read the keys in {path}: {why}", hint) from None
 
 

@@ -10,6 +10,7 @@ from kvctl.cli.numbers import span
 from kvctl.cli.settings import Settings
 from kvctl.doctor.checks import checked
 from kvctl.errors import KvctlError
+from kvctl.processes.supervisor import its_log, start_again
 from kvctl.views.doctor import Check
 from kvctl.views.engines import endpoint_name
 from kvd.installed import UNINSTALLED, own_version
@@ -53,12 +54,12 @@ def _itself(status: query.KvdStatus) -> Iterator[Check]:
     if status.draining:
         yield _kvd(
             "warning", "KVD_DRAINING", f"{what} is stopping",
-            "it takes nothing new; wait for it, or start it again: systemctl start kvd",
+            f"it takes nothing new; wait for it, or start it again: {start_again(status.pid)}",
         )  # fmt: skip
     elif mine not in (status.version, UNINSTALLED):
         yield _kvd(
             "warning", "KVD_VERSION", f"kvd is {status.version} and kvctl {mine}",
-            "after an upgrade it is to be restarted: systemctl restart kvd; workers register again",
+            f"after an upgrade it is to be restarted: {start_again(status.pid)}; workers register again",
         )  # fmt: skip
     else:
         yield _kvd("ok", "KVD", f"{what}, up {span(status.gauges.get('uptime_seconds', 0.0))}")
@@ -76,7 +77,7 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
     if lost:
         yield _kvd(
             "warning", "KVD_LOSSES", f"since it started: {lost}",
-            "clients ask again for what was dropped; internal errors are in its log: journalctl -u kvd",
+            f"clients ask again for what was dropped; internal errors are in its log: {its_log(status.pid)}",
         )  # fmt: skip
     if recent < LONG_TURN and not lost:
         yield _kvd("ok", "KVD_PACE", f"answers; its longest turn of late took {span(recent)}")
@@ -84,13 +85,13 @@ def _pace(status: query.KvdStatus) -> Iterator[Check]:
         yield _kvd(
             "warning", "LEDGER_AWAY", f"its ledger cannot be written: {status.ledger_away}",
             "records wait with the workers for ten minutes; see the disk and the owner of its state directory; it is"
-            " tried again every 10 s: journalctl -u kvd",
+            f" tried again every 10 s: {its_log(status.pid)}",
         )  # fmt: skip
     if status.ledger_aside:
         being_read = [name for name in status.ledger_aside if ".damaged-" in name]
         done = [name for name in status.ledger_aside if name not in being_read]
         steps = [
-            "kvd's log of that time says how many were taken over; is the disk sound?",
+            f"kvd's log of that time says how many were taken over ({its_log(status.pid)}); is the disk sound?",
             f"leave {', '.join(being_read)} alone: kvd still takes over what can be read of it"
             * bool(being_read),
             f"to end this warning delete {', '.join(done)}" * bool(done),
@@ -195,7 +196,7 @@ def _keys(status: query.KvdStatus) -> Iterator[Check]:
     if keys.pair:
         yield _kvd(
             "warning", "KEYS_PAIR", f"kvd will not be who it is once it is started again: {keys.pair}",
-            "a new pair: start kvd again (systemctl restart kvd), and have the others type kvctl keys trust with"
+            f"a new pair: start kvd again ({start_again(status.pid)}), and have the others type kvctl keys trust with"
             " --replace; else put the file back",
         )  # fmt: skip
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +15,9 @@ from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.errors import KvctlError
+from kvctl.processes.supervisor import start_again
 from kvd.addresses import join_address
+from kvd.client.errors import TimedOut
 from kvd.wire import query
 from kvd.wire.names import SOCKET_NAME
 
@@ -23,6 +27,8 @@ UNKNOWN = "HOST:PORT"
 """Stands for where this host's kvd is reached, which only a kvd with a peer socket can tell."""
 IN_FORCE_SECONDS = 2.0
 """kvd looks at its list five times a second."""
+TAKEN = "has taken note"
+NOTHING_NEW = "has nothing to take note of"
 
 PairFile = Annotated[
     Path | None, typer.Option("--key-file", metavar="FILE", help=f"This host's pair. [what kvd uses; {PAIR}]")
@@ -38,7 +44,7 @@ class KeyFiles:
 
     ``public`` is the key that kvd runs with, empty where none answers or another pair is asked for. ``error`` says why
     kvd cannot read its list, ``in_force`` how many keys it lets in, ``twice`` which places have two keys in it. ``uid``
-    is the user that kvd runs as, None where none answers.
+    is the user that kvd runs as, None where none answers, and ``restart`` what starts it again.
     """
 
     pair: Path
@@ -49,19 +55,22 @@ class KeyFiles:
     in_force: int = 0
     twice: str = ""
     uid: int | None = None
+    restart: str = ""
 
 
 def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> KeyFiles:
     """What is given, else what this host's kvd uses, else the usual files.
 
-    Raises `KvctlError` where a kvd is named that does not answer, and no file: the usual ones are another's then.
+    Raises `KvctlError` where a kvd is named that does not answer, or one is there and hangs, and no file is named: the
+    usual ones are another's then.
     """
     kvd = None
     try:
         kvd = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
     except KvctlError as error:
         if pair is None and trusted is None:
-            if settings.runtime_dir or settings.socket:
+            named = settings.runtime_dir or settings.socket or os.environ.get("KVD_RUNTIME_DIR")
+            if named or isinstance(error.__cause__, TimedOut):
                 what = f"which key files it uses is not known: {error.message}"
                 raise type(error)(what, "name the file: --list FILE or --key-file FILE", error.code) from None
             say(f"no kvd answers, so the usual files are taken: {PAIR} and {LIST}")
@@ -84,6 +93,7 @@ def key_files(settings: Settings, pair: Path | None, trusted: Path | None) -> Ke
         keys.trusted if keys is not None and followed else 0,
         keys.twice if keys is not None and followed else "",
         _user_of_kvd(settings) if kvd is not None else None,
+        start_again(kvd.pid) if kvd is not None else "",
     )
 
 
@@ -94,28 +104,48 @@ def _user_of_kvd(settings: Settings) -> int | None:
         return None
 
 
-def changes_seen(settings: Settings) -> tuple[Path, int] | None:
-    """The list that this host's kvd follows, and how often it took note of a change; None where it follows none."""
-    kvd = _status(settings)
-    if kvd is None or kvd.keys is None or not kvd.keys.list_file:
-        return None
-    return Path(kvd.keys.list_file), kvd.counters.get("keys.changes", 0)
+@dataclass(frozen=True)
+class Follows:
+    """The list that this host's kvd follows, None where it follows none, and how often it took note of a change.
+
+    ``unknown`` says why that is not known; ``revoked`` are keys that were not let in since they were revoked, each with
+    what is known of that.
+    """
+
+    list_file: Path | None = None
+    changes: int = 0
+    unknown: str = ""
+    revoked: Mapping[str, str] = field(default_factory=dict)
 
 
-def in_force(settings: Settings, path: Path, before: tuple[Path, int] | None) -> bool:
-    """Wait until kvd has taken note of a change of ``path``; False where it does not follow that file."""
-    if before is None or before[0].resolve() != path.resolve():
-        return False
+def kvd_follows(settings: Settings) -> Follows:
+    """What this host's kvd says of its list."""
+    try:
+        kvd = daemon.ask(settings, query.GetStatus(), query.KvdStatus)
+    except KvctlError as error:
+        return Follows(unknown=error.message)
+    followed = kvd.keys.list_file if kvd.keys is not None else ""
+    return Follows(
+        Path(followed) if followed else None,
+        kvd.counters.get("keys.changes", 0),
+        revoked={one.key: f"it was {one.was}" for one in kvd.refused if one.was},
+    )
+
+
+def taken_note(settings: Settings, path: Path, before: Follows) -> str:
+    """Wait until kvd has taken note of a change of ``path``; `TAKEN`, or why it has not."""
+    if before.unknown:
+        return f"not known whether it has taken note: {before.unknown}"
+    if before.list_file is None:
+        return "follows no list of keys"
+    if before.list_file.resolve() != path.resolve():
+        return f"follows another file: {before.list_file}"
     until = time.monotonic() + IN_FORCE_SECONDS
     while time.monotonic() < until:
-        if (now := changes_seen(settings)) is not None and now[1] > before[1]:
-            return True
+        now = kvd_follows(settings)
+        if now.changes > before.changes:
+            return TAKEN
+        if now.unknown:
+            return f"not known whether it has taken note: {now.unknown}"
         time.sleep(0.02)
-    return False
-
-
-def _status(settings: Settings) -> query.KvdStatus | None:
-    try:
-        return daemon.ask(settings, query.GetStatus(), query.KvdStatus)
-    except KvctlError:
-        return None
+    return f"has not taken note within {IN_FORCE_SECONDS:g} s: see kvctl doctor"

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from kvctl.errors import CheckFailed, KvctlError, NotPermitted, RefusedError, UsageError
@@ -17,22 +18,25 @@ from kvd.keys import (
     KEY_BYTES,
     KeyFileError,
     TrustedKey,
+    read_lines,
     read_trusted,
     trusted_key,
     write_trusted,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
+REVOKED = "revoked "
 AS_OWNER = "type it as root, or as the user that kvd runs as"
 
 
 @dataclass(frozen=True)
 class Change:
-    """What stands in a list now, and what of it is new or gone."""
+    """What stands in a list now, and what of it is new or gone; ``revoked`` says when a key that is new was revoked."""
 
     trusted: tuple[TrustedKey, ...]
     added: tuple[TrustedKey, ...] = ()
     removed: tuple[TrustedKey, ...] = ()
+    revoked: str = ""
 
 
 def listed(path: Path) -> tuple[TrustedKey, ...]:
@@ -71,8 +75,9 @@ def trust(path: Path, key: str, place: str, *, replace: bool) -> Change:
         kept = tuple(one for one in before if one not in others)
         added = () if new in kept else (new,)
         if added or others:
-            write_trusted(path, (*kept, *added))
-        return Change((*kept, *added), added, others)
+            write_trusted(path, (*kept, *added), comments=map(_note, others))
+        known = any(one.key == new.key for one in before)
+        return Change((*kept, *added), added, others, "" if known else revoked_when(path, new.key.decode()))
 
 
 def revoke(path: Path, what: str) -> Change:
@@ -98,8 +103,21 @@ def revoke(path: Path, what: str) -> Change:
         keys = {one.key for one in gone}
         gone = tuple(one for one in before if one.key in keys)
         kept = tuple(one for one in before if one.key not in keys)
-        write_trusted(path, kept)
+        write_trusted(path, kept, comments=map(_note, gone))
         return Change(kept, removed=gone)
+
+
+def revoked_when(path: Path, key: str) -> str:
+    """When a key was last revoked in a list, and where it was, as its comments have it; empty: it was not."""
+    begin = f"# {REVOKED}"
+    notes = [line.removeprefix(begin).split() for line in read_lines(path) if line.startswith(begin)]
+    times = [f"{note[0]}, when it was {note[2]}" for note in notes if len(note) == 3 and note[1] == key]
+    return times[-1] if times else ""
+
+
+def _note(one: TrustedKey) -> str:
+    """The comment that a list keeps of a key that was revoked."""
+    return f"{REVOKED}{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {one.key.decode()} {one.place or '-'}"
 
 
 def _is_host(host: str) -> bool:
@@ -134,7 +152,7 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyFileError as error:
-        if path.exists() and not os.access(path, os.R_OK):
+        if isinstance(error.__context__, PermissionError):
             raise NotPermitted(error.message, AS_OWNER) from None
         kept = "nothing was changed, and a kvd that follows it still lets in whom it let in before"
         raise KvctlError(
@@ -143,4 +161,4 @@ def _told(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise UsageError(f"there is no directory {error.filename}", f"mkdir -p {error.filename}") from None
     except PermissionError as error:
-        raise NotPermitted(f"{error.filename}: {error.strerror}", "do it as the owner, with sudo") from None
+        raise NotPermitted(f"{error.filename}: {error.strerror}", AS_OWNER) from None

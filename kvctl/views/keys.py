@@ -43,6 +43,9 @@ class TrustedHosts(Struct, frozen=True, kw_only=True):
     removed: tuple[TrustedHost, ...]
     in_force: Annotated[bool, Meta(description="this host's kvd follows that file and has taken note")]
     trusted: tuple[TrustedHost, ...]
+    kvd: Annotated[str, Meta(description="whether this host's kvd has taken note, or why that is not so")] = (
+        ""
+    )
 
 
 def trusted_hosts(keys: Iterable[TrustedKey]) -> tuple[TrustedHost, ...]:
@@ -79,7 +82,7 @@ def trusted_hosts_screen(body: TrustedHosts, _wide: bool) -> Part:
     told = facts(
         *(rows or [("unchanged", "it was trusted already")]),
         ("in", body.list_file),
-        ("kvd", "has taken note" if body.in_force else "does not follow this file, or has not seen a change"),
+        ("kvd", body.kvd),
     )
     return [told, "", _hosts(body.trusted)] if body.trusted else told
 

@@ -69,6 +69,9 @@ class Status(Struct, frozen=True, kw_only=True):
     endpoint: Annotated[str | None, Meta(description="host:port of its peer socket; null when it has none")]
     draining: bool
     ledger_away: Annotated[str, Meta(description="why its ledger cannot be written now; empty while it can")]
+    comparing: Annotated[
+        str, Meta(description="why no engine can be introduced to another one; empty while they can")
+    ]
     keys: Annotated[KeysInForce | None, Meta(description="null when it has no peer socket")]
     peers: tuple[Peer, ...]
     refused: Annotated[
@@ -108,6 +111,7 @@ def status_screen(body: Status, wide: bool) -> Part:
             ("state", Styled("draining", "yellow") if body.draining else Styled("serving", "green")),
             ("up", age(body.started)),
             *([("ledger", Styled(f"away: {body.ledger_away}", "yellow"))] if body.ledger_away else []),
+            *([("engines", Styled(f"not introduced: {body.comparing}", "red"))] if body.comparing else []),
             ("generation", body.generation),
             ("directory", body.runtime_dir),
             ("peer socket", body.endpoint or "none"),

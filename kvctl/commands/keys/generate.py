@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pwd
 from pathlib import Path
 
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
-from kvctl.errors import RefusedError, UsageError
+from kvctl.errors import NotPermitted, RefusedError, UsageError
 from kvctl.keys.places import UNKNOWN, KeyFiles, ListFile, PairFile, key_files
-from kvctl.keys.trusting import listed
+from kvctl.keys.trusting import AS_OWNER, listed
 from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show
 from kvd.keys import KeyFileError, write_pair
@@ -26,6 +27,8 @@ def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFi
     try:
         public = write_pair(files.pair).decode()
     except KeyFileError as error:
+        if isinstance(error.__context__, PermissionError):
+            raise NotPermitted(error.message, AS_OWNER) from None
         kind = RefusedError if files.pair.exists() else UsageError
         raise kind(error.message, error.hint) from None
     owned = _give_to_kvd(files)
@@ -43,14 +46,23 @@ def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFi
         say(f"{UNKNOWN} is to be what peer.advertise says in kvd.yaml: this host, as the others reach it")
     if files.public:
         say(
-            f"kvd runs with the pair {files.public} until it is started again (systemctl restart kvd); then the others"
+            f"kvd runs with the pair {files.public} until it is started again ({files.restart}); then the others"
             " type the line above, with --replace"
         )
         return
     say(
         f"set peer.curve.key_file to {files.pair} and peer.curve.authorized_keys to {files.trusted} in kvd.yaml"
-        + ("" if owned else f", and let kvd's user own the first: chown kvd: {files.pair}")
+        + ("" if owned else f", and let kvd's user own the first: chown kvd: {files.pair}{_missing_user()}")
     )
+
+
+def _missing_user() -> str:
+    """A word on the user of systemd's unit, where this host has none."""
+    try:
+        pwd.getpwnam("kvd")
+    except KeyError:
+        return " (no user kvd yet: useradd --system --user-group kvd, or name whoever kvd runs as)"
+    return ""
 
 
 def _give_to_kvd(files: KeyFiles) -> bool:

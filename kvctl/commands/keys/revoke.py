@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.keys.places import ListFile, changes_seen, in_force, key_files
+from kvctl.keys.places import TAKEN, ListFile, key_files, kvd_follows, taken_note
 from kvctl.keys.trusting import revoke as remove
 from kvctl.views.keys import TrustedHosts, trusted_hosts
 from kvctl.views.output import show
@@ -32,13 +32,15 @@ def revoke(
     Its engines are taken back from engines here. Type it on every host that trusted the key. Every line that has such a
     key goes.
     """
-    path, before = key_files(settings, None, list_file).trusted, changes_seen(settings)
+    path, before = key_files(settings, None, list_file).trusted, kvd_follows(settings)
     change = remove(path, what)
+    kvd = taken_note(settings, path, before)
     body = TrustedHosts(
         list_file=str(path),
         added=(),
         removed=trusted_hosts(change.removed),
-        in_force=in_force(settings, path, before),
+        in_force=kvd == TAKEN,
+        kvd=kvd,
         trusted=trusted_hosts(change.trusted),
     )
     show(body, settings)

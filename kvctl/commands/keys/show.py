@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.errors import KvctlError, NotPermitted
@@ -24,13 +22,13 @@ def show(settings: Settings, *, key_file: PairFile = None, list_file: ListFile =
         public = read_pair(files.pair).public.decode()
     except KeyFileError as error:
         if not files.public:
-            denied = files.pair.exists() and not os.access(files.pair, os.R_OK)
+            denied = isinstance(error.__context__, PermissionError)
             kind, hint = (NotPermitted, AS_OWNER) if denied else (KvctlError, error.hint or NO_PAIR)
             raise kind(error.message, hint) from None
         say(f"{error.message}; shown is the key that kvd runs with")
         public = files.public
     if files.public not in ("", public):
-        say(f"kvd runs with another pair, {files.public}, until it is started again: systemctl restart kvd")
+        say(f"kvd runs with another pair, {files.public}, until it is started again: {files.restart}")
     if files.error:
         say(f"kvd lets in the {files.in_force} keys that it read last: {files.error}")
     if files.twice:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from kvd.keys import read_pair, read_trusted, write_pair
+from kvd.wire.query import GetStatus, PeerKeys, RefusedKey
 from kvd.zmtp import curve
+from tests.kvctl.conftest import STATUS
 from tests.support.daemons import wait_for
 from tests.support.hosts import hosts
 
@@ -269,3 +273,123 @@ def test_a_list_that_is_not_there_is_not_shown_as_an_empty_one(run: Run, tmp_pat
     trusted.touch()
     assert f"0 keys in {trusted}" in run(*arguments).out
     assert json.loads(run(*arguments, "-o", "json").out)["error"] == ""
+
+
+def test_a_revoked_key_that_is_trusted_again_is_said_to_be_one(
+    run: Run, tmp_path: Path, keys: list[str]
+) -> None:
+    trusted = tmp_path / "trusted.keys"
+    arguments = (*NOBODY, "keys")
+    assert run(*arguments, "trust", keys[0], "a:1", "--list", trusted).err == ""
+    run(*arguments, "revoke", keys[0], "--list", trusted)
+    again = run(*arguments, "trust", keys[0], "a:1", "--list", trusted)
+    assert again.code == 0
+    assert "this key was revoked here: 20" in again.err
+    assert (
+        f"when it was a:1; whoever has it is let in again. If it was stolen type kvctl keys revoke '{keys[0]}'"
+        in again.err
+    )
+    assert run(*arguments, "trust", keys[0], "a:1", "--list", trusted).err == "", (
+        "it is trusted, and was said once"
+    )
+    assert run(*arguments, "trust", keys[1], "a:1", "--replace", "--list", trusted).err == ""
+    old = run(*arguments, "trust", keys[0], "b:1", "--list", trusted)
+    assert "this key was revoked here" in old.err, "the other took its place"
+
+
+def test_a_key_that_kvd_turns_away_as_revoked_is_said_to_be_one(
+    run: Run, daemon: FakeDaemon, tmp_path: Path, keys: list[str]
+) -> None:
+    row = RefusedKey(key=keys[0], address="10.0.0.9", times=3, age=1.0, was="10.0.0.9:7766")
+    status = msgspec.structs.replace(STATUS, refused=(row,))
+    daemon.answers[GetStatus] = lambda _: status
+    where = ("--socket", daemon.directory)
+    told = run(*where, "keys", "trust", keys[0], "10.0.0.9:7766", "--list", tmp_path / "list")
+    assert "this key was revoked here: it was 10.0.0.9:7766" in told.err
+
+
+def test_one_key_for_two_places_is_said(run: Run, tmp_path: Path, keys: list[str]) -> None:
+    trusted = tmp_path / "trusted.keys"
+    run(*NOBODY, "keys", "trust", keys[0], "a:1", "--list", trusted)
+    told = run(*NOBODY, "keys", "trust", keys[0], "a", "--list", trusted)
+    assert (told.code, "the same key is trusted for a:1 as well" in told.err) == (0, True)
+
+
+def test_who_may_not_write_the_list_or_the_pair_is_6(
+    run: Run, tmp_path: Path, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "trusted.keys"
+    trusted.write_text(f"{keys[0]} a:1\n")
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path))
+
+    monkeypatch.setattr("kvd.keys.tempfile.mkstemp", denied)
+    for what in (("trust", keys[1], "b:1"), ("revoke", "a:1")):
+        told = run(*NOBODY, "keys", *what, "--list", trusted)
+        assert (told.code, "type it as root, or as the user that kvd runs as" in told.err) == (6, True), (
+            told.err
+        )
+        assert "name a file" not in told.err
+    monkeypatch.setattr("kvd.keys.os.open", denied)
+    told = run(*NOBODY, "keys", "generate", "--key-file", tmp_path / "pair", "--list", trusted)
+    assert (told.code, "type it as root" in told.err) == (6, True), told.err
+
+
+def test_whether_kvd_has_taken_note_is_not_known_where_it_does_not_answer(
+    run: Run, tmp_path: Path, keys: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "trusted.keys"
+    trusted.write_text(f"{keys[0]} a:1\n")
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(tmp_path / "kvd.sock"))
+        stopped.listen()
+        monkeypatch.setenv("KVD_RUNTIME_DIR", str(tmp_path))
+        hung = run("keys", "revoke", "a:1", "--list", trusted, "--timeout", "200ms")
+        assert (hung.code, "not known whether it has taken note" in hung.out) == (0, True), hung
+        assert "did not answer within 0.2 s" in hung.out
+        asked = run("keys", "revoke", "a:1", "--timeout", "200ms")
+        assert (asked.code, "/etc/kvd" in asked.err) == (3, False), asked.err
+
+
+def test_a_list_that_kvd_does_not_follow_is_named_beside_the_one_that_it_does(
+    run: Run, daemon: FakeDaemon, tmp_path: Path, keys: list[str]
+) -> None:
+    (tmp_path / "l").write_text(f"{keys[0]} a:1\n")
+    where = ("--socket", daemon.directory, "keys", "revoke", "--list", tmp_path / "l")
+    assert "follows no list of keys" in run(*where, "a:1").out
+    follows = PeerKeys(
+        identity="per host", public="", trusted=0, key_file="", list_file="/etc/kvd/trusted.keys"
+    )
+    daemon.answers[GetStatus] = lambda _: msgspec.structs.replace(STATUS, keys=follows)
+    (tmp_path / "l").write_text(f"{keys[0]} a:1\n")
+    assert "follows another file: /etc/kvd/trusted.keys" in run(*where, "a:1").out
+
+
+def test_an_empty_or_missing_pair_is_told_what_helps(run: Run, tmp_path: Path) -> None:
+    pair = tmp_path / "host.keys"
+    where = (*NOBODY, "keys", "show", "--key-file", pair)
+    assert "touch" not in run(*where).err
+    pair.touch(0o600)
+    assert f"`rm {pair}`, then `kvctl keys generate`" in run(*where).err
+
+
+def test_a_port_that_is_too_large_is_said_to_be(run: Run, tmp_path: Path, keys: list[str]) -> None:
+    told = run(*NOBODY, "keys", "trust", keys[0], "10.0.0.8:99999", "--list", tmp_path / "l")
+    assert "99999 is no port, the last one is 65535" in told.err
+
+
+def test_a_user_that_is_to_own_the_pair_and_does_not_exist_is_to_be_made_first(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for there in (True, False):
+
+        def user(_: str, there: bool = there) -> None:
+            if not there:
+                raise KeyError
+
+        monkeypatch.setattr("kvctl.commands.keys.generate.pwd.getpwnam", user)
+        told = run(
+            *NOBODY, "keys", "generate", "--key-file", tmp_path / f"pair{there}", "--list", tmp_path / "l"
+        ).err
+        assert ("useradd --system" in told) is not there

@@ -41,3 +41,12 @@ def test_a_peer_that_is_not_up_and_who_was_not_let_in_are_told_with_the_reason(
     document = json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)
     assert document["peers"][0]["reason"] == "it does not let us in"
     assert (document["refused"][0]["times"], document["refused"][0]["was"]) == (3, "10.0.0.9:1")
+
+
+@pytest.mark.parametrize("why", ["", "PermissionError: /root/venv"])
+def test_a_kvd_that_can_compare_no_engines_says_so(daemon: FakeDaemon, run: Run, why: str) -> None:
+    daemon.answers[query.GetStatus] = lambda _: msgspec.structs.replace(STATUS, comparing=why)
+    assert (
+        "not introduced: PermissionError" in run("status", "--runtime-dir", daemon.directory).out
+    ) == bool(why)
+    assert json.loads(run("status", "--runtime-dir", daemon.directory, "-o", "json").out)["comparing"] == why
