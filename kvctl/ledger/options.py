@@ -37,7 +37,7 @@ Checksum = Annotated[
     str | None, choice("--checksum", CHECKSUMS, help="Only those whose checksums were compared so.")
 ]
 Backend = Annotated[str, typer.Option("--backend", metavar="NAME", help="Only moved by this backend.")]
-Since = Annotated[float | None, duration("--since", help="Only of the last 10m, 2h ...")]
+Since = Annotated[float | None, duration("--since", help="Only of the last 10m, 2h, 1d; 10 is 10s.")]
 SlowerThan = Annotated[float | None, duration("--slower-than", help="Only those that took longer.")]
 From = Annotated[
     str,

@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.ledger.slow_pairs import Key, SlowPair
-from kvctl.ledger.statistics import posted, quantile
-from kvd.wire.transfer import TransferRecord
+from kvctl.ledger.statistics import posted, quantile, took
+from kvd.wire.transfer import OTHER, TransferRecord
 
 LARGE = 0.4
 """Part of a transfer's time from which a stage is worth a word."""
@@ -33,6 +33,8 @@ LONG_POST = 0.1
 """Seconds from which a post of few copies is long."""
 CRAWL = 100e6
 """Bytes a second. A backend that copies while it posts is faster, so below it does not copy but wait."""
+TAIL, TAIL_SECONDS = 10.0, 0.5
+"""How many times the middle one's time the slowest hundredth takes before it is told, and seconds at least."""
 NOTABLE = 0.001
 """Seconds. A transfer that takes less is not worth a word, wherever its time goes."""
 
@@ -59,7 +61,8 @@ def find(
         of = records[pair.remote_engine, pair.local_engine, pair.backend, pair.mode]
         held_up = [*_held_up(pair, of)]
         found += [f for f in _stages(pair) if not (held_up and f.code == "COPIES_WHILE_POSTING")]
-        found += [*held_up, *_path(pair, pairs), *_failures(pair, of), *_ranks(pair, of)]
+        tail = () if held_up else _tail(pair, of)
+        found += [*held_up, *tail, *_path(pair, pairs), *_failures(pair, of), *_ranks(pair, of)]
     return tuple(sorted(found, key=lambda f: f.severity == "info"))
 
 
@@ -110,6 +113,13 @@ def _stages(pair: SlowPair) -> Iterator[SlowFinding]:
             f"computing what to copy takes {shares['plan']:.0%} of the time, {copies} for the middle transfer",
             f"larger blocks make less to compute: kvctl describe-topology {pair.local_engine} {pair.remote_engine}",
         )  # fmt: skip
+    if OTHER in large:
+        yield _finding(
+            "BETWEEN_STAGES", "warning", pair,
+            f"{shares[OTHER]:.0%} of the time passes between the stages: the worker does not get on, or lanes fail",
+            "has this host a core to spare beside each of vLLM's processes? See \"on few cores\" in docs/connector.md;"
+            " kvctl transfer shows one on an axis of time",
+        )  # fmt: skip
     if "wait" in large:
         yield _finding(
             "WAITS_FOR_PREFILL", "info", pair,
@@ -134,6 +144,31 @@ def _held_up(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[Slow
             "has this host a core to spare beside each of vLLM's processes? See \"on few cores\" in docs/connector.md;"
             " else the transfer engine waits for its peer",
         )  # fmt: skip
+
+
+def _tail(pair: SlowPair, records: Sequence[TransferRecord]) -> Iterator[SlowFinding]:
+    """Pulls that take far longer than the middle one, and move no more bytes for it."""
+    middle, worst = pair.seconds_p50, pair.seconds_p99
+    if pair.mode == "push" or worst < max(TAIL_SECONDS, TAIL * middle):
+        return
+    size_p50 = quantile([r.bytes for r in records], 0.5)
+    late = [
+        r
+        for r in records
+        if r.state == "done" and took(r) > TAIL * middle and took(r) * size_p50 > TAIL / 2 * middle * r.bytes
+    ]
+    if not late:
+        return
+    names = dict.fromkeys(name for r in late for name in r.stages)
+    stages = {name: sum(r.stages.get(name, 0.0) for r in late) for name in names}
+    stage, seconds = max(stages.items(), key=lambda one: one[1])
+    yield _finding(
+        "LONG_TAIL", "warning", pair,
+        f"one in a hundred takes {span(worst)} or more, the middle one {span(middle)}, of as many bytes;"
+        f" {seconds / sum(stages.values()):.0%} of the time of {len(late)} such is in {stage}",
+        f"kvctl transfers --engine {pair.local_engine} --peer {pair.remote_engine} --sort slowest lists them, kvctl"
+        " transfer ID shows one on an axis of time",
+    )  # fmt: skip
 
 
 def _path(pair: SlowPair, pairs: Sequence[SlowPair]) -> Iterator[SlowFinding]:

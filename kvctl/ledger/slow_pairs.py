@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
-from kvctl.ledger.statistics import moving, quantile
+from kvctl.ledger.statistics import moving, quantile, took
 from kvd.wire.transfer import LedgerRow, TransferRecord
 
 Key = tuple[str, str, str, str]
@@ -63,7 +63,7 @@ def slow_pair(key: Key, records: Sequence[TransferRecord]) -> SlowPair:
         for name, seconds in record.stages.items():
             stages.setdefault(name, []).append(max(0.0, seconds))
     whole = sum(map(sum, stages.values()))
-    times = [sum(r.stages.values()) for r in records]
+    times = [took(r) for r in records]
     rates = [r.bytes / moving(r) for r in records if r.state == "done" and r.bytes and moving(r) > 0]
     descriptors = sum(r.coalesced_descriptors for r in records)
     shares = {name: sum(values) / whole if whole else 0.0 for name, values in stages.items()}

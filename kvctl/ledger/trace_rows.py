@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from kvctl.cli.units import filled
 from kvctl.ledger import trace_files
-from kvctl.ledger.statistics import ORDERS
+from kvctl.ledger.statistics import ORDERS, took
 from kvd.geometry.model import EngineGeometry
 from kvd.trace.errors import TraceError
 from kvd.trace.model import RecordedTrace, TracedBlocks, TransferLine
@@ -116,5 +116,5 @@ def _matches(row: LedgerRow, query: ListTransfers, end: float) -> bool:
         and query.backend in ("", r.backend)
         and query.mode in ("", r.mode)
         and (not query.within or r.started >= end - query.within)
-        and (not query.slower_than or sum(r.stages.values()) > query.slower_than)
+        and (not query.slower_than or took(r) > query.slower_than)
     )

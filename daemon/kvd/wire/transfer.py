@@ -80,6 +80,10 @@ class ChecksumResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds = 0.0
 
 
+OTHER = "other"
+"""The stage that stands for the time between the others."""
+
+
 class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One worker's part of moving one request's KV.
 
@@ -89,7 +93,9 @@ class TransferRecord(msgspec.Struct, frozen=True, kw_only=True):
     engine that copies while it posts shows that time as ``post``. Of a load in pieces ``plan`` is the first
     one's; the others are planned between posts, and count as ``post``. Of a push they are ``queued``,
     ``handshake``, ``announce`` (until the prefiller has acknowledged), ``wait`` (until the first layer is
-    there) and ``wire`` (until the last one is): most of it is the prefiller's computing. ``bytes`` counts every
+    there) and ``wire`` (until the last one is): most of it is the prefiller's computing. The last one, ``other``, is
+    what passed between these, with attempts that failed: all stages together are what the load took. Records of older
+    workers have none. ``bytes`` counts every
     byte that a descriptor names once; ``coalesced_descriptors`` is 0 where the prefiller writes, since only it
     knows.
 

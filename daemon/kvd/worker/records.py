@@ -9,7 +9,7 @@ from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.plan import Plan
-from kvd.wire.transfer import GroupShare, TransferRecord
+from kvd.wire.transfer import OTHER, GroupShare, TransferRecord
 from kvd.worker.cause import code_of, text_of
 from kvd.worker.load import Load
 from kvd.worker.orders import block_lists
@@ -24,6 +24,13 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
     order, plan, now = load.order, load.plan, load.ended
     local, remote = block_lists(order.groups), order.prefill.block_lists()
     ended = [t.ended for t in load.transfers if t.ended]
+    stages = {
+        "queued": max(0.0, load.received - order.claimed),
+        "handshake": load.handshake + order.handshake_seconds,
+        "plan": load.planned,
+        "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
+        "wire": max(0.0, now - load.posted) if load.posted else 0.0,
+    }
     sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
     return TransferRecord(
         transfer_id=f"{order.request_id}@{geometry.rank}" + (f"#{order.again + 1}" if order.again else ""),
@@ -45,13 +52,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         coalesced_descriptors=sum(copies.runs for copies in load.copies),
         remote_ranks=tuple(str(plan.remote_ranks[i]) for i in sources) if plan else (),
         groups=_group_shares(local, plan, geometry),
-        stages={
-            "queued": max(0.0, load.received - order.claimed),
-            "handshake": load.handshake + order.handshake_seconds,
-            "plan": load.planned,
-            "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
-            "wire": max(0.0, now - load.posted) if load.posted else 0.0,
-        },
+        stages=with_other(load, stages),
         attempts=load.failures + (not load.cause),
         local_blocks=block_runs(local),
         remote_blocks=block_runs(remote),
@@ -66,6 +67,12 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         ),
         checksum=load.checksum,
     )
+
+
+def with_other(load: Load, stages: dict[str, float]) -> dict[str, float]:
+    """The stages, and as the last one the time between them: all together they are what the load took."""
+    whole = load.ended - load.order.claimed + load.order.handshake_seconds
+    return stages | {OTHER: max(0.0, whole - sum(stages.values()))}
 
 
 def moments(load: Load, **times: float) -> dict[str, float]:

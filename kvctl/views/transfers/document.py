@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
-from kvctl.ledger.statistics import moving
+from kvctl.ledger.statistics import moving, took
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Column, Part, number, state, table
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
@@ -72,7 +72,7 @@ class TransferDocument(Struct, frozen=True, kw_only=True):
         str, Meta(description="the same in one word (docs/transfers.md), empty of what was no miss")
     ]
     started: Time
-    seconds: Annotated[Seconds, Meta(description="all stages together, in seconds")]
+    seconds: Annotated[Seconds, Meta(description="from the scheduler's claim to the end, in seconds")]
     bytes_per_second: Annotated[
         BytesPerSecond | None,
         Meta(
@@ -114,7 +114,7 @@ def transfer_document(row: LedgerRow) -> TransferDocument:
         record,
         row,
         started=moment(record.started),
-        seconds=sum(record.stages.values()),
+        seconds=took(record),
         bytes_per_second=record.bytes / moving(record) if moving(record) > 0 else None,
         groups=tuple(filled(TransferShare, share) for share in record.groups),
         local_blocks=_blocks(record.local_blocks),

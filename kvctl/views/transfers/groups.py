@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
-from kvctl.ledger.statistics import moving, quantile
+from kvctl.ledger.statistics import moving, quantile, took
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, Part, number, table
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
@@ -68,7 +68,7 @@ def grouped(answer: TransferList, by: str) -> TransferGroups:
 
 def _group(key: str, rows: list[LedgerRow]) -> TransferGroup:
     records = [row.record for row in rows]
-    times = [sum(r.stages.values()) for r in records]
+    times = [took(r) for r in records]
     pulled = [r for r in records if moving(r) > 0]
     seconds = sum(map(moving, pulled))
     return TransferGroup(

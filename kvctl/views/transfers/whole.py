@@ -10,10 +10,11 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, Count, Seconds, Time, filled
+from kvctl.ledger.statistics import after, before
 from kvctl.views.registry import View, moment
 from kvctl.views.screen import Cell, Column, Part, Styled, TextTable, facts, number, spaced, state, table
 from kvctl.views.transfers.document import TransferBlocks, TransferDocument, copies, transfer_document
-from kvd.wire.transfer import LedgerRow, TransferRecord, TransferState
+from kvd.wire.transfer import OTHER, LedgerRow, TransferRecord, TransferState
 
 
 class WholeTransfer(Struct, frozen=True, kw_only=True):
@@ -45,8 +46,8 @@ def whole_transfer(newest: LedgerRow, rows: Iterable[LedgerRow]) -> WholeTransfe
             parts.setdefault(row.record.local_rank, row)
     records = [row.record for row in parts.values()]
     missed = next((r for r in records if r.state == "miss"), None)
-    began = min(r.started - r.stages.get("queued", 0.0) for r in records)
-    ended = max(r.started + _end(r) for r in records)
+    began = min(r.started - before(r) for r in records)
+    ended = max(r.started + after(r) for r in records)
     return filled(
         WholeTransfer,
         record,
@@ -58,12 +59,6 @@ def whole_transfer(newest: LedgerRow, rows: Iterable[LedgerRow]) -> WholeTransfe
         bytes=sum(r.bytes for r in records),
         parts=tuple(transfer_document(parts[rank]) for rank in sorted(parts, key=lambda r: (len(r), r))),
     )
-
-
-def _end(record: TransferRecord) -> float:
-    """Seconds after ``started`` at which the last bytes were there, or the miss was known."""
-    rest = sum(seconds for name, seconds in record.stages.items() if name != "queued")
-    return record.moments.get("last", rest) if record.state == "done" else rest
 
 
 def _attempt(record: TransferRecord) -> tuple[str, ...]:
@@ -153,7 +148,7 @@ def placed(part: TransferDocument) -> Iterator[tuple[str, float, float]]:
         cursor -= stages["handshake"]
     begins = BEGINS | {"wire": "first"} if part.mode == "push" else BEGINS
     for name, seconds in stages.items():
-        if seconds <= 0:
+        if seconds <= 0 or name == OTHER:  # what lies between the bars
             continue
         begin = cursor
         if (mark := part.moments.get(begins.get(name, ""))) is not None:

@@ -47,7 +47,7 @@ def test_the_record_counts_every_byte_once(rig: Rig) -> None:
     assert (record.state, record.bytes, record.tokens) == ("done", 2 * 2 * BLOCK_BYTES, 8)
     assert (record.remote_engine, record.remote_ranks, record.backend) == ("p", ("tp0",), "memory")
     assert [(g.blocks, g.bytes) for g in record.groups] == [(2, 4 * BLOCK_BYTES)]
-    assert list(record.stages) == ["queued", "handshake", "plan", "post", "wire"]
+    assert list(record.stages) == ["queued", "handshake", "plan", "post", "wire", "other"]
 
 
 def test_the_record_names_what_moved_the_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

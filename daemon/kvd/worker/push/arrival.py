@@ -23,7 +23,7 @@ from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord
 from kvd.worker.cause import Cause
 from kvd.worker.load import Load
-from kvd.worker.records import moments
+from kvd.worker.records import moments, with_other
 
 Part = tuple[Rank, str]
 """A layer, as far as that worker of the prefiller supplies it."""
@@ -165,7 +165,7 @@ def record_arrival(arrival: Arrival, record: TransferRecord) -> TransferRecord:
         descriptors=expected.descriptors,
         coalesced_descriptors=arrival.copies,
         remote_ranks=tuple(sorted(str(rank) for rank in expected.sources)),
-        stages=_stages(arrival),
+        stages=with_other(arrival.load, _stages(arrival)),
         attempts=arrival.tries,
         remote_blocks=arrival.remote_blocks,
         moments=moments(

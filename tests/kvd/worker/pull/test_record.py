@@ -88,3 +88,23 @@ def test_a_push_names_the_decoders_blocks_and_its_own_moments() -> None:
     assert (record.remote_blocks, record.attempts) == ((), 1)
     moments = [record.moments[name] for name in ("queued", "announced", "taken", "first", "last", "reported")]
     assert moments == sorted(moments)
+
+
+def test_all_stages_together_are_what_the_load_took(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane that failed, and its wait for another, is in no stage of its own."""
+    submit, failures = MemoryLane.submit, iter((BackendError("once"),))
+
+    def failing(*arguments: object) -> object:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return submit(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(MemoryLane, "submit", failing)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert record.attempts == 2
+    whole = sum(record.stages.values())
+    assert record.moments["last"] - record.moments["queued"] <= whole + 1e-9
+    assert whole <= record.moments["reported"] - record.moments["queued"]
+    assert record.stages["other"] > 0

@@ -154,7 +154,7 @@ def test_the_record_has_the_stages_of_a_push(rig: PushRig) -> None:
     record = rig.record()
     assert (record.mode, record.state, record.cause) == ("push", "done", "")
     assert (record.remote_request_id, record.remote_engine, record.remote_ranks) == ("x", "p", ("tp0",))
-    assert list(record.stages) == ["queued", "handshake", "announce", "wait", "wire"]
+    assert list(record.stages) == ["queued", "handshake", "announce", "wait", "wire", "other"]
     assert all(seconds >= 0 for seconds in record.stages.values())
     assert record.bytes == 2 * 2 * (2 * 4 * 8 * 2)
     assert [(g.blocks, g.bytes) for g in record.groups] == [(2, record.bytes)]
