@@ -14,7 +14,7 @@ _kvctl() {
     case $command:$previous in
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
-        events:--count|events:-n) COMPREPLY=(); return ;;
+        events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); return ;;
         slow:--peer|slow:-p) COMPREPLY=(); return ;;
@@ -126,7 +126,7 @@ _kvctl() {
             options='--state --local --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         events)
-            options='--count --output --color --timeout --runtime-dir --socket --config --help'
+            options='--count --limit --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --watch --output --color --timeout --runtime-dir --socket --config --help'

@@ -12,7 +12,14 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from kvctl.cli.settings import Settings
-from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, NotPermitted, RefusedError, UsageError
+from kvctl.errors import (
+    CheckFailed,
+    DaemonUnreachable,
+    KvctlError,
+    NotPermitted,
+    RefusedError,
+    UsageError,
+)
 from kvd.client import errors as client
 from kvd.client.operator import Operator, connect
 from kvd.wire import query
@@ -109,6 +116,9 @@ _MEANINGS: dict[str, type[KvctlError]] = {
     "KVD-ORDER-UNKNOWN": CheckFailed,
     "KVD-FORCE-PART": UsageError,
     "KVD-BAD-ORDER": UsageError,
+    # kvd would answer and cannot: nothing was refused for safety or policy.
+    "KVD-LEDGER": CheckFailed,
+    "KVD-INTERNAL": CheckFailed,
 }
 """Refusals that are something else to an operator."""
 

@@ -16,7 +16,7 @@ from kvctl.cli.discovery import commands
 from kvctl.cli.loading import CONTEXT_SETTINGS, group_of, quick
 from kvctl.cli.options import with_given
 from kvctl.cli.parsing import keys_as_values
-from kvctl.cli.settings import Given, resolve
+from kvctl.cli.settings import OUTPUT_FORMATS, Given, resolve
 
 EPILOG = "\n".join(
     (
@@ -106,9 +106,11 @@ def _invoke(arguments: list[str]) -> int:
         return stop.exit_code
     except typer.TyperException as error:
         path = getattr(getattr(error, "ctx", None), "command_path", "kvctl")
-        raise errors.UsageError(
-            " ".join(error.format_message().split()).rstrip("."), f"see {path} --help"
-        ) from None
+        told = " ".join(error.format_message().split()).rstrip(".")
+        form = told.removeprefix("No such option: --")
+        if form in OUTPUT_FORMATS:
+            told += f"; did you mean -o {form}?"
+        raise errors.UsageError(told, f"see {path} --help") from None
     return 0
 
 

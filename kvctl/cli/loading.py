@@ -88,6 +88,7 @@ def quick(command: Any, function: Callable[..., Any]) -> Any:
     """
     wanted = inspect.signature(function, eval_str=True).parameters
     for parameter in command.params:
+        _described(parameter)
         kind, info = get_args(wanted[parameter.name].annotation) or (None, None)
         parser = getattr(info, "parser", None)
         if parser is not None or kind in TEXTS:
@@ -104,6 +105,15 @@ def quick(command: Any, function: Callable[..., Any]) -> Any:
 
     command.get_help_option = help_option
     return command
+
+
+def _described(parameter: Any) -> None:
+    """Help has a parameter as it was declared: no names of Python's types, and a default once, in [...]."""
+    if parameter.param_type_name == "argument":
+        parameter.display_type_rich = lambda ctx: ""  # noqa: ARG005 (typer's name)
+        parameter._usage_display_name = lambda: parameter.metavar or parameter.name.upper()  # noqa: SLF001
+    if "[" in (parameter.help or ""):
+        parameter.show_default = False
 
 
 TEXTS = (str, str | None, list[str] | None)

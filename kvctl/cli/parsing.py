@@ -24,7 +24,7 @@ _BANDWIDTH = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) *(?:([KMGT]i?)?(B|bit|b)?(?:/
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *([KMGT]i?)?B?")
 _DASHED_KEY = re.compile(r"-[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{39}")
 _LONG_OPTION = re.compile(r"--[a-z-]+(=.*)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def near_misses(value: str, known: Iterable[str]) -> str:
@@ -48,7 +48,7 @@ def number_or_zero(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``."""
+    """A duration in seconds, above zero: ``5``, ``0.5``, ``500ms``, ``2m``, ``1d``."""
     number, factor = text, 1.0
     for unit, length in _UNITS.items():
         if text.endswith(unit):
@@ -56,8 +56,15 @@ def seconds(text: str) -> float:
             break
     value = number_or_zero(number) * factor
     if not 0 < value < float("inf"):
-        raise ValueError(f"{text!r} is not a duration above zero; write 5, 0.5, 500ms, 2m or 1h")
+        raise ValueError(f"{text!r} is not a duration above zero; write 5, 0.5, 500ms, 2m, 1h or 1d")
     return value
+
+
+def typed_duration(seconds: float) -> str:
+    """A duration as somebody would type it: ``1d``, ``90s``, ``250ms``."""
+    whole = [name for name, length in _UNITS.items() if seconds >= length and seconds % length == 0]
+    unit = whole[-1] if whole else "s" if seconds >= 1 else "ms"
+    return f"{seconds / _UNITS[unit]:g}{unit}"
 
 
 def bandwidth(text: str) -> float:

@@ -37,12 +37,19 @@ def engines(
         if unseen := sum(row.hidden for row in rows):
             names = "engines of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
+        shown = [row for row in rows if (state is None or row.state == state) and (row.local or not local)]
+        if not shown and watch is None:
+            wanted = " and ".join(filter(None, (state, "local" * local)))
+            say(
+                f"none of the {len(rows)} engines that kvd knows is {wanted}"
+                if rows
+                else "kvd knows no engine; kvctl doctor says what an engine needs"
+            )
         served = {} if settings.output == "table" else _served(settings)
         return Engines(
             engines=tuple(
                 engine_document(row, served.get(row.engine.engine_id, ()) if row.local else ())
-                for row in rows
-                if (state is None or row.state == state) and (row.local or not local)
+                for row in shown
             )
         )
 

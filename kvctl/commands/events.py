@@ -8,12 +8,14 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import number
+from kvctl.cli.parsing import near_misses
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
-from kvctl.errors import DaemonUnreachable, PeerTimeout
+from kvctl.errors import DaemonUnreachable, PeerTimeout, UsageError
 from kvctl.views.event import event_document
 from kvctl.views.output import show
 from kvd.wire import query
+from kvd.wire.event import KINDS
 
 SECTION = "Look"
 
@@ -24,16 +26,24 @@ def events(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND]...", help="Only events whose kind begins so: transfer, lease.expired ..."
+            metavar="[KIND]...",
+            help="Only events whose kind begins so: transfer, lease.expired. All: docs/cli.md.",
         ),
     ] = None,
-    number: Annotated[int | None, number("--count", "-n", help="End after so many events.")] = None,
+    number: Annotated[
+        int | None, number("--count", "--limit", "-n", help="End after so many events.")
+    ] = None,
 ) -> None:
     """Follow what happens, one event a line.
 
     Ends with Ctrl-C or after --count. With --timeout it also ends when nothing came for that long: with exit code 4,
     or 3 where kvd itself is gone. A gap in the sequence is told on stderr, and when kvd goes away and comes back.
     """
+    for kind in kinds or ():
+        if not any(known.startswith(kind) for known in KINDS):
+            raise UsageError(
+                f"no event's kind begins with {kind!r}; {_meant(kind)}", "docs/cli.md lists all kinds"
+            )
     gone = False
 
     def connected(now: bool) -> None:
@@ -65,6 +75,13 @@ def events(
         f"nothing happened for {settings.timeout:g} s; {shown} events{wanted} came",
         "give more --timeout, or none",
     )
+
+
+def _meant(kind: str) -> str:
+    """The kinds that are near, else what kinds begin with."""
+    near = near_misses(kind, KINDS)
+    families = dict.fromkeys(known.partition(".")[0] for known in KINDS)
+    return near if near.startswith("did you mean") else near_misses(kind, families)
 
 
 def _gap(last: int, now: int) -> str:

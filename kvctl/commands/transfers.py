@@ -8,6 +8,7 @@ import msgspec
 
 from kvctl.cli.option_kinds import choice
 from kvctl.cli.options import Watch
+from kvctl.cli.parsing import near_misses, typed_duration
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.ledger import options
@@ -16,11 +17,13 @@ from kvctl.ledger.statistics import ORDERS
 from kvctl.views.output import show_repeatedly
 from kvctl.views.transfers.document import Transfers, transfer_document
 from kvctl.views.transfers.groups import GROUPINGS, TransferGroups, grouped
+from kvd.backends.registry import ADAPTERS
 from kvd.wire.transfer import ListTransfers, TransferList
 
 SECTION = "Look"
 SORTS = tuple(ORDERS)
 LAST, LAST_GROUPED = 20, 10_000
+ELSEWHERE = "it has what engines of this host loaded; what a prefiller here gave is in the ledger of the decoder's host"
 
 
 def transfers(  # noqa: PLR0913 (options)
@@ -90,7 +93,9 @@ def _nothing(asked: ListTransfers, checksum: str | None, source: str, answer: Tr
     where = f"trace {source!r}" if source else "the ledger"
     if not answer.total:
         return (
-            f"{where} holds no transfer yet; kvctl doctor says what may keep requests from being handed over"
+            f"{where} holds no transfer yet"
+            + f"; {ELSEWHERE}" * (not source)
+            + "; kvctl doctor says what may keep requests from being handed over"
         )
     given = {
         "--engine": asked.engine_id,
@@ -100,12 +105,14 @@ def _nothing(asked: ListTransfers, checksum: str | None, source: str, answer: Tr
         "--code": asked.code,
         "--backend": asked.backend,
         "--checksum": checksum,
-        "--since": asked.within and f"{asked.within:g}s",
-        "--slower-than": asked.slower_than and f"{asked.slower_than:g}s",
+        "--since": asked.within and typed_duration(asked.within),
+        "--slower-than": asked.slower_than and typed_duration(asked.slower_than),
     }
     filters = " ".join(f"{option} {value}" for option, value in given.items() if value)
     if answer.hidden and not filters:
         return ""
     which = "those of your own engines" if answer.hidden else f"the {answer.total} transfers in {where}"
     found = f"none of {which} matches {filters}"
+    if asked.backend and asked.backend not in ADAPTERS:
+        found += f"; there is no backend {asked.backend!r}, {near_misses(asked.backend, ADAPTERS)}"
     return f"{found}; leave out one of these, or see what there is with kvctl transfers --by pair, code or backend"

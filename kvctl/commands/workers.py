@@ -10,6 +10,7 @@ from kvctl import daemon
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
+from kvctl.views.engines import endpoint_name
 from kvctl.views.output import show_repeatedly
 from kvctl.views.workers import Workers, worker_document
 
@@ -26,7 +27,8 @@ def workers(
 ) -> None:
     """The local workers and schedulers registered with kvd.
 
-    HEARD is how long ago a process was last heard of, MEMORY what it registered with its backend.
+    HEARD is how long ago a process was last heard of, MEMORY what it registered with its backend. Exit code 2 where kvd
+    knows no engine of that id, unless it is waited for with --watch.
     """
 
     def fetch() -> Workers:
@@ -34,6 +36,20 @@ def workers(
         if unseen := sum(row.hidden for row in rows):
             names = "workers and schedulers of other users with their names and states alone"
             say(daemon.hidden(unseen, names))
-        return Workers(workers=tuple(worker_document(row) for row in rows if engine in (None, row.engine_id)))
+        found = tuple(worker_document(row) for row in rows if engine in (None, row.engine_id))
+        if not found and watch is None:
+            say(_why_none(settings, engine))
+        return Workers(workers=found)
 
     show_repeatedly(fetch, settings, watch)
+
+
+def _why_none(settings: Settings, engine: str | None) -> str:
+    """Why there is no worker to show. Raises `UsageError` for an engine that kvd does not know."""
+    if engine is None:
+        return "no worker is registered with this kvd; kvctl doctor says what an engine needs"
+    from kvctl.engines.sources import known_row
+
+    row = known_row(daemon.engines(settings), engine)
+    where = endpoint_name(row.endpoint)
+    return f"{engine} has no worker here" + (f": it is an engine of the kvd at {where}" if where else "")

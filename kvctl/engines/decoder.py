@@ -23,6 +23,10 @@ def only_decoder(settings: Settings) -> str:
     rows = daemon.engines(settings)
     here = [r.engine.engine_id for r in rows if r.local and r.scheduler and r.engine.role != "prefill"]
     if len(here) != 1:
-        said = f"{len(here)} decoding engines: {', '.join(here)}" if here else "no decoding engine"
+        if not here:
+            raise UsageError(
+                "kvd has no decoding engine of this host", "start one; `kvctl engines` lists all"
+            )
+        said = f"{len(here)} decoding engines: {', '.join(here)}"
         raise UsageError(f"kvd has {said}", "give one with --engine; `kvctl engines` lists all")
     return here[0]

@@ -44,8 +44,11 @@ def preset_shape(name: str) -> ModelShape:
 
 
 def config_shape(config: Mapping[str, Any], path: Path) -> ModelShape:
-    """The shape of a model's ``config.json``, named after its folder. Raises `CheckFailed`."""
-    folder = path.resolve().parent.name
+    """The shape of a model's configuration, named after itself, or a ``config.json`` after its folder.
+
+    Raises `CheckFailed`.
+    """
+    folder = path.resolve().parent.name if path.name == "config.json" else path.stem
     try:
         return model_shape(config, str(config.get("_name_or_path") or folder))
     except GeometryError as error:

@@ -9,7 +9,7 @@ import typer
 
 from kvctl.cli.option_kinds import choices
 from kvctl.cli.parsing import size
-from kvctl.engines.sources import planned
+from kvctl.engines.sources import planned, tell_block_size
 from kvctl.errors import UsageError
 from kvd.backends.registry import MEASURED
 
@@ -33,11 +33,17 @@ Backends = Annotated[
     choices(
         "--backend",
         MEASURED,
-        help="Which to try. [default: benchmark: all there are; replay: the recorded one]",
+        help="Which to try. [benchmark: all there are; replay: the recorded one]",
     ),
 ]
 Memory = Annotated[
-    int, typer.Option("--memory", metavar="SIZE", parser=size, help="Most KV memory of both processes.")
+    int,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=size,
+        help="Most KV memory of both processes. [benchmark: 1GiB; replay: 2GiB]",
+    ),
 ]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the bytes that land.")]
 Report = Annotated[
@@ -68,7 +74,10 @@ def planned_pair(
     if model is not None:
         if named:
             raise UsageError(f"--model {model} and {named[0]!r} are two ways to say it; give one of them")
-        return planned(model, local or ""), planned(model, remote or "")
+        pair = planned(model, local or ""), planned(model, remote or "")
+        for engine in pair:
+            tell_block_size(engine)
+        return pair
     if local is not None or remote is not None:
         raise UsageError("--local and --remote say how the model of --model is served; give --model as well")
     return None

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvctl.cli.parsing import near_misses
 from kvctl.cli.settings import Settings
+from kvctl.cli.talk import say
 from kvctl.engines.models import (
     SUFFIXES,
     config_shape,
@@ -40,6 +42,7 @@ class EngineId:
 
 
 Source = EngineGeometry | EngineId
+_BLOCK_SIZE = re.compile(r":.*\bblock[-_]size=(\d+)")
 
 
 def load(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, ...]:
@@ -51,6 +54,9 @@ def load(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, ...]
     sources = [source(text) for text in texts]
     named = [found.name for found in sources if isinstance(found, EngineId)]
     rows = _ask(named, settings) if named else ()
+    for found in sources:
+        if not isinstance(found, EngineId):
+            tell_block_size(found)
     return tuple(_geometry(rows, found) if isinstance(found, EngineId) else found for found in sources)
 
 
@@ -98,20 +104,37 @@ def from_model(model: ModelShape, name: str, options: EngineOptions) -> EngineGe
         raise CheckFailed(f"{label}: {error}", "see docs/topology.md for the options", error.code) from None
 
 
+def tell_block_size(engine: EngineGeometry) -> None:
+    """Say where the blocks of a model's engine are not of the size that was typed, which its id has."""
+    typed = _BLOCK_SIZE.search(engine.engine_id)
+    sizes = {g.block_size for w in engine.workers for g in w.groups if g.kind != "mamba"}
+    if typed and sizes.isdisjoint({int(typed[1]), int(typed[1]) * engine.dcp}):
+        say(
+            f"{engine.engine_id}: blocks have {max(sizes)} tokens and not {typed[1]}: vLLM makes a page of attention as"
+            " large as a state of this model"
+        )
+
+
 def ready_row(rows: Sequence[EngineRow], engine_id: str) -> EngineRow:
     """The engine of that id. Raises `UsageError` when kvd knows none, `PeerTimeout` when it is not complete."""
-    row = next((row for row in rows if row.engine.engine_id == engine_id), None)
-    if row is None:
-        known = [row.engine.engine_id for row in rows]
-        raise UsageError(
-            f"kvd knows no engine {engine_id!r}; {near_misses(engine_id, known) or 'it knows none at all'}",
-            "kvctl engines lists them; a file or a model needs its path, a preset its name",
-        )
+    row = known_row(rows, engine_id, "a file or a model needs its path, a preset its name")
     if row.card is None:
         raise PeerTimeout(
             f"engine {engine_id!r} is {row.state}, with {len(row.ranks)} of {row.engine.world_size} workers"
             + (f": {row.reason}" if row.reason else ""),
             f"see kvctl workers --engine {engine_id}",
+        )
+    return row
+
+
+def known_row(rows: Sequence[EngineRow], engine_id: str, else_: str = "") -> EngineRow:
+    """The engine of that id. Raises `UsageError` when kvd knows none; ``else_``: what else may have been meant."""
+    row = next((row for row in rows if row.engine.engine_id == engine_id), None)
+    if row is None:
+        known = [row.engine.engine_id for row in rows]
+        raise UsageError(
+            f"kvd knows no engine {engine_id!r}; {near_misses(engine_id, known) or 'it knows none at all'}",
+            "; ".join(filter(None, ("kvctl engines lists them", else_))),
         )
     return row
 

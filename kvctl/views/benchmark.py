@@ -137,7 +137,7 @@ def benchmark_screen(body: Benchmark, wide: bool) -> Part:
 
 
 def benchmark_plot(body: Benchmark) -> str:
-    """The rates as bars of text, each with the ceiling of one large transfer."""
+    """The rates as bars of text; ``|`` and the second figure are the ceiling of one large transfer."""
     return "\n" + bars_text(_bars(body))
 
 
@@ -147,8 +147,9 @@ def benchmark_page(body: Benchmark) -> str:
         f"KV transfer of {body.model}",
         [*_head(body), *(f"{one.code}: {one.message}" for one in body.warnings)]
         + [f"Not measured: {note}" for note in body.notes],
-        [("Rates", _bars(body))],
+        [("Rates; the line stands at that of one large transfer", _bars(body))],
         _table(body, wide=True),
+        body.started,
     )
 
 
@@ -210,7 +211,7 @@ def _bars(body: Benchmark) -> list[Bar]:
         Bar(
             label=f"{row.backend} {row.operation}, {row.tokens} x {row.concurrency}, {row.fragmentation}",
             parts=(("rate", row.bytes_per_second),),
-            text=rate(row.bytes_per_second),
+            text=f"{rate(row.bytes_per_second)} of {rate(_ceiling(row, 'large').bytes_per_second)}",
             mark=_ceiling(row, "large").bytes_per_second,
         )
         for row in body.measurements

@@ -1,18 +1,19 @@
 """Makes text of a view's parts: upper-case headers, two spaces between columns, nothing ever cut off.
 
+What somebody may copy is never broken, however narrow the terminal: ids, paths and commands to type.
 All text of a view passes `_text`, which writes control characters out: ids and messages are chosen by others.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from kvctl.views.screen import Cell, Indented, Part, Styled, TextTable
@@ -23,37 +24,47 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100_000
 """Columns where stdout is no terminal, or -o wide was asked for: a line is then never folded."""
-FOLDING = frozenset(
-    ("ENGINE", "MODEL", "REASON", "CAUSE", "REQUEST", "FROM", "TO", "PEERS", "STAGES", "SUMMARY", "NOTE")
+PROSE = frozenset(("REASON", "CAUSE", "PEERS", "STAGES", "SUMMARY", "NOTE"))
+"""Headers of columns that may go on in a second line on a narrow terminal, between two words."""
+IDS = frozenset(("ENGINE", "MODEL", "REQUEST", "FROM", "TO", "KEY"))
+"""Headers of columns that may stand below the others instead, each in a line of its own and whole."""
+NARROWEST = 11
+"""Characters that a column of prose keeps at least: below that a table is harder to read than one that runs over."""
+WORD = re.compile(
+    r"""["'(]*(?:`[^`]*`|\b(?:kvctl|kvd --|systemctl|journalctl|chown|chmod|mkdir|touch|sudo) [^;,`]*)\S*\s*|\S+\s*"""
 )
-"""Headers of identifiers and prose, which may go on in a second line on a narrow terminal; numbers never do."""
+"""A word, or what is to be typed as messages and hints have it: up to the next comma, semicolon, or their end."""
 _GAP = 2
 """Blanks between two columns."""
-NARROWEST = 11
-"""Characters that a folding column keeps at least: below that a table is harder to read than one that runs over."""
 
 
 def drawn(screen: Part, settings: Settings) -> str:
     """The screen as lines of text, in colour where the settings and the terminal say so."""
     console = _console(settings)
-    console.print(_renderable(screen, console.width), crop=False, overflow="fold")
-    # rich fills every line up to its column's width; blanks at a line's end help nobody.
+    lines = [*_lines(screen, console)]
+    if not lines:
+        return ""
+    console.print(Text("\n").join(lines), crop=False, no_wrap=True, overflow="ignore")
+    # Columns are filled up to their width; blanks at a line's end help nobody.
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
-def _renderable(part: Part, width: int) -> RenderableType:
-    if isinstance(part, str | Styled):
-        return _text(part)
+def _lines(part: Part, console: Console, indent: int = 0) -> Iterator[Text]:
     if isinstance(part, TextTable):
-        return _columns(part, width) if part.headers else _pairs(part)
-    if isinstance(part, Indented):
-        return Padding(_text(part.text), (0, 0, 0, 2))
-    if callable(part):
-        return _renderable(part(width), width)
-    if isinstance(part, tuple):
-        return Text.assemble(*map(_text, part))
-    return Group(*(_renderable(one, width) for one in part))
+        yield from _columns(part, console) if part.headers else _pairs(part, console)
+    elif isinstance(part, Indented):
+        yield from _lines(part.text, console, _GAP)
+    elif callable(part):
+        yield from _lines(part(console.width), console)
+    elif isinstance(part, str | Styled | tuple):
+        text = _text(part) if isinstance(part, str | Styled) else Text.assemble(*map(_text, part))
+        for line in _wrapped(text, console.width - indent):
+            line.pad_left(indent)
+            yield line
+    else:
+        for one in part:
+            yield from _lines(one, console)
 
 
 def _text(cell: Cell) -> Text:
@@ -62,41 +73,84 @@ def _text(cell: Cell) -> Text:
     return Text(escaped(cell.text), cell.style)
 
 
-def _columns(table: TextTable, room: int) -> Table:
-    """Folds long columns to fit the terminal, and runs over the edge where even that is not enough.
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Lines of about ``width`` columns, ended between words. A longer word, and a command, runs over."""
+    if text.cell_len <= width:
+        return [text]
+    ends, used = [], 0
+    for word in WORD.finditer(text.plain):
+        if used and used + cell_len(word[0].rstrip()) > max(width, NARROWEST):
+            ends.append(word.start())
+            used = 0
+        used += cell_len(word[0])
+    lines = list(text.divide(ends))
+    for line in lines:
+        line.rstrip()
+    return lines
 
-    A table squeezed by force would lose columns and characters; one that runs over can be piped to ``less -S``.
+
+def _columns(table: TextTable, console: Console) -> Iterator[Text]:
+    """Makes a table fit the terminal where that can be: prose goes on in a second line, ids go below their row.
+
+    Where even that is not enough it runs over the edge: one that is squeezed by force would lose columns and
+    characters, and one that runs over can be piped to ``less -S``.
     """
-    drawn = Table(box=None, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    heads = [Text(header, "bold") for header in table.headers]
     rows = [[_text(cell) for cell in row] for row in table.rows]
-    longest = [max((cell_len(h), *(row[at].cell_len for row in rows))) for at, h in enumerate(table.headers)]
-    folding = [header in FOLDING for header in table.headers]
-    least = [min(width, NARROWEST) if fold else width for fold, width in zip(folding, longest, strict=True)]
-    gaps = _GAP * (len(longest) - 1)
-    whole = sum(longest) + gaps
-    drawn.width = min(room, whole) if sum(least) + gaps <= room else whole
-    for at, header in enumerate(table.headers):
-        drawn.add_column(
-            Text(header),
-            justify="right" if header in table.right else "left",
-            no_wrap=not folding[at],
-            overflow="fold",
-            min_width=least[at],
-            # rich looks at every word of every cell, three times, to find a width that it is not told.
-            width=longest[at] if whole <= drawn.width else None,
-        )
-    for row in rows:
-        drawn.add_row(*row)
-    return drawn
+    longest = [
+        max(column)
+        for column in zip(*([cell.cell_len for cell in row] for row in (heads, *rows)), strict=True)
+    ]
+    least = [
+        min(longest[at], max(NARROWEST, _longest_word(at, rows)) if at + 1 < len(heads) else NARROWEST)
+        if header in PROSE
+        else longest[at]
+        for at, header in enumerate(table.headers)
+    ]
+    below = _below(table.headers, least, console.width)
+    beside = [at for at in range(len(heads)) if at not in below]
+    room = console.width - _GAP * (len(beside) - 1) - sum(least[at] for at in beside)
+    widths = list(longest if room < 0 else least)
+    if room >= 0:
+        growing = sorted(beside, key=lambda at: longest[at] - least[at])
+        for left, at in zip(range(len(growing), 0, -1), growing, strict=True):
+            more = min(longest[at] - least[at], room // left)
+            widths[at], room = widths[at] + more, room - more
+    for row in (heads, *rows):
+        cells = [_wrapped(row[at], widths[at]) for at in beside]
+        for number in range(max(map(len, cells))):
+            line = Text()
+            for at, cell in zip(beside, cells, strict=True):
+                text = cell[number] if number < len(cell) else Text()
+                blanks = " " * (widths[at] - text.cell_len)
+                right = table.headers[at] in table.right
+                line.append(blanks * right).append_text(text).append(blanks * (not right) + " " * _GAP)
+            yield line
+        for at in below:
+            yield Text(" " * _GAP).append_text(row[at])
 
 
-def _pairs(table: TextTable) -> Table:
-    drawn = Table(box=None, show_edge=False, show_header=False, pad_edge=False, padding=(0, _GAP, 0, 0))
-    drawn.add_column(style="bold", no_wrap=True)
-    drawn.add_column(overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*map(_text, row))
-    return drawn
+def _below(headers: Sequence[str], least: Sequence[int], room: int) -> list[int]:
+    """The columns of ids that go below the others, so that these fit: the longest. None where that does not help."""
+    ids = sorted((at for at, header in enumerate(headers) if header in IDS), key=lambda at: -least[at])
+    for count in range(len(ids) + 1):
+        kept = [width for at, width in enumerate(least) if at not in ids[:count]]
+        if kept and sum(kept) + _GAP * (len(kept) - 1) <= room:
+            return sorted(ids[:count])
+    return []
+
+
+def _longest_word(at: int, rows: Sequence[Sequence[Text]]) -> int:
+    return max((cell_len(word) for row in rows for word in row[at].plain.split()), default=0)
+
+
+def _pairs(table: TextTable, console: Console) -> Iterator[Text]:
+    rows = [[_text(cell) for cell in row] for row in table.rows]
+    first = max((name.cell_len for name, _ in rows), default=0) + _GAP
+    for name, value in rows:
+        for number, line in enumerate(_wrapped(value, console.width - first)):
+            shown = Text(name.plain if not number else "", "bold")
+            yield shown.append(" " * (first - shown.cell_len)).append_text(line)
 
 
 def _console(settings: Settings) -> Console:

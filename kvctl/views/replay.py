@@ -90,13 +90,14 @@ def replay_screen(body: Replay, wide: bool) -> Part:
 def replay_page(body: Replay) -> str:
     """The whole as one file of HTML."""
     ways = _ways(body)
-    stages = [_bar(_name(way), way.stages) for way in ways]
+    stages = [_bar(_name(way), way) for way in ways]
     rates = [Bar(_name(way), (("rate", way.bytes_per_second),), rate(way.bytes_per_second)) for way in ways]
     return page(
         f"Replay of {body.trace}",
         _words(body),
-        [("Stages of a transfer, p50", stages), ("Rates", rates)],
+        [("The middle of each stage; beside it the middle of whole transfers", stages), ("Rates", rates)],
         _table(body, wide=True),
+        body.started,
     )
 
 
@@ -161,9 +162,10 @@ def _stage(name: str, wide: bool) -> Column[Way]:
     return number(name.upper(), cell)
 
 
-def _bar(name: str, stages: dict[str, Quantiles]) -> Bar:
-    parts = tuple((stage, stages[stage].p50) for stage in STAGES if stage in stages)
-    return Bar(name, parts, span(sum(value for _, value in parts)))
+def _bar(name: str, way: Way) -> Bar:
+    """The middles of the stages side by side. They add up to no transfer's time, so that is written beside them."""
+    parts = tuple((stage, way.stages[stage].p50) for stage in STAGES if stage in way.stages)
+    return Bar(name, parts, f"a transfer {span(way.seconds.p50)}")
 
 
 VIEWS = (View(Replay, replay_screen),)

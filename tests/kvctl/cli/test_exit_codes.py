@@ -17,6 +17,8 @@ import pytest
 
 from kvctl.errors import EXIT_CODES
 from kvd.wire.query import GetStatus, ListEngines
+from kvd.wire.reply import Refused
+from kvd.wire.transfer import ListTransfers
 from tests.support.daemons import daemons, facts, session, worker
 
 if TYPE_CHECKING:
@@ -185,3 +187,20 @@ def test_a_disk_that_is_full_is_one_line(command: str) -> None:
         )  # fmt: skip
     said = "kvctl: cannot write the answer: No space left on device; make room, or write it elsewhere\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_ledger_that_is_away_is_1_since_nothing_was_refused_for_safety(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    daemon.answers[ListTransfers] = lambda _: Refused(
+        code="KVD-LEDGER", message="away: no space", hint="see the disk"
+    )
+    outcome = run("transfers", "-o", "json", "--socket", daemon.directory)
+    error = json.loads(outcome.err)
+    assert (outcome.code, error["code"], error["exit_code"]) == (1, "KVD-LEDGER", 1)
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl", "yaml", "wide"])
+def test_a_form_typed_as_an_option_is_told_the_option(run: Run, form: str) -> None:
+    outcome = run("engines", f"--{form}")
+    assert (outcome.code, f"did you mean -o {form}?" in outcome.err) == (2, True)

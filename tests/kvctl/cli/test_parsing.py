@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from typing import TYPE_CHECKING, get_args
 
 import pytest
 
+from kvctl.cli.parsing import typed_duration
 from kvctl.main import group
 
 if TYPE_CHECKING:
@@ -45,3 +47,34 @@ def test_its_words_are_those_of_the_error(run: Run, words: tuple[str, ...], told
     assert (outcome.code, outcome.out) == (2, "")
     assert told in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+COMMANDS = [
+    (*above, row.name)
+    for command in group().rows
+    for above, row in (((), command), *(((command.name,), one) for one in command.rows))
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_no_types_of_python_and_each_default_once(run: Run, command: tuple[str, ...]) -> None:
+    text = " ".join(run(*command, "--help").out.split())
+    assert not re.search(r"<(str|int|float|bool|list|Path)", text)
+    assert "[[" not in text.replace("[[ENGINE", "").replace("[ENGINE [FROM]]", "")
+    assert "] [default:" not in text
+    assert "2147483648" not in text
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_n_is_the_same_option_everywhere(run: Run, command: tuple[str, ...]) -> None:
+    """At most so many: of transfers the newest, of a trace the first, of events the next."""
+    text = " ".join(run(*command, "--help").out.split())
+    assert ("-n," in text) == ("--limit" in text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "typed"),
+    [(86400, "1d"), (7200, "2h"), (600, "10m"), (90, "90s"), (5, "5s"), (0.25, "250ms"), (1.5, "1.5s")],
+)
+def test_a_duration_is_repeated_as_it_is_typed(seconds: float, typed: str) -> None:
+    assert typed_duration(seconds) == typed

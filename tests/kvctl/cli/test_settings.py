@@ -90,7 +90,8 @@ def test_of_several_mistakes_the_colour_is_named_first_and_the_timeout_last() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("5", 5), ("0.5", 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("3s", 3)]
+    ("text", "seconds"),
+    [("5", 5), ("0.5", 0.5), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("3s", 3), ("1d", 86400)],
 )
 def test_durations(text: str, seconds: float) -> None:
     assert settle(Given(timeout=text)).timeout == seconds

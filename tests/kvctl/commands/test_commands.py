@@ -166,3 +166,9 @@ def test_the_demo_names_a_directory_that_cannot_be_written(run: Run, tmp_path: P
     outcome = run("demo", "--simulate", "--dir", str(file / "inside"))
     assert outcome.code == 2
     assert f"no files can be made in {file}/inside: Not a directory" in outcome.err
+
+
+def test_kinds_of_events_that_there_are_not_are_refused(run: Run, daemon: FakeDaemon) -> None:
+    for kind, told in (("xyz", "choose from engine, worker, "), ("engine.redy", "did you mean engine.ready")):
+        outcome = run("events", kind, "--timeout", "5", "--socket", daemon.directory)
+        assert (outcome.code, told in outcome.err) == (2, True), outcome.err

@@ -82,3 +82,25 @@ def test_what_is_not_found_among_what_may_be_seen_is_said_of_that_alone(run: Run
     assert (one.code, "no transfer 'r-1' of your own engines" in one.err) == (1, True)
     trace = run("trace", "export", "/dev/null", "--socket", daemon.directory)
     assert (trace.code, "3 transfers of other users' engines are not shown" in trace.err) == (1, True)
+
+
+def test_workers_of_an_engine_that_is_not_there_are_2_with_near_misses(run: Run, daemon: FakeDaemon) -> None:
+    unknown = run("workers", "--engine", "decode-1", "--socket", daemon.directory)
+    assert (unknown.code, unknown.out) == (2, "")
+    assert "kvd knows no engine 'decode-1'; did you mean decode-0" in unknown.err
+    away = run("workers", "--engine", "prefill-1", "--socket", daemon.directory)
+    assert (
+        away.code,
+        "prefill-1 has no worker here: it is an engine of the kvd at 10.0.0.8:7766" in away.err,
+    ) == (0, True)
+
+
+def test_empty_lists_say_so(run: Run, daemon: FakeDaemon) -> None:
+    none = run("engines", "--state", "gone", "--local", "-o", "jsonl", "--socket", daemon.directory)
+    assert (none.code, none.out) == (0, "")
+    assert none.err == "kvctl: none of the 3 engines that kvd knows is gone and local\n"
+    daemon.answers |= {
+        ListEngines: lambda _: EngineList(rows=()), ListWorkers: lambda _: WorkerList(rows=()),
+    }  # fmt: skip
+    for command, what in (("engines", "kvd knows no engine"), ("workers", "no worker is registered")):
+        assert run(command, "--socket", daemon.directory).err.startswith(f"kvctl: {what}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -179,6 +180,7 @@ BY_STAGE: dict[str, dict[str, Any]] = {
     "HANDSHAKE_ON_PATH": {"stages": {"handshake": 0.5, "wire": 0.1}},
     "QUEUE_WAIT": {"stages": {"queued": 0.5, "wire": 0.1}},
     "PLAN_COST": {"stages": {"plan": 0.5, "wire": 0.1}},
+    "BETWEEN_STAGES": {"stages": {"wire": 0.1, "other": 0.5}},
     "WAITS_FOR_PREFILL": {"stages": {"wait": 0.5, "wire": 0.1}, "mode": "push"},
     "RETRIES": {"attempts": 2},
     "MISSES": {"state": "miss", "cause": "peer went away"},
@@ -192,7 +194,9 @@ def test_what_dominates_is_found(code: str) -> None:
 
 def test_what_is_as_it_should_be_gives_no_finding() -> None:
     assert findings(rows_of()) == {}
-    assert findings(rows_of(stages={"queued": 0.0003, "post": 0.0001})) == {}, "too short to be worth a word"
+    assert findings(rows_of(stages={"queued": 0.0003, "post": 0.0001}, moments={})) == {}, (
+        "too short to be worth a word"
+    )
 
 
 def test_posts_are_held_up_where_they_take_long_and_move_nothing() -> None:
@@ -219,6 +223,20 @@ def test_a_slow_path_is_one_that_others_of_its_backend_are_not_on() -> None:
         msgspec.structs.replace(r, record=msgspec.structs.replace(r.record, backend="direct")) for r in fast
     ]
     assert findings([*slow, *other]) == {}
+
+
+def test_a_long_tail_is_found_unless_its_transfers_are_larger() -> None:
+    late: dict[str, Any] = {"stages": {"queued": 2.2, "wire": 0.1}, "moments": {}}
+    usual = rows_of(60, stages={"wire": 0.02}, moments={})
+    found = findings([*usual, *rows_of(2, **late)])["LONG_TAIL"]
+    assert found.message == (
+        "one in a hundred takes 2.30 s or more, the middle one 20.0 ms, of as many bytes; 96% of the time of 2 such"
+        " is in queued"
+    )
+    assert "LONG_TAIL" not in findings([*usual, *rows_of(2, **late, bytes=64 * (64 << 20))])
+    assert "LONG_TAIL" not in findings([*usual, *usual, *usual, *usual, *rows_of(1, **late)]), (
+        "once in a while"
+    )
 
 
 def test_a_rank_that_all_others_wait_for_is_named() -> None:
@@ -248,12 +266,37 @@ def test_an_answer_without_transfers_says_what_was_looked_for_and_what_else_to_l
         "transfers", "--engine", "d", "--code", "PEER_GONE", "--since", "10m", "--socket", daemon.directory
     )
     assert outcome.err.startswith(
-        "kvctl: none of the 3 transfers in the ledger matches --engine d --code PEER_GONE --since 600s; leave out one"
+        "kvctl: none of the 3 transfers in the ledger matches --engine d --code PEER_GONE --since 10m; leave out one"
     )
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=0)
-    assert (
-        "the ledger holds no transfer yet; kvctl doctor" in run("transfers", "--socket", daemon.directory).err
-    )
+    told = run("transfers", "--socket", daemon.directory).err
+    assert told.startswith("kvctl: the ledger holds no transfer yet; ")
+    assert "what a prefiller here gave is in the ledger of the decoder's host; kvctl doctor" in told
+
+
+def test_a_backend_that_there_is_not_is_named_where_none_matches(run: Run, daemon: FakeDaemon) -> None:
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=3)
+    told = run("transfers", "--backend", "nixel", "--socket", daemon.directory)
+    assert "there is no backend 'nixel', did you mean nixl?" in told.err
+
+
+def test_a_transfers_time_is_one_in_every_command_with_what_lies_between_its_stages(
+    run: Run, daemon: FakeDaemon
+) -> None:
+    row = ledger_row(
+        2, stages={"queued": 0.002, "handshake": 0.04, "plan": 0.001, "wire": 0.03},
+        moments={"queued": -0.002, "handshake": 0.04, "planned": 0.2, "posted": 0.265, "last": 0.295},
+    )  # fmt: skip
+    daemon.answers[ListTransfers] = lambda _: TransferList(rows=(row,), total=1)
+
+    def seen(*command: str) -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(run(*command, "-o", "json", "--socket", daemon.directory).out)
+        return body
+
+    assert seen("transfer", "cmpl-2")["seconds"] == pytest.approx(0.297)
+    assert seen("transfers")["transfers"][0]["seconds"] == pytest.approx(0.297)
+    assert seen("transfers", "--by", "peer")["groups"][0]["seconds_p50"] == pytest.approx(0.297)
+    assert seen("slow")["pairs"][0]["seconds_p99"] == pytest.approx(0.297)
 
 
 def test_transfers_are_found_by_what_came_of_their_checksums(
@@ -301,3 +344,10 @@ def test_the_bars_of_a_transfer_fit_the_terminal(width: int) -> None:
     lines = ["".join(piece if isinstance(piece, str) else piece.text for piece in line) for line in bars]
     assert len(lines) == 3
     assert max(map(len, lines)) <= width
+
+
+def test_the_tail_of_the_recorded_example_is_found(run: Run) -> None:
+    trace = Path(__file__).parents[3] / "examples" / "traces" / "gdn-tp1-to-tp2.jsonl.gz"
+    body = json.loads(run("slow", "--from", trace, "-o", "json").out)
+    assert body["pairs"][0]["seconds_p99"] > 2
+    assert {"LONG_TAIL", "HELD_UP"} & {found["code"] for found in body["findings"]}

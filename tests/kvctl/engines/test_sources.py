@@ -244,3 +244,23 @@ def test_planning_a_hybrid_takes_less_than_half_a_second_of_a_core() -> None:
     """Or, on a machine where even the libraries take long, no more than a few times that."""
     libraries = processor_seconds("-c", "import numpy, typer")
     assert processor_seconds("-m", "kvctl", *ISSUE, "-o", "json") < max(0.5, 4 * libraries)
+
+
+def test_a_configuration_is_called_by_its_file_or_where_that_is_config_json_by_its_folder(
+    tmp_path: Path,
+) -> None:
+    config = {
+        "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
+        "hidden_size": 1024, "torch_dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    for name in ("x.json", "config.json"):
+        (tmp_path / name).write_text(json.dumps(config))
+    assert geometry(str(tmp_path / "x.json")).model == "x"
+    assert geometry(str(tmp_path / "config.json")).model == tmp_path.name
+
+
+def test_a_block_size_that_the_model_does_not_allow_is_said(run: Run) -> None:
+    said = run("describe-topology", "--model", "qwen3-next-80b-a3b", "--local", "block_size=64").err
+    assert re.search(r"blocks have \d+ tokens and not 64: vLLM makes a page", said)
+    assert run("describe-topology", "--model", "qwen3-32b", "--local", "block_size=64").err == ""
+    assert run("describe-topology", "--model", "qwen3-next-80b-a3b").err == ""

@@ -100,7 +100,7 @@ def test_times_are_rfc_3339_and_numbers_are_in_base_units(run: Run, daemon: Fake
     done = rows[1]
     assert (done["bytes"], done["seconds"], done["stages"]["wire"]) == (
         64 << 20,
-        pytest.approx(0.0092),
+        pytest.approx(0.0096),
         0.008,
     )
     assert done["bytes_per_second"] == pytest.approx((64 << 20) / 0.008)
