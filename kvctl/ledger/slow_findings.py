@@ -107,6 +107,12 @@ def _stages(pair: SlowPair) -> Iterator[SlowFinding]:
             "the worker's steps are long, or loads come faster than they are moved: look at its step times and at"
             f" kvctl transfers --engine {pair.local_engine} --by rank",
         )  # fmt: skip
+    if "claim" in large:
+        yield _finding(
+            "CLAIM_WAIT", "warning", pair,
+            f"loads that have come wait {shares['claim']:.0%} of the time for the answers on their claims",
+            f"a kvd is busy or far: kvctl status on the hosts of {pair.local_engine} and {pair.remote_engine}",
+        )  # fmt: skip
     if "plan" in large:
         yield _finding(
             "PLAN_COST", "warning", pair,

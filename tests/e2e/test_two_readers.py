@@ -18,6 +18,7 @@ from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.daemons import Kvd
 from kvctl.processes.errors import EngineGone
+from kvd.wire.order import AllWaiting, ForceMiss, ForcePlan
 from kvd.wire.query import GetStatus, KvdStatus, ListWorkers, WorkerList
 from tests.support import nursery
 from tests.support.daemons import measured, wait_for
@@ -183,6 +184,34 @@ def test_a_decoder_whose_kvd_is_away_reads_nothing_that_another_may_release(trio
         lambda: [row.state for row in cast("WorkerList", host.ask(ListWorkers())).rows] == ["alive"] * 2, 30.0
     )
     trio.nothing_is_left(trio.prefill, trio.one, trio.two)
+
+
+@pytest.mark.parametrize("released", [False, True], ids=["confirmed", "refused"])
+def test_a_load_runs_beside_its_claim_and_is_used_once_that_is_confirmed(trio: Trio, released: bool) -> None:
+    """The prefiller's kvd stands still while the blocks are read, which may be another prompt's by then."""
+    prompt = prompt_of(300, seed=6 + released)
+    right = trio.right(prompt)
+    params = trio.prefilled(prompt)
+    if released:
+        assert trio.one.submit(prompt, ANSWER, params).result(120).token_ids == right
+        trio.gauge("leases.open", 0)
+        for seed in range(4):
+            trio.prefill.submit(prompt_of(2000, seed=60 + seed), 1).result(120)
+    order = ForceMiss(engine_id=engine_id(trio.hosts[2]), target=AllWaiting())
+    with halted([trio.hosts[0].process.pid]):
+        beside = trio.two.submit(prompt, ANSWER, params)
+        wait_for(lambda: cast("ForcePlan", trio.hosts[2].ask(order)).requests, 60.0)
+        assert [one.loading for one in cast("ForcePlan", trio.hosts[2].ask(order)).requests] == [True]
+        trio.two.submit_alone(prompt_of(100, seed=8), ANSWER).result(120)  # which takes many steps
+        assert not beside.done()
+    assert beside.result(120).token_ids == right
+    (record,) = [
+        one for one in transfers(trio.hosts[2]) if one.remote_request_id == params["remote_request_id"]
+    ]
+    assert (record.state, record.code) == (("miss", "LEASE_ENDED") if released else ("done", ""))
+    assert record.bytes
+    assert record.moments["posted"] < record.moments["answered"]
+    trio.nothing_is_left(trio.prefill, trio.two)
 
 
 def test_a_decoder_that_is_killed_is_released_at_once(trio: Trio) -> None:

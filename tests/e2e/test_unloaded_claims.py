@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvd.vllm.params import finished_prefill
-from kvd.wire.lease import LeaseClaim
+from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from tests.support.rigs.bench import KEY, prefill, prompt
 from tests.support.rigs.stepped import OURS, PREFILLER, SteppedScheduler, WillingKvd
 
@@ -132,6 +132,19 @@ def test_what_another_connector_loads_is_declined_where_it_is_pushed(opened: Ope
     assert [name for name, _ in metadata.metadata[1].orders.declined] == ["x"]
 
 
+def test_the_first_step_has_a_load_begin_though_kvd_has_not_answered(opened: Open, kvd: WillingKvd) -> None:
+    kvd.silent = True
+    bench = opened(OURS)
+    bench.arrive("r", TOKENS, pulled())
+    computed, metadata = bench.step()
+    assert (computed, loads(metadata)) == ({}, ["r"])
+    assert bench.scheduler.requests["r"].status.name == "WAITING_FOR_REMOTE_KVS"
+    assert bench.step()[1].orders.answered == []
+    for asked in kvd.asked(LeaseClaim):
+        asked.answer(LeaseClaimed(request_id="p-1", seconds=20.0))
+    assert [(one.request_id, one.refused) for one in bench.step()[1].orders.answered] == [("r", None)]
+
+
 def test_of_two_connectors_ours_loads_where_it_comes_first(opened: Open, kvd: WillingKvd) -> None:
     bench = opened(OURS, ANOTHER)
     bench.arrive("r", TOKENS, pulled())
@@ -145,7 +158,6 @@ def test_a_request_that_is_aborted_before_its_turn_lets_the_prefill_go(opened: O
     kvd.silent = True
     bench = opened(OURS)
     bench.arrive("r", TOKENS, pulled())
-    bench.step()
     assert kvd.releases == []
     bench.scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
     assert kvd.releases == ["aborted"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
@@ -12,16 +13,21 @@ from kvd.wire.transfer import ReportTransfers, TransferRecord, bounded
 from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
 from kvd.worker.load import Load
-from kvd.worker.records import record
+from kvd.worker.orders import ClaimAnswer
+from kvd.worker.records import answered, record, still_holds
 from kvd.worker.session import SessionProtocol
 from kvd.worker.slow_paths import Paths
 from kvd.worker.tally import TransferTally
+from kvd.worker.unanswered import Unanswered
 
 log = logger(__name__)
 
+Complete = Callable[[TransferRecord], TransferRecord]
+"""Adds to a record what else is known of its load."""
+
 
 class LoadEnds:
-    """`load` and `refuse` are called on any thread, `take` in vLLM's step."""
+    """`load` and `refuse` are called on any thread, `take`, `answered` and `give_up` in vLLM's step."""
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class LoadEnds:
         self._paths = paths
         self._tally = tally
         self._ended: queue.Queue[Load] = queue.Queue()
+        self._unanswered = Unanswered()
 
     def take(self, wait: float = 0.0) -> Iterator[Load]:
         """Loads that ended since this was last asked; the first is waited for so many seconds."""
@@ -53,28 +60,57 @@ class LoadEnds:
                 yield self._ended.get_nowait()
 
     def refuse(self, load: Load, cause: Cause) -> None:
-        """It ends before anything was read or announced."""
+        """It ends before anything was read or announced, or with all that was read of it."""
         load.end(cause)
-        self.load(load)
+        load.spoil(cause)
+        if not self._unanswered.give_up(load):
+            self.load(load)
 
-    def load(self, load: Load, complete: Callable[[TransferRecord], TransferRecord] | None = None) -> None:
+    def answered(self, load: Load, answer: ClaimAnswer) -> None:
+        """The claim beside which it runs was answered; where it has ended, it is reported now."""
+        if answer.refused:
+            self._unanswered.refuse(load, answer.refused)
+        else:
+            self._unanswered.confirm(load, answer.seconds)
+
+    def give_up(self, load: Load) -> None:
+        """Nobody waits for it any more, nor for the answer on its claim."""
+        self._unanswered.give_up(load)
+
+    def load(self, load: Load, complete: Complete | None = None) -> None:
         """It has ended; ``complete`` adds to its record what its caller knows of it."""
+        if load.then is not None:
+            load.then(load)
+            return
+        # On this thread, so that it takes nothing of the step that brings the answer.
+        before = self._record(load, complete) if load.unanswered else None
+        report = partial(self._report, load, complete, before)
+        if not self._unanswered.keeps(load, report):
+            report()
+
+    def _report(self, load: Load, complete: Complete | None, before: TransferRecord | None) -> None:
+        if load.refused:
+            load.spoil(load.refused)
 
         def ended() -> None:
             self._ended.put(load)
-            self._write_down(load, complete)
+            self._write_down(load, complete, before)
 
-        if load.then is not None:
-            load.then(load)
-        elif not self._checking.begin(load, ended):
+        if not self._checking.begin(load, ended):
             ended()
 
-    def _write_down(self, load: Load, complete: Callable[[TransferRecord], TransferRecord] | None) -> None:
+    def _record(self, load: Load, complete: Complete | None) -> TransferRecord | None:
         try:
             entry = record(load, engine_id=self._engine_id, backend=self._backend, geometry=self._geometry)
-            entry = bounded(complete(entry) if complete else entry)
+            return bounded(complete(entry) if complete else entry)
         except Exception:  # the load has ended all the same
             log.exception("no record of the load of %s", load.order.request_id)
+            return None
+
+    def _write_down(self, load: Load, complete: Complete | None, before: TransferRecord | None) -> None:
+        holds = before is not None and still_holds(before, load)
+        entry = answered(before, load) if before is not None and holds else self._record(load, complete)
+        if entry is None:
             return
         self._paths.note(entry)
         self._tally.note(entry)

@@ -46,7 +46,8 @@ class Load:
     stuck. A load that is part of something larger brings its ``plan`` and ``slices``, and ``then`` is told of its end.
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
-    came of comparing them.
+    came of comparing them. ``unanswered``: whether its claim was confirmed is not known, so nothing of it may be used
+    yet; it was ``answered``, or ``refused`` (`kvd.worker.unanswered`).
     """
 
     order: LoadOrder
@@ -73,6 +74,9 @@ class Load:
     then: Callable[[Load], None] | None = None
     sums: bool = False
     checksum: ChecksumResult = field(default_factory=ChecksumResult)
+    unanswered: bool = False
+    answered: float = 0.0
+    refused: Cause | None = None
 
     @property
     def copies(self) -> list[Copies]:

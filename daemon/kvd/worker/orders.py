@@ -73,7 +73,8 @@ class LoadOrder:
     (policy ``fail``). ``claimed`` is time.monotonic() of the scheduler's claim. With a ``transfer_id`` the KV is
     pushed: ``prefill`` then names the engine and its generation and no blocks, the first ``computed`` of the ``tokens``
     are here already, and ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss.
-    ``again`` counts the claims of this request before.
+    ``again`` counts the claims of this request before. ``unanswered``: its claim is under way still, so nothing of it
+    is reported before the `ClaimAnswer`.
     """
 
     request_id: str
@@ -89,11 +90,24 @@ class LoadOrder:
     computed: int = 0
     fault: Fault | None = None
     again: int = 0
+    unanswered: bool = False
 
     @property
     def block_ids(self) -> set[int]:
         """All local blocks of the load."""
         return {block for _, ids in self.groups.values() for block in ids}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAnswer:
+    """How the claim of an ``unanswered`` load was answered.
+
+    Confirmed: what came within ``seconds`` of the load's order may be used. ``refused``: nothing of it may.
+    """
+
+    request_id: str
+    seconds: float
+    refused: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +180,15 @@ class SumOrders:
 class StepOrders:
     """Everything for one step.
 
-    Loads to start, and requests whose load nobody waits for any more; loads under way that are to miss, by request;
+    Loads to start, the answers on claims of earlier ones, and requests whose load nobody waits for any more; loads
+    under way that are to miss, by request;
     transfers (id and prefiller) of which nothing is wanted, because the prompt is cached here or the request is over;
     requests whose blocks the prefiller may free now; what it computes for pushes, and those that ended; what of a
     staged engine peers may read after the step; what is added up when it has run. ``idle``: the step computes nothing.
     """
 
     loads: list[LoadOrder] = field(default_factory=list)
+    answered: list[ClaimAnswer] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     faults: list[tuple[str, Fault]] = field(default_factory=list)
     declined: list[tuple[str, RemotePrefill]] = field(default_factory=list)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from kvd.client.records import block_runs
 from kvd.geometry.model import WorkerGeometry
 from kvd.topology.blocks import BlockList
@@ -30,6 +32,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
         "plan": load.planned,
         "post": max(0.0, load.posted - load.posting) if load.posting else 0.0,
         "wire": max(0.0, now - load.posted) if load.posted else 0.0,
+        **_claim(load),
     }
     sources = sorted({index for slice_ in load.slices for index in slice_.copies or ()}) if plan else []
     return TransferRecord(
@@ -64,6 +67,7 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
             posted=load.posted,
             first=min(ended, default=0.0),
             last=max(ended, default=0.0),
+            answered=load.answered,
         ),
         checksum=load.checksum,
     )
@@ -71,8 +75,29 @@ def record(load: Load, *, engine_id: str, backend: str, geometry: WorkerGeometry
 
 def with_other(load: Load, stages: dict[str, float]) -> dict[str, float]:
     """The stages, and as the last one the time between them: all together they are what the load took."""
-    whole = load.ended - load.order.claimed + load.order.handshake_seconds
+    whole = load.ended - load.order.claimed + load.order.handshake_seconds + stages.get("claim", 0.0)
     return stages | {OTHER: max(0.0, whole - sum(stages.values()))}
+
+
+def still_holds(before: TransferRecord, load: Load) -> bool:
+    """Whether what was recorded of a load when it ended is what became of it."""
+    return (before.cause, before.checksum) == (text_of(load.cause), load.checksum)
+
+
+def answered(before: TransferRecord, load: Load) -> TransferRecord:
+    """The record of a load that ended before its claim was answered, now that it was."""
+    known = {"answered": load.answered} if load.answered else {}
+    times = {**known, "reported": time.monotonic()}
+    return msgspec.structs.replace(
+        before,
+        stages={**before.stages, **_claim(load)},
+        moments={**before.moments, **{name: at - load.received for name, at in times.items()}},
+    )
+
+
+def _claim(load: Load) -> dict[str, float]:
+    """How long a load that had ended waited for the answer on its claim; nothing where it began after that."""
+    return {"claim": max(0.0, load.answered - load.ended)} if load.order.unanswered else {}
 
 
 def moments(load: Load, **times: float) -> dict[str, float]:

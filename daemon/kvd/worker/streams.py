@@ -36,6 +36,13 @@ class StreamGate:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
+    def is_open(self, ready: StreamEvent) -> bool:
+        """Whether the device is there already, as before most steps that compute nothing: no thread is needed."""
+        try:
+            return ready()
+        except Exception:  # noqa: BLE001 - the thread meets it again, and says so
+            return False
+
     def put(self, load: Load, ready: StreamEvent) -> None:
         """Let it pass when ``ready`` says so. Called by one thread."""
         if self._thread is None:

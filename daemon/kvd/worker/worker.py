@@ -58,6 +58,8 @@ log = logger(__name__)
 
 CLOSE_SECONDS = 5.0
 """How long a closing worker waits for its lanes, all together."""
+UNANSWERED_PART = 0.25
+"""Of the time that a step may give loads to end, where no claim of theirs is answered: the next step may bring that."""
 INTRODUCED_SECONDS = 30.0
 """How long the rest of a large card is asked for that kvd told unasked."""
 
@@ -154,6 +156,9 @@ class WorkerHalf:
         now = time.monotonic()
         for order in orders.loads:
             self._begin(order, now)
+        for answer in orders.answered:
+            if load := self._begun.get(answer.request_id):
+                self._ends.answered(load, answer)
         for request_id in orders.dropped:
             self._drop(request_id)
         for request_id, fault in orders.faults:
@@ -162,7 +167,9 @@ class WorkerHalf:
             self._decline(transfer_id, prefill)
 
     def _begin(self, order: LoadOrder, now: float) -> None:
-        load = self._begun[order.request_id] = Load(order, received=now, deadline=now + order.seconds)
+        load = self._begun[order.request_id] = Load(
+            order, received=now, deadline=now + order.seconds, unanswered=order.unanswered
+        )
         if order.fault is not None and order.fault.concerns(self.geometry):
             load.fault = order.fault
         if order.refused:
@@ -173,7 +180,7 @@ class WorkerHalf:
             self._refuse_unannounced(
                 load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED")
             )
-        elif self._reached is not None:
+        elif self._reached is not None and not self._gate.is_open(self._reached):
             self._gate.put(load, self._reached)
         else:
             self._proceed(load)
@@ -213,7 +220,11 @@ class WorkerHalf:
         return results
 
     def _ended(self, wait: float) -> Iterator[Load]:
-        return self._ends.take(wait if self._begun and not self._results.sent else 0.0)
+        if self._results.sent or not self._begun:
+            return self._ends.take()
+        if all(load.unanswered for load in self._begun.values()):
+            wait *= UNANSWERED_PART
+        return self._ends.take(wait)
 
     def outcomes(self) -> StepOutcomes | None:
         """Causes for the scheduler's half, of what `results` reported. Clears them."""
@@ -277,6 +288,7 @@ class WorkerHalf:
         """Nobody waits for this load any more."""
         if load := self._begun.get(request_id):
             load.dropped = REQUEST_OVER
+            self._ends.give_up(load)
             self._peers.drop(load)
 
     def _fail(self, request_id: str, fault: Fault) -> None:

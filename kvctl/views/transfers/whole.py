@@ -79,6 +79,7 @@ STYLES = {
     "plan": "cyan",
     "post": "yellow",
     "wire": "green",
+    "claim": "dim",
     "announce": "magenta",
     "wait": "dim",
 }

@@ -179,6 +179,7 @@ BY_STAGE: dict[str, dict[str, Any]] = {
     "HELD_UP": {"stages": {"post": 3.6, "wire": 0.02}, "bytes": 1 << 20, **FEW},
     "HANDSHAKE_ON_PATH": {"stages": {"handshake": 0.5, "wire": 0.1}},
     "QUEUE_WAIT": {"stages": {"queued": 0.5, "wire": 0.1}},
+    "CLAIM_WAIT": {"stages": {"wire": 0.1, "claim": 0.5}},
     "PLAN_COST": {"stages": {"plan": 0.5, "wire": 0.1}},
     "BETWEEN_STAGES": {"stages": {"wire": 0.1, "other": 0.5}},
     "WAITS_FOR_PREFILL": {"stages": {"wait": 0.5, "wire": 0.1}, "mode": "push"},

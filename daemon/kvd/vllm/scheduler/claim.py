@@ -68,7 +68,8 @@ class Claim:
     With a ``transfer_id`` its blocks are pushed, and no lease is claimed. ``prompt`` is there until it has been
     compared with the one that was prefilled, ``digest`` is its own where the prefiller compares. ``peer`` is kvd's
     answer on the prefiller. ``computed`` of its ``tokens`` are here already, ``kept`` may be claimed after a miss, and
-    ``again`` says how often that was done. With a ``cause`` it is refused or missed.
+    ``again`` says how often that was done. Its load was ``ordered`` (time.monotonic()), and runs ``beside`` it while no
+    worker was told how it was answered. With a ``cause`` it is missed, or ``refused`` while its load was under way.
     """
 
     request_id: str
@@ -89,6 +90,9 @@ class Claim:
     computed: int = 0
     kept: int = 0
     again: int = 0
+    ordered: float = 0.0
+    beside: bool = False
+    refused: bool = False
 
     @property
     def waiting(self) -> bool:

@@ -3,7 +3,9 @@
 A claim becomes usable when the peer engine is known to fit (handshake), the params are found to be as it gave them
 (seal) and its prompt to be this request's (digest), and its blocks are certain to be kept long enough (lease). Nothing
 is claimed, and so nothing released, before these were compared: the request that a lease is for may be another one.
-Only the prefiller's kvd can say that a lease is kept for one more reader, and while it is away a claim waits for it.
+Only the prefiller's kvd can say that a lease is kept for one more reader, and while it is away a claim waits for it
+(`kvd.vllm.scheduler.asking`). Its load may begin beside it, and is used once it is answered
+(`kvd.vllm.scheduler.beside`).
 
 The same claim is never made again, whatever goes wrong. What missed may be followed by a smaller one, of the prefix
 that came: at most `MAX_AGAIN` times, while the lease holds.
@@ -18,39 +20,34 @@ from typing import Any, Literal
 
 import msgspec
 
-from kvd.client.errors import ClientError
-from kvd.shown import logger
 from kvd.vllm.errors import BadParams
 from kvd.vllm.params import read_remote_prefill, read_remote_push, wants_push
 from kvd.vllm.prompt.parts import Prompt
 from kvd.vllm.prompt.seal import is_sealed
+from kvd.vllm.scheduler.asking import (
+    ClaimAsker,
+    ask_lease,
+    ask_peer,
+    lease_key,
+    look_at_lease,
+    look_at_peer,
+    take_lease,
+)
+from kvd.vllm.scheduler.beside import answer_on, may_begin
 from kvd.vllm.scheduler.claim import NOBODY, Claim, ClaimState, check_state, mismatch, unsealed
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.transfer_ids import TransferIds
-from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import Endpoint, LeaseKey
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
+from kvd.wire.lease import LeaseRelease
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.registration import OpenReader
-from kvd.worker.cause import Cause, is_to_ask_again, refusal_code, was_away
-from kvd.worker.orders import StepOutcomes
+from kvd.worker.cause import Cause
+from kvd.worker.orders import ClaimAnswer, StepOutcomes
 from kvd.worker.remote import RemotePrefill, RemotePush
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings
 
-log = logger(__name__)
-
 RENEW_FRACTION = 0.3
 """A waiting claim is renewed when this part of the lease is left."""
-UNKNOWN_LEASE_RETRIES = 4
-"""The announcement of a lease and the claim on it travel different ways.
-
-An unknown lease is asked for again a few times.
-"""
-UNKNOWN_LEASE_PAUSE = 0.05
-KVD_BACK_SECONDS = 2.0
-"""How long a claim waits for a kvd that is away: one that is started again is back sooner."""
-KVD_AWAY_PAUSE = 0.1
 MAX_AGAIN = 2
 """Smaller claims that may follow one that missed."""
 
@@ -62,10 +59,9 @@ class Claims:
         self, settings: ConnectorSettings, engine_id: str, session: SessionProtocol, known: KnownPeers
     ) -> None:
         self._settings = settings
-        self._engine_id = engine_id
-        self._session = session
+        self._asker = ClaimAsker(settings, engine_id, session, known)
         self._claims: dict[str, Claim] = {}
-        self._known = known
+        self._answered: list[ClaimAnswer] = []
         self._declined: list[tuple[str, RemotePrefill]] = []
         self._transfers = TransferIds()
 
@@ -81,7 +77,7 @@ class Claims:
         """The leases that are claimed now, on any thread, for a kvd that has to learn them again."""
         return tuple(
             OpenReader(
-                self._key(x.prefill),
+                lease_key(x.prefill),
                 x.reader,
                 max(0.0, x.lease.valid_until - now) or self._settings.lease_seconds,
             )
@@ -109,7 +105,7 @@ class Claims:
             return
         now, prefill = time.monotonic(), NOBODY
         try:
-            prefill = read_remote_prefill(params, own_engine_id=self._engine_id)
+            prefill = read_remote_prefill(params, own_engine_id=self._asker.engine_id)
             if prefill.tokens <= prompt.tokens:  # else it is another prompt
                 check_state(prefill, prompt.tokens, state=state)
         except BadParams as error:
@@ -123,9 +119,9 @@ class Claims:
         claim = self._claims[request_id] = Claim(request_id, prefill, tokens, now, prompt)
         self._compare(claim)
         if not claim.cause:
-            self._ask_peer(claim)
+            ask_peer(self._asker, claim)
             if claim.prompt is None:
-                self._ask_lease(claim, now, 0.0)
+                ask_lease(self._asker, claim, now, 0.0)
 
     def _begin_push(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
         """As `begin` where the prefiller pushes: its blocks are nothing to us, so there is no lease to claim.
@@ -147,7 +143,7 @@ class Claims:
             request_id, prefill, tokens, now, prompt, transfer_id=pushed.transfer_id
         )
         claim.lease.valid_until = math.inf
-        self._ask_peer(claim)
+        ask_peer(self._asker, claim)
 
     def _read_push(self, params: Mapping[str, Any]) -> RemotePush:
         if self._settings.mode != "push":
@@ -155,7 +151,7 @@ class Claims:
                 f'kv_transfer_params ask for a push and the mode of this engine is "{self._settings.mode}": set "mode":'
                 ' "push" in kv_connector_extra_config of both engines, or have the router pull'
             )
-        return read_remote_push(params, own_engine_id=self._engine_id)
+        return read_remote_push(params, own_engine_id=self._asker.engine_id)
 
     def _compare(self, claim: Claim) -> None:
         """Find out whether this is the prompt that was prefilled, as soon as the key is there for it."""
@@ -165,7 +161,7 @@ class Claims:
         if prefill.tokens > prompt.tokens:
             other = f"the prompt that was prefilled has {prefill.tokens} tokens and this one {prompt.tokens}"
             claim.cause = mismatch(claim, other)
-        elif key := self._known.digest_key(prefill):
+        elif key := self._asker.known.digest_key(prefill):
             if not claim.transfer_id and not is_sealed(key, prefill):
                 claim.cause = unsealed(prefill)
                 return
@@ -188,10 +184,10 @@ class Claims:
     def advance(self, claim: Claim, now: float) -> None:
         """Look at what has come in for a claim; never waits."""
         if claim.pending and not claim.peer_known:
-            self._look_at_peer(claim, now)
+            look_at_peer(self._asker, claim, now)
             self._compare(claim)
         if claim.pending and not claim.lease.valid_until and claim.prompt is None:
-            self._look_at_lease(claim, now)
+            look_at_lease(self._asker, claim, now)
         if claim.pending and now - claim.began > self._settings.handshake_timeout:
             claim.cause = Cause(
                 f"prefiller {claim.prefill.engine_id} at {claim.prefill.host}:{claim.prefill.port} was not known within"
@@ -213,6 +209,8 @@ class Claims:
         seconds = self._settings.lease_seconds
         unused = []
         for claim in self._claims.values():
+            if claim.beside and claim.state is ClaimState.LOADING:
+                self._look_beside(claim, now)
             if not claim.waiting:
                 continue
             if claim.request_id in scheduled:
@@ -224,21 +222,43 @@ class Claims:
                 self.advance(claim, now)
                 continue
             if claim.lease.answer is not None and claim.lease.answer.done():
-                self._take_lease(claim)
+                take_lease(self._asker, claim)
             low = claim.lease.valid_until - now < RENEW_FRACTION * seconds
             if low and claim.lease.answer is None and now - claim.lease.asked > 1.0:
-                self._ask_lease(claim, now, seconds)
+                ask_lease(self._asker, claim, now, seconds)
         return unused
 
+    def may_begin(self, claim: Claim) -> bool:
+        """Whether a claim that is not answered yet may have its load begin (`kvd.vllm.scheduler.beside`)."""
+        return may_begin(self._asker, claim)
+
     def order_load(self, claim: Claim) -> None:
-        """A load of the claim is ordered, from its computed tokens on."""
-        claim.state, claim.kept = ClaimState.LOADING, claim.tokens
+        """A load of the claim is ordered, from its computed tokens on; beside the claim where that is not answered."""
+        claim.state, claim.kept, claim.beside = ClaimState.LOADING, claim.tokens, claim.pending
+        claim.ordered = time.monotonic()
+
+    def _look_beside(self, claim: Claim, now: float) -> None:
+        self.advance(claim, now)
+        if not claim.pending:
+            claim.refused = claim.cause is not None
+            self._answer(claim)
+
+    def _answer(self, claim: Claim) -> None:
+        claim.beside = False
+        self._answered.append(answer_on(claim))
+
+    def take_answered(self) -> list[ClaimAnswer]:
+        """What workers are to be told of loads that began before their claims were answered. Clears it."""
+        answered, self._answered = self._answered, []
+        return answered
 
     def note(self, outcomes: StepOutcomes) -> None:
         """Workers reported: why loads missed, and what was kept of them. The first cause counts, and the least."""
         for request_id, cause in outcomes.loads.items():
             if cause and (claim := self._claims.get(request_id)):
                 claim.cause = claim.cause or cause
+                if claim.beside:  # other workers may have it whole
+                    self._answer(claim)
         for request_id, tokens in outcomes.prefixes.items():
             if claim := self._claims.get(request_id):
                 claim.kept = min(tokens, claim.kept)
@@ -246,7 +266,8 @@ class Claims:
     def again(self, claim: Claim) -> bool:
         """Claim less after a miss, where a prefix came that may be read again; the lease is kept for it."""
         less = 0 < claim.kept < claim.tokens
-        if claim.state is not ClaimState.LOADING or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
+        ours = claim.state is ClaimState.LOADING and not claim.beside  # else nothing of it may be used
+        if not ours or claim.transfer_id or not less or claim.again >= MAX_AGAIN:
             return False
         claim.tokens, claim.cause, claim.state = claim.kept, None, ClaimState.WAITING
         claim.again += 1
@@ -261,10 +282,12 @@ class Claims:
             self._transfers.end(claim.prefill.engine_id, claim.transfer_id, time.monotonic())
             if claim.waiting:
                 self._declined.append((claim.transfer_id, claim.prefill))
+        if self._answered:  # its workers have all reported, so what they were to be told is for nobody
+            self._answered = [one for one in self._answered if one.request_id != claim.request_id]
         abandoned, claim.state = claim.state is ClaimState.ABANDONED, ClaimState.RELEASED
         if claim.lease.asked:  # else the lease may be another request's, which may still come for it
-            release = LeaseRelease(key=self._key(claim.prefill), reader=claim.reader, result=result)
-            self._session.deliver(f"reader {claim.reader}", release, self._settings.lease_seconds * 2)
+            release = LeaseRelease(key=lease_key(claim.prefill), reader=claim.reader, result=result)
+            self._asker.session.deliver(f"reader {claim.reader}", release, self._settings.lease_seconds * 2)
         if abandoned:
             self._claims.pop(claim.request_id, None)
 
@@ -281,120 +304,3 @@ class Claims:
         if claim.waiting:
             self.end(claim, "aborted")  # never scheduled: nobody will read those blocks
         self._claims.pop(claim.request_id, None)
-
-    def _ask_peer(self, claim: Claim) -> None:
-        prefill = claim.prefill
-        claim.peer = self._session.call(
-            GetPeer(
-                local_engine=self._engine_id,
-                engine_id=prefill.engine_id,
-                endpoint=Endpoint(prefill.host, prefill.port),
-                generation=prefill.generation,
-                keyed=True,
-            ),
-            self._settings.handshake_timeout,
-        )
-
-    def _look_at_peer(self, claim: Claim, now: float) -> None:
-        prefill = claim.prefill
-        if claim.peer is not None and claim.peer.done():
-            try:
-                answer = claim.peer.result()
-            except ClientError as error:
-                if not (was_away(error) and self._known.fits(prefill)):
-                    if is_to_ask_again(error):
-                        claim.peer, claim.peer_due = None, now + KVD_AWAY_PAUSE
-                        return
-                    hint = f"; {error.hint}" if error.hint else ""
-                    claim.cause = Cause(
-                        f"prefiller {prefill.engine_id}: {error.message}{hint}", refusal_code(error)
-                    )
-                    return
-            else:
-                if not isinstance(answer, PeerReady):
-                    claim.cause = Cause(
-                        f"prefiller {prefill.engine_id}: kvd answered {type(answer).__name__}", "PEER_REFUSED"
-                    )
-                    return
-                self._known.learn(answer.peer, Endpoint(prefill.host, prefill.port))
-                if claim.transfer_id:  # the router cannot know it
-                    claim.prefill = msgspec.structs.replace(prefill, generation=answer.peer.generation)
-                claim.handshake_seconds = answer.seconds
-            claim.peer_known = True
-        elif not self._session.state.connected and self._known.fits(prefill):
-            claim.peer_known = True  # kvd is away; what it told us still holds
-        elif claim.peer is None and now >= claim.peer_due:
-            self._ask_peer(claim)
-
-    def _look_at_lease(self, claim: Claim, now: float) -> None:
-        if claim.lease.answer is not None and claim.lease.answer.done():
-            self._take_lease(claim)
-        elif claim.lease.answer is None and now >= claim.lease.due:
-            self._ask_lease(claim, now, 0.0)
-        state = self._session.state
-        if claim.pending and not state.connected and now - state.since > KVD_BACK_SECONDS:
-            self._nobody_to_ask(claim, "kvd is away")
-
-    def _take_lease(self, claim: Claim) -> None:
-        future, claim.lease.answer = claim.lease.answer, None
-        try:
-            answer = future.result() if future is not None else None
-        except ClientError as error:
-            log.info("claim of request %s: %s", claim.request_id, error.message)
-            if claim.lease.valid_until:
-                return  # an extension: what was certain before still is
-            if was_away(error):
-                self._ask_again_soon(claim, error)
-            else:
-                claim.cause = Cause(
-                    f"lease of request {claim.prefill.request_id}: {error.message}", "LEASE_ENDED"
-                )
-            return
-        if not isinstance(answer, LeaseClaimed):
-            claim.cause = Cause(
-                f"lease of request {claim.prefill.request_id}: kvd answered {type(answer).__name__}",
-                "LEASE_ENDED",
-            )
-        elif answer.seconds > 0:
-            claim.lease.valid_until = claim.lease.asked + answer.seconds - self._settings.lease_margin
-        elif claim.lease.retries < UNKNOWN_LEASE_RETRIES and not claim.lease.valid_until:
-            claim.lease.retries += 1
-            claim.lease.due = time.monotonic() + UNKNOWN_LEASE_PAUSE * claim.lease.retries
-        elif (
-            answer.ended or not claim.lease.valid_until
-        ):  # a kvd that was just started may not know the lease yet
-            prefill, why = claim.prefill, answer.reason or "no such lease"
-            claim.cause = Cause(
-                f"prefiller {prefill.engine_id} no longer keeps blocks of request {prefill.request_id}: {why}",
-                "LEASE_ENDED",
-            )
-
-    def _ask_again_soon(self, claim: Claim, error: ClientError) -> None:
-        """The prefiller's kvd is away: the claim is sent again while that may be about to come back."""
-        now = time.monotonic()
-        if now - max(claim.began, self._session.state.since) > KVD_BACK_SECONDS:
-            self._nobody_to_ask(claim, error.message)
-        claim.lease.due = now + KVD_AWAY_PAUSE
-
-    @staticmethod
-    def _nobody_to_ask(claim: Claim, why: str) -> None:
-        """Another decoder with the same params may end the lease meanwhile, and the blocks be computed over."""
-        name = claim.prefill.request_id
-        claim.cause = Cause(
-            f"whether the blocks of request {name} are kept cannot be asked: {why}", "PEER_AWAY"
-        )
-
-    def _ask_lease(self, claim: Claim, now: float, extend: float) -> None:
-        claim.lease.asked = now
-        claim.lease.answer = self._session.call(
-            LeaseClaim(key=self._key(claim.prefill), reader=claim.reader, extend_seconds=extend),
-            self._settings.handshake_timeout,
-        )
-
-    @staticmethod
-    def _key(prefill: RemotePrefill) -> LeaseKey:
-        return LeaseKey(
-            engine_id=prefill.engine_id,
-            request_id=prefill.request_id,
-            endpoint=Endpoint(prefill.host, prefill.port),
-        )

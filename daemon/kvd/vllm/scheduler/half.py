@@ -2,7 +2,8 @@
 
 It runs inside vLLM's scheduling step and therefore never waits. Everything that needs another party is asked for early
 (a handshake and a claim on the lease as soon as the request arrives) and looked at later; a request whose answers are
-not in yet is passed over by the scheduler until they are, or until their time is up and it is computed here.
+not in yet is passed over by the scheduler until they are, or until their time is up and it is computed here. Where the
+prefiller is known already its load begins at once, and is used when the answers are in (`kvd.vllm.scheduler.beside`).
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class SchedulerHalf:
             push_ends=push_ends,
             stage=[StageOrder(*found) for found in self._staged.take(output)],
             loads=self._orders,
+            answered=self._claims.take_answered(),
             dropped=self._dropped,
             faults=self._forced.take(output),
             declined=self._claims.take_declined(),
@@ -142,7 +144,8 @@ class SchedulerHalf:
         """How many tokens beyond ``computed`` can be loaded, and that this happens between steps.
 
         (None, False): not known yet, ask again. (0, False): nothing; the request is computed here. The same
-        claim is made once: a request whose load failed is offered less of it, or nothing.
+        claim is made once: a request whose load failed is offered less of it, or nothing. A claim that is under way
+        counts for one that is answered where its load may begin beside it.
         """
         if not wants_remote_prefill(request.kv_transfer_params):
             if not self._prefills(request):
@@ -156,7 +159,7 @@ class SchedulerHalf:
         if claim is None or not claim.waiting:
             return 0, False
         self._claims.advance(claim, time.monotonic())
-        if claim.pending:
+        if claim.pending and not self._claims.may_begin(claim):
             return None, False
         count = claim.tokens - computed
         if claim.cause and self.policy != "fail":
@@ -221,7 +224,7 @@ class SchedulerHalf:
                 self._forced.load_ended(request_id, claim.cause, quiesced)
                 if wanted_still:
                     here = max(claim.computed, claim.kept if claim.cause else 0)
-                    outcome: Outcome = "missed" if claim.cause else "loaded"
+                    outcome: Outcome = "refused" if claim.refused else "missed" if claim.cause else "loaded"
                     self._served.decided(request_id, outcome, claim.tokens - here, code_of(claim.cause))
                 if self._whole_again and claim.cause and self._claims.again(claim):
                     log.info("of request %s the first %d tokens are claimed again", request_id, claim.tokens)

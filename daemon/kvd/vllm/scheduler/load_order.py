@@ -23,9 +23,10 @@ def load_order(
 ) -> LoadOrder:
     """The order for ``external`` tokens behind those that are computed, into the blocks of ``table``.
 
-    It has ``most_seconds``, or less where the lease ends before.
+    It has ``most_seconds``, or less where the lease ends before. Beside its claim the lease's end is not known yet.
     """
     now, tokens = time.monotonic(), claim.computed + external
+    seconds = most_seconds if claim.beside else min(most_seconds, claim.lease.valid_until - now)
     blocks = {
         index: wanted(
             g.kind,
@@ -43,7 +44,7 @@ def load_order(
         prefill=claim.prefill,
         groups=plain(blocks),
         tokens=tokens,
-        seconds=min(most_seconds, claim.lease.valid_until - now),
+        seconds=seconds,
         claimed=now,
         handshake_seconds=claim.handshake_seconds,
         refused=claim.cause,
@@ -52,6 +53,7 @@ def load_order(
         computed=claim.computed,
         fault=fault,
         again=claim.again,
+        unanswered=claim.beside,
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvd.client.errors import RefusedByDaemon, TimedOut, Unreachable
 from kvd.client.session import SessionState
-from kvd.vllm.scheduler.claims import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES
+from kvd.vllm.scheduler.asking import KVD_AWAY_PAUSE, KVD_BACK_SECONDS, UNKNOWN_LEASE_RETRIES
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.unloaded import record_unloaded
 from kvd.wire.frame import decode, encode

@@ -31,11 +31,11 @@ def test_a_request_without_params_is_left_alone() -> None:
 
 
 def test_not_yet_then_the_count_then_never_again() -> None:
-    engine = Engine("d")
+    engine = Engine("d", known=False)
     request = engine.arrive(from_prefiller())
     assert engine.half.matched_tokens(request, 0) == (None, False)
     engine.answer()
-    assert engine.half.matched_tokens(request, 0) == (10, True)
+    assert engine.half.matched_tokens(request, 0) == (10, True), "its prompt fits, and its lease is claimed"
     assert engine.half.matched_tokens(request, 0) == (10, True), "there were no free blocks: asked again"
     engine.half.allocated(request, ([1, 2, 3],), 10)
     assert engine.half.matched_tokens(request, 0) == (0, False)
@@ -44,9 +44,8 @@ def test_not_yet_then_the_count_then_never_again() -> None:
 def test_a_request_that_was_not_announced_is_taken_all_the_same() -> None:
     engine = Engine("d")
     request = Request("r", from_prefiller())
-    assert engine.half.matched_tokens(request, 0) == (None, False)
-    engine.answer()
     assert engine.half.matched_tokens(request, 0) == (10, True)
+    assert len(engine.script.asked(LeaseClaim)) == 1
 
 
 def test_the_order_names_the_blocks_of_what_is_missing() -> None:
@@ -177,7 +176,7 @@ def test_what_vllm_does_not_load_after_all_is_let_go_with_the_blocks() -> None:
 def test_so_is_a_claim_that_kvd_has_not_answered() -> None:
     engine = Engine("d")
     request = engine.arrive(from_prefiller())
-    assert engine.half.matched_tokens(request, 0) == (None, False)
+    assert engine.half.matched_tokens(request, 0) == (10, True)
     engine.half.allocated(request, ([1, 2, 3],), 0)
     assert released(engine) == ["done"]
 
