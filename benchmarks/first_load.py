@@ -29,11 +29,13 @@ import numpy as np
 from kvd.backends.contract import Backend
 from kvd.backends.direct import memfd as direct_memory
 from kvd.backends.registry import open_backend
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import Axis, EngineGeometry, Field, Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.rate import Probed
 from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
+from kvd.wire.card_parts import ToldCard
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder
@@ -114,7 +116,7 @@ def read(kind: str, probe: bool, blocks: int, pipe: Connection) -> None:
 
     topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (geometry,)), geometry.rank)
     lane = PullThread("p", backend, topology, ended.put, probed=told if probe else None)
-    register(topology, EngineCard(engine=facts, generation="g", workers=(worker,)))
+    register(topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader())
     lane.on_peer_changed()
     if probe and not probed.wait(SETTLE):
         raise SystemExit("the probe has not ended")

@@ -20,9 +20,11 @@ from benchmarks.whole_load.child import serve
 from benchmarks.whole_load.plain import from_peer, through_host
 from kvd.backends.contract import Backend
 from kvd.backends.registry import open_backend
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.model import EngineGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.transfer_topology import TransferTopology
+from kvd.wire.card_parts import ToldCard
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder
@@ -84,7 +86,7 @@ class Reader:
         ended: queue.Queue[Load] = queue.Queue()
         topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (cache.geometry,)), Rank())
         thread = PullThread(name, backend, topology, ended.put)
-        register(topology, EngineCard(engine=facts, generation="g", workers=(worker,)))
+        register(topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader())
         thread.on_peer_changed()
         until = time.monotonic() + SETTLE
         while (thread._lane is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else

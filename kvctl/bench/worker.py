@@ -88,7 +88,7 @@ def _meet(bench: Bench, command: Command) -> Result:
         topology = TransferTopology(local, reader[0].rank)
         known = {int(at): b64decode(text) for at, text in command["metadata"].items()}
         metadata = tuple(known.get(at, b"") for at in range(len(sources)))
-        remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), metadata)
+        remote = topology.register_card(SOURCE, "", lambda: _engine(SOURCE, sources), lambda: metadata)
         bench.mover = LoadMover(bench.backends[0], topology)
         bench.ends.callback(bench.mover.close)
         # Its own lane is its thread's; this one is for the ceilings.

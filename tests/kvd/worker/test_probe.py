@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 
 from kvd.backends.memory import open_backend
+from kvd.geometry.alike import AlikeReader
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology import rate as pace
 from kvd.topology.descriptors import Descriptors, Int64
 from kvd.topology.plan import plan_worker
 from kvd.topology.transfer_topology import RemoteEngine
+from kvd.wire.card_parts import ToldCard
 from kvd.wire.handshake import PeerGone
 from kvd.wire.transfer import ReportTransfers
 from kvd.worker import probe as probes
@@ -275,6 +277,6 @@ def inside_null(worker: WorkerGeometry, addresses: Int64, rows: Descriptors) -> 
 
 
 def test_a_row_of_each_layer_is_read(probing: Rig) -> None:
-    remote = register(probing.decoder.topology, ready(probing.card).peer)
+    remote = register(probing.decoder.topology, ToldCard(ready(probing.card).peer), AlikeReader())
     (copies,) = null_reads(remote.plan, 0, selection=False)
     assert copies.descriptors.nbytes == 2 * ELEMENTS * 2
