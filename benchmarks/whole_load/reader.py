@@ -86,7 +86,9 @@ class Reader:
         ended: queue.Queue[Load] = queue.Queue()
         topology = TransferTopology(EngineGeometry("d", "", "m", 1, 1, 1, (cache.geometry,)), Rank())
         thread = PullThread(name, backend, topology, ended.put)
-        register(topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader())
+        register(
+            topology, ToldCard(EngineCard(engine=facts, generation="g", workers=(worker,))), AlikeReader()
+        )
         thread.on_peer_changed()
         until = time.monotonic() + SETTLE
         while (thread._lane is None or thread._activity.now) and time.monotonic() < until:  # noqa: SLF001 - it tells nobody else
