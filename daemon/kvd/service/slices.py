@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 SLICE_SECONDS = 0.002
@@ -37,19 +37,22 @@ class Slices:
 
 
 def spread(items: Iterable[T], act: Callable[[T], None]) -> None:
-    """Do something with each item, the first slice of it now and one each turn of the loop."""
-    rest = iter(items)
+    """Do something with each item, the first slice of it now and one each turn of the loop.
 
-    def some() -> None:
-        ends, more = time.monotonic() + SLICE_SECONDS, True
-        try:
-            for item in rest:
-                act(item)
-                if time.monotonic() >= ends:
-                    return
-            more = False
-        finally:  # also after an error: that of one item is none of the others'
-            if more:
-                asyncio.get_running_loop().call_soon(some)
+    With the last item all of it is let go, ``act`` and what that refers to. A function within this one that calls for
+    itself would refer to itself: each worker that goes would be kept, with its card, until circles are looked for.
+    """
+    _some(iter(items), act)
 
-    some()
+
+def _some(rest: Iterator[T], act: Callable[[T], None]) -> None:
+    ends, more = time.monotonic() + SLICE_SECONDS, True
+    try:
+        for item in rest:
+            act(item)
+            if time.monotonic() >= ends:
+                return
+        more = False
+    finally:  # also after an error: that of one item is none of the others'
+        if more:
+            asyncio.get_running_loop().call_soon(_some, rest, act)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 
 import msgspec
@@ -85,6 +87,32 @@ def test_what_is_spread_is_done_with_each() -> None:
 
     asyncio.run(work())
     assert done == [number if number % 2 else None for number in range(60)]
+
+
+class Note:
+    """Takes what is spread."""
+
+    def take(self, item: object) -> None:
+        """One item."""
+
+
+def test_who_takes_what_is_spread_is_let_go_without_a_search_for_circles() -> None:
+    """Full collections are rare in a kvd: what they alone free adds up with the workers that go."""
+
+    async def work() -> bool:
+        note = Note()
+        known = weakref.ref(note)
+        spread(slow(60), note.take)
+        del note
+        for _ in range(60):  # turns of the loop: more than there are slices
+            await asyncio.sleep(0)
+        return known() is None
+
+    gc.disable()
+    try:
+        assert asyncio.run(work())
+    finally:
+        gc.enable()
 
 
 class Row(msgspec.Struct, frozen=True):
