@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -83,8 +84,11 @@ class Router:
         self._waiting = Budget("requests", "bytes")
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = itertools.count(1)
-        self._last: tuple[Message, msgspec.Raw] | None = None
-        """What was sent last: it often goes to all clients of an engine, and is encoded once."""
+        self._last: tuple[Message, msgspec.Raw, float] | None = None
+        """What was sent last, and when first: it often goes to all clients of an engine, and is encoded once.
+
+        A timer runs while there is one: one for each message would keep all messages of its time.
+        """
 
     @property
     def busy(self) -> int:
@@ -97,15 +101,20 @@ class Router:
         if line is None:
             return
         if self._last is None or self._last[0] is not message:
-            self._last = message, body(message)
-            asyncio.get_running_loop().call_later(LAST_SECONDS, self._forget, message)
+            if self._last is None:
+                asyncio.get_running_loop().call_later(LAST_SECONDS, self._forget)
+            self._last = message, body(message), time.monotonic()
         if line.channel.unsent > UNSENT_BYTES or line.channel.buffers > self._queue:
             line.channel.give_up()
             return
         line.channel.send(encode(_NO_BODY, correlation), self._last[1])
 
-    def _forget(self, message: Message) -> None:
-        if self._last is not None and self._last[0] is message:
+    def _forget(self) -> None:
+        if self._last is None:
+            return
+        if (left := self._last[2] + LAST_SECONDS - time.monotonic()) > 0:
+            asyncio.get_running_loop().call_later(left, self._forget)
+        else:
             self._last = None
 
     def unsent(self, route: bytes) -> int:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -332,6 +332,33 @@ def test_what_was_sent_last_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch
         router.send(pair.channel.route, message)
         held = sys.getrefcount(message)
         await until(lambda: sys.getrefcount(message) < held)
+
+    served(talk)
+
+
+def test_what_was_sent_is_kept_no_longer_than_until_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy kvd sends tens of thousands of messages a second."""
+
+    async def talk(pair: Pair) -> None:
+        monkeypatch.setattr(routers, "LAST_SECONDS", 3600.0)
+        router = Router("local", Counter(), 1000)
+        router.joined(pair.channel)
+        timers: list[object] = []
+        later = asyncio.get_running_loop().call_later
+
+        def counted(*given: Any) -> asyncio.TimerHandle:
+            timers.append(given)
+            return later(*given)
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", counted)
+        messages = [Refused(code="X", message=f"{number}") for number in range(100)]
+        before = sys.getrefcount(messages[0])
+        for message in messages:
+            router.send(pair.channel.route, message)
+        del message
+        kept = [number for number in range(100) if sys.getrefcount(messages[number]) > before]
+        assert kept == [99]
+        assert len(timers) == 1
 
     served(talk)
 
