@@ -42,6 +42,8 @@ CHURN, FAR_CHURN = 5, 1
 """Workers a second that leave and come back as new ones: each makes a new generation of its engine."""
 WAIT_SECONDS = 60.0
 KINDS = ("not_registered", "registered", "peer_ready", "peer_gone", "refused", "ok")
+TOLD_SECONDS = 60.0
+"""How often standard error says how far the run is."""
 SPARE = 100
 """Connections that are left to others."""
 TICK_SECONDS = 0.01
@@ -69,9 +71,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity of one kvd over the run: at its end, at most, and how much it grew after it was warm."""
+    """One quantity of one kvd over the run: when it was warm, at the end, at most, and how much it grew in between."""
 
     name: str
+    first: float
     last: float
     most: float
     grown: float
@@ -215,7 +218,7 @@ def judged(name: str, values: Sequence[float], noise: float) -> Series:
     spread = sum((at - middle) ** 2 for at in range(len(warm))) or 1.0
     slope = sum((at - middle) * (value - mean) for at, value in enumerate(warm)) / spread
     grown = slope * (len(warm) - 1)
-    return Series(name, values[-1], max(values), grown, grown <= max(noise, FLAT_SHARE * mean))
+    return Series(name, warm[0], values[-1], max(values), grown, grown <= max(noise, FLAT_SHARE * mean))
 
 
 def soak(seconds: float, workers: int, rate: int) -> bool:
@@ -241,11 +244,12 @@ def soak(seconds: float, workers: int, rate: int) -> bool:
     sys.stdout.write(
         f"{workers} workers, {counts['asked'] / counts['seconds']:.0f} handshakes/s asked, "
         f"{done / counts['seconds']:.0f}/s made, for {counts['seconds']:.0f} s\n"
-        f"another client: {verdict}\nanswers: {counts}\n\n| | at the end | at most | grown | |\n|---|---|---|---|---|\n"
+        f"another client: {verdict}\nanswers: {counts}\n\n"
+        "| | when warm | at the end | at most | grown | |\n|---|---|---|---|---|---|\n"
     )
     for one in series:
         unit = 1 << 20 if one.name.endswith("rss") else 1
-        figures = " | ".join(f"{value / unit:.1f}" for value in (one.last, one.most, one.grown))
+        figures = " | ".join(f"{value / unit:.1f}" for value in (one.first, one.last, one.most, one.grown))
         sys.stdout.write(f"| {one.name} | {figures} | {'flat' if one.flat else 'GROWS'} |\n")
     return all(one.flat for one in series) and verdict.alive and done > 0.95 * counts["asked"]
 
@@ -254,10 +258,14 @@ def _samples(clients: Attacker, report: Path, kvds: list[Daemon], seconds: float
     while not report.exists():
         assert not clients.wait(0.1), "the clients ended"
     samples: list[list[Sample]] = [[] for _ in kvds]
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
+    began = told = time.monotonic()
+    while (now := time.monotonic()) < began + seconds:
         for found, kvd in zip(samples, kvds, strict=True):
             found.append(sample(kvd))
+        if now - told >= TOLD_SECONDS:
+            told = now
+            near, far = (found[-1].rss / 2**20 for found in samples)
+            sys.stderr.write(f"{(now - began) / 60:3.0f} min: near {near:.1f} MiB, far {far:.1f} MiB\n")
         assert not clients.wait(1.0), "the clients ended"
     return samples
 
