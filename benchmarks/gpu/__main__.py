@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,19 @@ from benchmarks.gpu.fleet import SIZES, Fleet, two_kvds
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.report import Report
 from benchmarks.gpu.stages import STAGES
-from benchmarks.gpu.waves import run_wave
+from benchmarks.gpu.waves import Stage, run_wave
 
 RESERVE = 12.0
 """Seconds kept back for ending engines and packing logs."""
 
 
-def main() -> int:
-    """Run the stages; 0 when all went through."""
-    options = _options()
+def main(stages: Sequence[Stage] = STAGES, name: str = "benchmarks.gpu", what: str | None = __doc__) -> int:
+    """Run these stages; 0 when all went through. ``name`` is the module's that is run, ``what`` says what it does."""
+    options = _options(stages, name, what)
     report = Report(options.out)
     ends = time.monotonic() + options.budget
-    by_name = {stage.name: stage for stage in STAGES}
-    waves = [[by_name[name] for name in wave] for wave in options.only] or [[s] for s in STAGES if s.usual]
+    by_name = {stage.name: stage for stage in stages}
+    waves = [[by_name[name] for name in wave] for wave in options.only] or [[s] for s in stages if s.usual]
     machine = describe(options.device)
     report.note("machine", **machine)
     report.say(f"{machine}")
@@ -66,11 +67,11 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _options() -> argparse.Namespace:
+def _options(stages: Sequence[Stage], name: str, what: str | None) -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__, formatter_class=raw)
+    parser = argparse.ArgumentParser(prog=name, description=what, formatter_class=raw)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", type=_waves, default=[], help=", ".join(s.name for s in STAGES))
+    parser.add_argument("--only", type=_waves, default=[], help=", ".join(s.name for s in stages))
     parser.add_argument("--budget", type=float, default=570.0, help="seconds for everything")
     parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
     parser.add_argument(
@@ -84,7 +85,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()
-    unknown = {name for wave in options.only for name in wave} - {s.name for s in STAGES}
+    unknown = {name for wave in options.only for name in wave} - {s.name for s in stages}
     if unknown:
         parser.error(f"no such stage: {', '.join(sorted(unknown))}")
     return options

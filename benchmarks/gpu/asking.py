@@ -7,7 +7,7 @@ import json
 import time
 import urllib.request
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,11 +80,51 @@ def question(pair: Pair, tokens: int, answer: int) -> Question:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Legs:
+    """What goes along with one prompt to both engines.
+
+    ``there`` is the prefiller's, ``here`` the decoder's, or None where it is what the prefiller answers; ``at_once``:
+    the decoder gets the prompt before the prefiller has answered. ``transfer_id`` is empty where nobody chose one.
+    """
+
+    there: Mapping[str, Any]
+    here: Mapping[str, Any] | None = None
+    transfer_id: str = ""
+    at_once: bool = False
+
+    def handed(self, answered: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, str]:
+        """What the decoder gets, and what its ledger will call the prefiller's part."""
+        if self.here is not None:
+            return dict(self.here), self.transfer_id
+        given = dict(answered or {})
+        # vLLM's, of the prefiller's cache: would hide the decoder's loads
+        given.pop("remote_prefill_cached_tokens", None)
+        return given or None, str(given.get("remote_request_id", ""))
+
+
+def legs_of(pair: Pair, mode: Mode) -> Callable[[], Legs]:
+    """Makes the legs of each request of a pair. What it has to ask kvd or the prefiller for, it asks once."""
+    if pair.spec.way == "stock-nixl":
+        nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
+        return lambda: Legs({**PREFILL_PARAMS, **nothing})
+    if pair.spec.way == "stock-mooncake":
+        return _stock_mooncake(pair)
+    return _push(pair) if mode == "push" else lambda: Legs(PREFILL_PARAMS)
+
+
 def ask(pair: Pair, mode: Mode, tokens: Sequence[int], answer: int) -> Asked:
     """Prefill on one engine, decode on the other. Raises `TimeoutError` and `EngineGone`."""
-    ways = {"stock-nixl": _stock_nixl, "stock-mooncake": _stock_mooncake}
-    way = ways.get(pair.spec.way, _push if mode == "push" else _pull)
-    return way(pair, tokens, answer)
+    legs = legs_of(pair, mode)()
+    here, name = legs.handed(None)
+    # The decoder first: its blocks are then known when the prefill begins, as on a router that sends both at once.
+    decoding = pair.decode.submit(tokens, answer, here) if legs.at_once else None
+    prefilled = pair.prefill.submit(tokens, 1, legs.there).result(ANSWER_SECONDS)
+    at = time.monotonic()
+    if decoding is None:
+        here, name = legs.handed(prefilled.kv_transfer_params)
+        decoding = pair.decode.submit(tokens, answer, here)
+    return Asked(prefilled, decoding.result(ANSWER_SECONDS), name, here or {}, at)
 
 
 def alone(pair: Pair, tokens: Sequence[int], answer: int) -> Answer:
@@ -103,67 +143,40 @@ def records(pair: Pair, handed_over: str, workers: int = 1) -> list[TransferReco
         time.sleep(0.01)
 
 
-def push_params(pair: Pair, transfer_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What goes along with a prompt to the prefiller and to the decoder in mode push."""
+def _push(pair: Pair) -> Callable[[], Legs]:
     status: Any = pair.hosts[0].ask(GetStatus())
-    both = {"transfer_mode": "push", "kvd_transfer_id": transfer_id}
-    return (
-        {"do_remote_decode": True, "do_remote_prefill": False, **both},
-        {
-            "do_remote_decode": False,
-            "do_remote_prefill": True,
-            **both,
-            "remote_engine_id": pair.ids[0],
-            "remote_host": status.endpoint.host,
-            "remote_port": status.endpoint.port,
-            "kvd_contract": 2,
-        },
-    )
+    source = {
+        "remote_engine_id": pair.ids[0],
+        "remote_host": status.endpoint.host,
+        "remote_port": status.endpoint.port,
+        "kvd_contract": 2,
+    }
+
+    def made() -> Legs:
+        both = {"transfer_mode": "push", "kvd_transfer_id": uuid.uuid4().hex}
+        return Legs(
+            {**PREFILL_PARAMS, **both},
+            {"do_remote_decode": False, "do_remote_prefill": True, **both, **source},
+            both["kvd_transfer_id"],
+            at_once=True,
+        )
+
+    return made
 
 
-def _push(pair: Pair, tokens: Sequence[int], answer: int) -> Asked:
-    transfer_id = uuid.uuid4().hex
-    there, here = push_params(pair, transfer_id)
-    # The decoder first: its blocks are then known when the prefill begins, as on a router that sends both at once.
-    decoding = pair.decode.submit(tokens, answer, here)
-    prefilled = pair.prefill.submit(tokens, 1, there).result(ANSWER_SECONDS)
-    at = time.monotonic()
-    return Asked(prefilled, decoding.result(ANSWER_SECONDS), transfer_id, here, at)
-
-
-def _pull(pair: Pair, tokens: Sequence[int], answer: int) -> Asked:
-    return _after_prefill(pair, tokens, answer, dict(PREFILL_PARAMS))
-
-
-def _stock_nixl(pair: Pair, tokens: Sequence[int], answer: int) -> Asked:
-    nothing = dict.fromkeys(("remote_engine_id", "remote_block_ids", "remote_host", "remote_port"))
-    return _after_prefill(pair, tokens, answer, {**PREFILL_PARAMS, **nothing})
-
-
-def _after_prefill(pair: Pair, tokens: Sequence[int], answer: int, there: dict[str, Any]) -> Asked:
-    prefilled = pair.prefill.submit(tokens, 1, there).result(ANSWER_SECONDS)
-    at = time.monotonic()
-    here = dict(prefilled.kv_transfer_params or {})
-    here.pop(
-        "remote_prefill_cached_tokens", None
-    )  # vLLM's, of the prefiller's cache: would hide the decoder's loads
-    decoded = pair.decode.submit(tokens, answer, here or None).result(ANSWER_SECONDS)
-    return Asked(prefilled, decoded, str(here.get("remote_request_id", "")), here, at)
-
-
-def _stock_mooncake(pair: Pair, tokens: Sequence[int], answer: int) -> Asked:
-    transfer_id = f"xfer-{uuid.uuid4().hex}"
+def _stock_mooncake(pair: Pair) -> Callable[[], Legs]:
     with urllib.request.urlopen(f"{pair.bootstrap}/query", timeout=5) as reply:  # noqa: S310 - loopback
         engine_id = json.loads(reply.read())["0"]["engine_id"]
-    there = {**PREFILL_PARAMS, "transfer_id": transfer_id}
-    here = {
-        "do_remote_decode": False,
-        "do_remote_prefill": True,
-        "remote_bootstrap_addr": pair.bootstrap,
-        "remote_engine_id": engine_id,
-        "transfer_id": transfer_id,
-    }
-    prefilled = pair.prefill.submit(tokens, 1, there).result(ANSWER_SECONDS)
-    at = time.monotonic()
-    decoded = pair.decode.submit(tokens, answer, here).result(ANSWER_SECONDS)
-    return Asked(prefilled, decoded, transfer_id, here, at)
+
+    def made() -> Legs:
+        transfer_id = f"xfer-{uuid.uuid4().hex}"
+        here = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": pair.bootstrap,
+            "remote_engine_id": engine_id,
+            "transfer_id": transfer_id,
+        }
+        return Legs({**PREFILL_PARAMS, "transfer_id": transfer_id}, here, transfer_id)
+
+    return made

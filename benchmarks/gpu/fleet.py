@@ -64,10 +64,10 @@ class PairSpec:
     """A pair of engines. ``gpus`` are the devices of the prefiller and of the decoder, ``tp`` their sizes.
 
     ``mode`` push also serves pulls. ``longest`` is the longest prompt in tokens (0: the longest there is), ``room`` how
-    many of those the cache holds, ``options`` are further settings of the connector, ``env`` of vLLM. ``blocks`` are
-    block sizes of the two where they are not both ``block``, None for vLLM's own choice; ``turns``: each engine can
-    do the other's part, ``forced``: a first token can be given (`EngineSpec.forced_first_tokens`). ``label`` tells
-    apart what would be named alike: verdicts are by name.
+    many of those the cache holds, ``options`` are further settings of the connector, ``arguments`` and ``env`` of
+    vLLM. ``blocks`` are block sizes of the two where they are not both ``block``, None for vLLM's own choice;
+    ``turns``: each engine can do the other's part, ``forced``: a first token can be given
+    (`EngineSpec.forced_first_tokens`). ``label`` tells apart what would be named alike: verdicts are by name.
     """
 
     kind: str
@@ -81,6 +81,7 @@ class PairSpec:
     longest: int = 0
     room: float = 2.5
     options: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     turns: bool = False
     forced: bool = False
@@ -216,6 +217,7 @@ def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: 
     if spec.tp[side] > 1:
         arguments["disable_custom_all_reduce"] = True  # one more user of CUDA IPC than is measured
     decodes = side == 1 or spec.turns
+    arguments |= spec.arguments
     if decodes and kind.several_groups and spec.way not in (*STOCK, "none") and needs_scheduler():
         arguments["scheduler_cls"] = SCHEDULER
     return EngineSpec(

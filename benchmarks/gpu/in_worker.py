@@ -85,7 +85,7 @@ class Measured:
     def kvb_connected(self, engine_id: str) -> bool:
         """Whether this worker knows that engine, and its probe has ended."""
         half = _connector()._worker  # noqa: SLF001
-        lane = half._lanes.get(engine_id)  # noqa: SLF001
+        lane = half._peers.lanes.get(engine_id)  # noqa: SLF001
         return bool(lane and lane._lane and lane._probing.posted and not lane._probing.on)  # noqa: SLF001
 
     def kvb_joined(self) -> bool:

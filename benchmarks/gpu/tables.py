@@ -18,6 +18,7 @@ from benchmarks.gpu.fleet import ROOT
 from benchmarks.gpu.lines import Line, devices_of, groups, median_of, memory_of, sizes_of
 from benchmarks.gpu.markdown import ms, ratio, size, table
 from benchmarks.gpu.report import read
+from benchmarks.serving import tables as serving_tables
 
 
 def main() -> int:
@@ -249,6 +250,8 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "faults": faults,
     "steps": step_times,
     "prefills": prefills,
+    "serving": serving_tables.serving,
+    "serving-split": serving_tables.split,
     "failed": failed,
 }
 

@@ -1,0 +1,86 @@
+"""The pairs that are deployed: which ways, with which memory, and how many prompts their caches hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.gpu.asking import Mode
+from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec
+from benchmarks.gpu.waves import Stage
+from benchmarks.serving.cells import DENSE, HYBRID
+from benchmarks.serving.measuring import measure
+
+ROUNDS = 3
+AT_ONCE = 64
+OF_STOCK_HYBRIDS = {"VLLM_SSM_CONV_STATE_LAYOUT": "DS"}
+"""Without it stock NIXL ends the engine with an assertion."""
+DEPLOYED: dict[str, Any] = {
+    "max_num_seqs": AT_ONCE,
+    "async_scheduling": True,
+    # Graphs of decode steps alone: those of prefills need torch.compile, which takes minutes an engine.
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 24, 32, 48, 64],
+    },
+}
+
+
+def serve(fleet: Fleet, running: Sequence[Pair], hybrid: bool) -> dict[str, list[str]]:
+    """All cells of this device; on hybrids engines for pushes also pull, since their memory is the same."""
+
+    def modes(pair: Pair) -> Sequence[Mode]:
+        return ("pull", "push") if hybrid and pair.spec.way == "direct" else (pair.spec.mode,)
+
+    cells = (HYBRID if hybrid else DENSE)[fleet.device]
+    return measure(fleet, running, cells, modes, 1 if fleet.quick else ROUNDS)
+
+
+def _spec(fleet: Fleet, kind: str, longest: int, room: float, **what: Any) -> PairSpec:
+    cuda = fleet.device == "cuda"
+    return PairSpec(
+        kind=kind,
+        gpus=fleet.apart,
+        eager=not cuda,
+        longest=longest,
+        room=room,
+        arguments=DEPLOYED if cuda else {"max_num_seqs": AT_ONCE},
+        **what,
+    )
+
+
+def _dense(fleet: Fleet) -> list[PairSpec]:
+    """Pulls and stock NIXL once with all layers of a block together, pushes and the others with a memory for each."""
+    longest = max(cell.longest for cell in DENSE[fleet.device])
+    block = fleet.sizes.blocks[0]
+    spec = functools.partial(_spec, fleet, "dense", longest, 5.0, block=block, env=FIRST_RUNNER)
+    return [
+        spec(way="direct", mode="pull"),
+        spec(way="stock-nixl", mode="pull", options=JOINED),
+        spec(way="nixl", mode="pull"),
+        spec(way="stock-nixl", mode="pull"),
+        spec(way="direct", mode="push"),
+        spec(way="none", mode="pull"),
+        spec(way="mooncake", mode="pull"),
+        spec(way="stock-mooncake", mode="pull"),
+    ]
+
+
+def _hybrid(fleet: Fleet) -> list[PairSpec]:
+    """Engines of Gated DeltaNet; blocks are of vLLM's own size."""
+    longest = max(cell.longest for cell in HYBRID[fleet.device])
+    spec = functools.partial(_spec, fleet, "gdn", longest, 24.0)
+    return [
+        spec(way="direct", mode="push"),
+        spec(way="stock-nixl", mode="pull", env=OF_STOCK_HYBRIDS),
+        spec(way="nixl", mode="pull"),
+        spec(way="none", mode="pull"),
+    ]
+
+
+STAGES = (
+    Stage("serve-gdn", _hybrid, together=functools.partial(serve, hybrid=True), seconds=90.0, least=100.0),
+    Stage("serve-dense", _dense, together=functools.partial(serve, hybrid=False), seconds=400.0, least=100.0),
+)
