@@ -56,6 +56,7 @@ def main(stages: Sequence[Stage] = STAGES, name: str = "benchmarks.gpu", what: s
                 options=dict(options.option),
                 quick=options.quick,
                 ways=options.ways,
+                starts=options.starts,
             )
             for wave in waves:
                 failed += run_wave(fleet, wave, ends - RESERVE)
@@ -82,6 +83,12 @@ def _options(stages: Sequence[Stage], name: str, what: str | None) -> argparse.N
     )
     parser.add_argument(
         "--option", type=_option, action="append", default=[], help="of every connector: NAME=VALUE, as JSON"
+    )
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=0,
+        help="workers that may start at the same time, if not as many as usual",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     options = parser.parse_args()

@@ -156,6 +156,7 @@ class Fleet:
     count: int = 0
     quick: bool = False
     ways: Sequence[str] = ()
+    starts: int = 0
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -170,6 +171,8 @@ class Fleet:
     @property
     def at_once(self) -> int:
         """Workers that may start at the same time: a start keeps a processor busy, on few cores more than one."""
+        if self.starts:
+            return self.starts
         return max(4, (os.cpu_count() or 1) * 5 // 8) if self.device == "cuda" else 2
 
     @property
@@ -195,12 +198,19 @@ def two_kvds(folder: Path) -> Iterator[tuple[Kvd, Kvd]]:
 
 def begin_pair(fleet: Fleet, start: Start, spec: PairSpec) -> Pair:
     """Begin to start both engines of a pair."""
+    ids, specs, bootstrap = engine_specs(fleet, spec)
+    begun = [start(one) for one in specs]
+    return Pair(spec, begun[0], begun[-1], fleet.hosts, ids, bootstrap)
+
+
+def engine_specs(fleet: Fleet, spec: PairSpec) -> tuple[tuple[str, str], list[EngineSpec], str]:
+    """The ids of the next pair, what its engines run with, and where a prefilling stock Mooncake will be asked."""
     fleet.count += 1
-    ids = tuple(f"{side}-{fleet.count}" for side in "pd")
-    bootstrap = _free_port()
+    ids = (f"p-{fleet.count}", f"d-{fleet.count}")
+    bootstrap = free_port()
     sides = (0, 1) if spec.way != "none" else (1,)
-    begun = [start(_engine(fleet, spec, side, ids[side], bootstrap)) for side in sides]
-    return Pair(spec, begun[0], begun[-1], fleet.hosts, (ids[0], ids[1]), f"http://127.0.0.1:{bootstrap}")
+    specs = [_engine(fleet, spec, side, ids[side], bootstrap) for side in sides]
+    return ids, specs, f"http://127.0.0.1:{bootstrap}"
 
 
 def _engine(fleet: Fleet, spec: PairSpec, side: int, engine_id: str, bootstrap: int) -> EngineSpec:
@@ -269,7 +279,7 @@ def _environment(fleet: Fleet, spec: PairSpec, side: int, bootstrap: int) -> dic
     made = {
         "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in paths if path),  # noqa: PTH100 - text
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(_free_port()),
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap),
         "TRITON_CACHE_DIR": str(fleet.lasting / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(fleet.lasting / "inductor"),
@@ -296,7 +306,8 @@ def needs_scheduler() -> bool:
     return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at now."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port: int = held.getsockname()[1]

@@ -252,6 +252,7 @@ TABLES: dict[str, Callable[[Sequence[Line]], str]] = {
     "prefills": prefills,
     "serving": serving_tables.serving,
     "serving-split": serving_tables.split,
+    "bench-serve": serving_tables.bench_serve,
     "failed": failed,
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.gpu.asking import Mode
 from benchmarks.gpu.fleet import FIRST_RUNNER, JOINED, Fleet, Pair, PairSpec
 from benchmarks.gpu.waves import Stage
+from benchmarks.serving.bench_serve import bench_serve
 from benchmarks.serving.cells import DENSE, HYBRID
 from benchmarks.serving.measuring import measure
 
@@ -80,7 +81,16 @@ def _hybrid(fleet: Fleet) -> list[PairSpec]:
     ]
 
 
+def as_users_do(fleet: Fleet, _: Sequence[Pair]) -> Mapping[str, Sequence[str]]:
+    """The dense pairs that a router can serve, as `vllm serve`; stock Mooncake has a router of its own."""
+    specs = [one for one in _dense(fleet) if one.way not in ("none", "mooncake", "stock-mooncake")]
+    chosen = [one for one in specs if not fleet.ways or one.way in fleet.ways]
+    bench_serve(fleet, chosen, 1 if fleet.quick else ROUNDS)
+    return {}
+
+
 STAGES = (
     Stage("serve-gdn", _hybrid, together=functools.partial(serve, hybrid=True), seconds=90.0, least=100.0),
     Stage("serve-dense", _dense, together=functools.partial(serve, hybrid=False), seconds=400.0, least=100.0),
+    Stage("bench-serve", lambda _: (), together=as_users_do, seconds=400.0, least=120.0, usual=False),
 )

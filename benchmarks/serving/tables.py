@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 
-from benchmarks.gpu.lines import Line, devices_of, memory_of
+from benchmarks.gpu.fleet import JOINED, STOCK
+from benchmarks.gpu.lines import Line, devices_of, groups, median_of, memory_of
 from benchmarks.gpu.markdown import ratio, table
 from kvctl.ledger.statistics import quantile
 
@@ -65,6 +66,40 @@ def split(lines: Sequence[Line]) -> str:
             cells = [[at for at in column if at is not None] for column in zip(*times, strict=True)]
             rows.append((where, kind, cell, *key, *map(_median_ms, cells)))
     return table(("where", "model", "requests", "way", "mode", "memory", *STAGES), rows)
+
+
+def bench_serve(lines: Sequence[Line]) -> str:
+    """What `vllm bench serve` says, medians of the rounds."""
+    found = groups(
+        lines, "bench serve", (devices_of, "tokens", "rate", "router", "way", "mode", _memory_asked)
+    )
+    return table(
+        (
+            "where", "tokens", "requests/s asked", "router", "way", "mode", "memory asked for", "TTFT, p50 / p99 ms",
+            "ITL, p50 / p99 ms", "requests/s", "tokens/s", "goodput/s", "failed",
+        ),
+        (
+            (
+                where, tokens, f"{rate:g}", router, way, mode, memory,
+                *(
+                    " / ".join(_ms((median_of(some, f"{part}_{name}_ms") or 0.0) / 1e3) for part in ("median", "p99"))
+                    for name in ("ttft", "itl")
+                ),
+                *(
+                    f"{median_of(some, name) or 0.0:.1f}"
+                    for name in ("request_throughput", "output_throughput", "request_goodput")
+                ),
+                sum(one["failed"] for one in some) or "",
+            )
+            for (where, tokens, rate, router, way, mode, memory), some in found.items()
+        ),
+    )  # fmt: skip
+
+
+def _memory_asked(line: Line) -> str:
+    """What the connector asks vLLM for; of a server nobody looks whether it came."""
+    pulls = line["way"] not in STOCK and line["mode"] == "pull"
+    return memory_of({"joined": pulls or line["options"] == JOINED})
 
 
 STAGES = (

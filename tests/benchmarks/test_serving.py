@@ -15,9 +15,11 @@ import pytest
 from benchmarks.gpu.fleet import SIZES, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.report import Report, read
 from benchmarks.serving import tables
+from benchmarks.serving.bench_serve import words_of
 from benchmarks.serving.cells import arrivals, at_rate, mixed, one_at_a_time
 from benchmarks.serving.in_host import FACTS, SERVE
 from benchmarks.serving.measuring import measure
+from kvctl.demo.engine_spec import EngineSpec
 from kvctl.processes.errors import EngineGone
 from kvd.wire.identity import Endpoint
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList, TransferRecord
@@ -276,3 +278,34 @@ def test_of_a_push_what_counts_begins_where_the_prefill_ends() -> None:
     assert found["bytes"] == pytest.approx(0.003)
     assert found["KV in all"] == pytest.approx(0.005)
     assert tables.at_decoder(push) == pytest.approx(0.007)
+
+
+def test_vllm_serve_gets_the_arguments_that_an_engine_of_the_fleet_has(tmp_path: Path) -> None:
+    spec = EngineSpec(
+        model=tmp_path / "model",
+        work_dir=tmp_path,
+        log_path=tmp_path / "log",
+        enable_prefix_caching=False,
+        kv_transfer_config={"kv_connector": "NixlConnector"},
+        arguments={"enforce_eager": False, "async_scheduling": True, "compilation_config": {"mode": 0}},
+    )
+    words = words_of(spec, 8000)
+    assert words[words.index("serve") + 1 :][:3] == [str(tmp_path / "model"), "--port", "8000"]
+    assert {"--no-enable-prefix-caching", "--no-enforce-eager", "--async-scheduling"} < set(words)
+    assert words[words.index("--kv-transfer-config") + 1] == '{"kv_connector": "NixlConnector"}'
+    assert words[words.index("--compilation-config") + 1] == '{"mode": 0}'
+
+
+def test_what_vllm_bench_serve_says_is_the_median_of_rounds() -> None:
+    says = {
+        "what": "bench serve", "run": 0, "kind": "dense", "way": "direct", "mode": "pull", "options": {},
+        "gpus": ("0", "0"), "router": "vllm-router", "tokens": 4096, "rate": 10.0, "note": "steady", "failed": 0,
+        "median_itl_ms": 4.0, "p99_itl_ms": 9.0, "p99_ttft_ms": 90.0, "request_throughput": 9.5,
+        "output_throughput": 228.0, "request_goodput": 9.0,
+    }  # fmt: skip
+    lines = [says | {"median_ttft_ms": at} for at in (50.0, 70.0, 60.0)]
+    lines.append(says | {"median_ttft_ms": 900.0, "note": "warm"})
+    (row,) = cells_of(tables.bench_serve(lines))
+    assert row[3:] == [
+        "vllm-router", "direct", "pull", "by block", "60.0 / 90.0", "4.00 / 9.00", "9.5", "228.0", "9.0", "",
+    ]  # fmt: skip
