@@ -89,9 +89,9 @@ def mixed(lengths: Sequence[tuple[int, float]], rate: float, seconds: float) -> 
 
 DENSE = {
     "cuda": (
-        one_at_a_time(512, 6),
-        one_at_a_time(4096, 6),
-        one_at_a_time(16000, 4),
+        one_at_a_time(512, 8),
+        one_at_a_time(4096, 8),
+        one_at_a_time(16000, 5),
         at_rate(4096, 10, 2.4),
         at_rate(4096, 30, 2.0),
         at_rate(4096, 50, 2.0),
@@ -100,6 +100,6 @@ DENSE = {
     "cpu": (one_at_a_time(64, 2), at_rate(128, 2, 1.0), mixed(((32, 0.7), (64, 0.25), (128, 0.05)), 4, 1.0)),
 }
 HYBRID = {
-    "cuda": (one_at_a_time(4096, 6), at_rate(4096, 30, 2.0)),
+    "cuda": (one_at_a_time(4096, 8), at_rate(4096, 30, 2.0)),
     "cpu": (one_at_a_time(64, 2), at_rate(64, 2, 1.0)),
 }

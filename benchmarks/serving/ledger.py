@@ -56,5 +56,8 @@ def _fields(record: TransferRecord, offset: float) -> dict[str, Any]:
         "mode": record.mode,
         "bytes": record.bytes,
         "copies": record.coalesced_descriptors,
-        "moments": {name: record.started + at - offset for name, at in record.moments.items()},
+        "planning": record.stages.get("plan", 0.0),
+        "moments": {
+            name: record.started + at - offset for name, at in {**record.moments, "received": 0.0}.items()
+        },
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
+from typing import Any
 
 from benchmarks.gpu.fleet import JOINED, STOCK
 from benchmarks.gpu.lines import Line, devices_of, groups, median_of, memory_of
@@ -108,6 +109,8 @@ STAGES = (
     "prefill",
     "to the decoder",
     "claim",
+    "order",
+    "device",
     "plan",
     "post",
     "bytes",
@@ -122,7 +125,11 @@ STAGES = (
 def stages(line: Line, push: bool) -> list[float | None]:
     """Seconds of each of `STAGES`; of a push the decoder's part counts from the prefill's end."""
     prefill, decode = line.get("prefill") or {}, line["decode"]
-    moments = (line.get("load") or {}).get("moments", {})
+    load = line.get("load") or {}
+    moments = load.get("moments", {})
+    # The worker received the order, and began to plan. Results from before both were noted have it all in the plan.
+    received, planned = moments.get("received"), moments.get("planned")
+    began = None if planned is None or received is None else planned - load["planning"]
     ready = prefill.get("first") if push else decode["queued"]
 
     def between(before: float | None, after: float | None) -> float | None:
@@ -134,7 +141,9 @@ def stages(line: Line, push: bool) -> list[float | None]:
         between(prefill.get("scheduled"), prefill.get("first")),
         None if push else between(prefill.get("first"), decode["queued"]),
         None if push else between(decode["queued"], moments.get("queued")),
-        None if push else between(moments.get("queued"), moments.get("posting")),
+        None if push else between(moments.get("queued"), received),
+        None if push else between(received, began),
+        None if push else between(moments.get("queued") if began is None else began, moments.get("posting")),
         None if push else between(moments.get("posting"), moments.get("posted")),
         between(ready if push else moments.get("posted"), moments.get("last")),
         between(moments.get("last"), moments.get("reported")),
@@ -147,11 +156,34 @@ def stages(line: Line, push: bool) -> list[float | None]:
 
 def _cells(lines: Iterable[Line]) -> list[tuple[tuple[str, str, str], list[Line]]]:
     """Requests that count, by where, model and cell, each of the last run that has any."""
+    lines = list(lines)
+    cut = _cut(lines)
     found: dict[tuple[str, str, str], list[Line]] = {}
     for line in lines:
         if line["what"] == "served" and line.get("note") is None:
             found.setdefault((devices_of(line), line["kind"], line["cell"]), []).append(line)
-    return [(key, [one for one in some if one["run"] == some[-1]["run"]]) for key, some in found.items()]
+    cells = []
+    for key, some in found.items():
+        last = [one for one in some if one["run"] == some[-1]["run"]]
+        cells.append((key, [one for one in last if _turn(one) not in cut] or last))
+    return cells
+
+
+def _cut(lines: Iterable[Line]) -> set[tuple[Any, ...]]:
+    """Of each stage of which rounds are over, but not the last, the cell that was the last: not all ways had a turn."""
+    last: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+    over: set[tuple[Any, ...]] = set()
+    for line in lines:
+        if line["what"] == "served" and line.get("note") is None:
+            last[(line["run"], line.get("stage"))] = _turn(line)
+        elif line["what"] == "round":
+            over.add((line["run"], line.get("stage"), line["number"]))
+    rounds = {one[:2] for one in over}
+    return {turn for turn in last.values() if turn[:2] in rounds and (*turn[:2], turn[3]) not in over}
+
+
+def _turn(line: Line) -> tuple[Any, ...]:
+    return line["run"], line.get("stage"), line["cell"], line["round"]
 
 
 def _by_way(lines: Iterable[Line]) -> dict[Key, list[Line]]:

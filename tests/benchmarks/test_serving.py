@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.fleet import SIZES, Fleet, Pair, PairSpec, Way
+from benchmarks.gpu.fleet import ROOT, SIZES, Fleet, Pair, PairSpec, Way
 from benchmarks.gpu.report import Report, read
+from benchmarks.gpu.tables import TABLES
 from benchmarks.serving import tables
 from benchmarks.serving.bench_serve import words_of
 from benchmarks.serving.cells import arrivals, at_rate, mixed, one_at_a_time
@@ -97,7 +98,7 @@ def record(name: str, state: Any = "done") -> TransferRecord:
     return TransferRecord(
         transfer_id=f"t-{name}", request_id="d", local_engine="d", local_rank="0", remote_engine="p",
         remote_generation="1", remote_request_id=name, backend="direct", mode="pull", state=state,
-        started=time.time(), moments={"queued": -0.001, "reported": 0.002},
+        started=time.time(), moments={"queued": -0.001, "reported": 0.002}, stages={"plan": 0.0005},
     )  # fmt: skip
 
 
@@ -132,7 +133,8 @@ def test_prompts_come_at_the_same_random_times_for_everybody_and_at_the_rate_tha
     cell = at_rate(4096, 30, 2.0)
     assert arrivals(cell, 1) == arrivals(cell, 1) != arrivals(cell, 2)
     times = [one.after for one in arrivals(cell, 1)]
-    assert (len(times), times[-1]) == (60, pytest.approx(2.0))
+    assert len(times) == 60
+    assert times[-1] == pytest.approx(2.0)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert min(gaps) < 0.5 / 30 < 2 / 30 < max(gaps)
 
@@ -182,6 +184,8 @@ def test_what_the_ledger_says_of_a_load_stands_beside_the_engines_times(fleet: F
         assert line["load"]["state"] == "done"
         moments = line["load"]["moments"]
         assert moments["reported"] - moments["queued"] == pytest.approx(0.003, abs=1e-5)
+        assert moments["received"] - moments["queued"] == pytest.approx(0.001, abs=1e-5)
+        assert line["load"]["planning"] == 0.0005
         # The fake's record begins when the decoder got the prompt.
         assert moments["queued"] + 0.001 == pytest.approx(line["decode"]["got"], abs=0.05)
         assert line["decode"]["token"] - line["decode"]["got"] == pytest.approx(ANSWERED_IN, abs=1e-5)
@@ -244,6 +248,19 @@ def test_the_middle_is_the_median_of_rounds_and_the_high_one_of_all_requests() -
     assert cells_of(tables.serving(lines))[0][7] == "20.0 / 90.0"
 
 
+def test_a_cell_in_which_time_ended_does_not_count_where_another_round_of_it_does() -> None:
+    over: dict[str, Any] = {"what": "round", "run": 0, "stage": "s", "number": 0}
+    first = [line(way, 0.010, stage="s", cell=cell) for cell in "ab" for way in ("direct", "none")]
+    again = [line(way, 0.030, stage="s", round=1) for way in ("direct", "none")]
+    lines = [*first, over, *again, line("direct", 0.030, stage="s", round=1, cell="b")]
+    assert [(row[2], row[3], row[6], row[7]) for row in cells_of(tables.serving(lines))] == [
+        ("a", "direct", "2", "20.0 / 30.0"), ("a", "none", "2", "20.0 / 30.0"),
+        ("b", "direct", "1", "10.0 / 10.0"), ("b", "none", "1", "10.0 / 10.0"),
+    ]  # fmt: skip
+    # Not one round is over: what there is.
+    assert [row[6] for row in cells_of(tables.serving(first[:3]))] == ["1", "1", "1"]
+
+
 def test_goodput_counts_requests_that_met_both_targets() -> None:
     late, slow = line("direct", 0.5), line("direct", 0.010, between=[0.050] * 3)
     lines = [line("direct", 0.010), late, slow]
@@ -254,14 +271,17 @@ def test_goodput_counts_requests_that_met_both_targets() -> None:
 def test_the_parts_of_a_pull_add_up_to_its_first_token() -> None:
     moments = {
         "queued": 0.042,
+        "received": 0.0422,
         "planned": 0.043,
         "posting": 0.0435,
         "posted": 0.044,
         "last": 0.045,
         "reported": 0.046,
     }
-    load = {"state": "done", "moments": moments}
+    load = {"state": "done", "planning": 0.0003, "moments": moments}
     found = tables.stages(line("direct", 0.010, load=load), push=False)
+    named = dict(zip(tables.STAGES, found, strict=True))
+    assert [named["order"], named["device"], named["plan"]] == pytest.approx([0.0002, 0.0005, 0.0008])
     whole = tables.STAGES.index("KV in all")
     parts = [one for number, one in enumerate(found) if number != whole]
     assert sum(one or 0.0 for one in parts) == pytest.approx(0.050)
@@ -307,5 +327,10 @@ def test_what_vllm_bench_serve_says_is_the_median_of_rounds() -> None:
     lines.append(says | {"median_ttft_ms": 900.0, "note": "warm"})
     (row,) = cells_of(tables.bench_serve(lines))
     assert row[3:] == [
-        "vllm-router", "direct", "pull", "by block", "60.0 / 90.0", "4.00 / 9.00", "9.5", "228.0", "9.0", "",
+        "vllm-router", "direct", "pull", "by block", "60.0 / 90.0", "4.00 / 9.00", "9.5", "228.0", "9.0",
     ]  # fmt: skip
+
+
+def test_each_table_has_its_place_on_the_page() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert [name for name in TABLES if f"<!-- gpu: {name} -->" not in page] == []
