@@ -47,7 +47,7 @@ class Load:
     ``lost``: the peer has nothing to read any more. ``dropped`` says why nobody waits for it any more. With a ``fault``
     this worker's part of it is to miss. ``sums``: the prefiller has checksums of what it pushed; ``checksum`` is what
     came of comparing them. ``unanswered``: whether its claim was confirmed is not known, so nothing of it may be used
-    yet; it was ``answered``, or ``refused`` (`kvd.worker.unanswered`).
+    yet; it was ``answered``, or ``refused`` (`kvd.worker.pull.unanswered`).
     """
 
     order: LoadOrder

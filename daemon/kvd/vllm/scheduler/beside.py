@@ -39,7 +39,7 @@ confirms the prefiller's generation, and all that was read came before the lease
 - One worker of several missed: the others hear that theirs is of no use.
 - Less is claimed again after a miss: only where the claim was confirmed, and it counts as answered then.
 - Checksums are due: they are compared after the answer, since blocks that were given away would differ.
-- The answer and the load's end meet: one lock decides, on the worker (`kvd.worker.unanswered`).
+- The answer and the load's end meet: one lock decides, on the worker (`kvd.worker.pull.unanswered`).
 """
 
 from __future__ import annotations

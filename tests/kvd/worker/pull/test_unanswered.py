@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvd.worker import unanswered
 from kvd.worker.cause import Cause, code_of
 from kvd.worker.load import Load
 from kvd.worker.orders import ClaimAnswer, Fault, LoadOrder, StepOrders
+from kvd.worker.pull import unanswered
+from kvd.worker.pull.unanswered import Unanswered
 from kvd.worker.settings import ConnectorSettings
-from kvd.worker.unanswered import Unanswered
 from tests.support.rigs.bench import eventually, order, prefill, ready
 from tests.support.rigs.pull import BLOCKS, Rig
 
