@@ -10,6 +10,7 @@ import itertools
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from kvd.worker.orders import PushEnd, PushStep, block_lists
 from kvd.worker.stream_event import StreamEvent
 
 MILESTONES = 16
-"""Most milestones of one layer; a device is never so many steps behind, so the oldest are overtaken ones."""
+"""Most milestones for each layer; a device is never so many steps behind, so the oldest are overtaken ones."""
 MOST_TRANSFERS = 4096
 """Most transfers that are announced, and most that are remembered after their end."""
 REMEMBERED = 600.0
@@ -29,13 +30,14 @@ GRACE = 5.0
 """Seconds beyond its time for which a request's blocks wait for senders that do not come to an end."""
 NOT_KEPT = Cause("its blocks are no longer kept", "LEASE_ENDED")
 _ALL = ""
-"""Stands for all layers among the names of milestones."""
+"""Stands for all layers among the layers of milestones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Milestone:
-    """KV of so many tokens is there, once the device has come so far."""
+    """KV of so many tokens of a layer is there, once the device has come so far."""
 
+    layer: str
     tokens: int
     ready: StreamEvent | None = None
 
@@ -71,13 +73,15 @@ class _Transfer:
 
     ``served``: whoever waited under this id had what it waited for, of an earlier request.
     ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
-    about it until something changes, ``changes`` counts that.
+    about it until something changes, ``changes`` counts that. ``there`` is how far each layer was when it was last
+    looked at, ``coming`` what was noted and was not there yet, in the order in which the device comes to it.
     """
 
     step: PushStep
     epoch: int
     lists: tuple[PushStep, dict[int, BlockList]] | None = None
-    milestones: dict[str, tuple[Milestone, ...]] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
+    coming: deque[Milestone] = field(default_factory=deque)
     until: float = math.inf
     served: bool = False
     cause: Cause | None = None
@@ -204,17 +208,26 @@ class Outgoing:
                 return transfer.known
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = transfer_id in self._ended and not cause
-            lists, milestones = transfer.lists, dict(transfer.milestones)
+            lists, coming = transfer.lists, tuple(transfer.coming)
+        # What the device has not come to yet is not asked beyond its first, and what it has is not asked again: each
+        # look takes the GIL from the step that computes.
+        reached = list(itertools.takewhile(lambda found: found.ready is None or found.ready(), coming))
         if lists is None or lists[0] is not step:
             lists = transfer.lists = (step, block_lists(step.groups))
-        layers: dict[str, int] = {}
-        behind = False
-        for name, found in milestones.items():
-            there = max((m.tokens for m in found if m.ready is None or m.ready()), default=0)
-            layers[name] = there
-            behind = behind or any(m.tokens > there for m in found)
-        answer = Computed(lists[1], step.total, epoch, kept, cause, layers, behind, step.sums, step.digest)
+        behind = len(reached) < len(coming)
         with self._lock:
+            layers = dict(transfer.there) if transfer.epoch == epoch else {}
+            for found in reached:
+                layers[found.layer] = max(found.tokens, layers.get(found.layer, 0))
+            answer = Computed(
+                lists[1], step.total, epoch, kept, cause, layers, behind, step.sums, step.digest
+            )
+            if transfer.epoch == epoch:
+                transfer.there = dict(layers)
+                # Another sender may have looked meanwhile, and so may what was noted since have driven out the oldest.
+                for found in reached:
+                    if transfer.coming and transfer.coming[0] is found:
+                        transfer.coming.popleft()
             if transfer.changes == changes and not behind:
                 transfer.known = answer
         return answer
@@ -274,9 +287,9 @@ class Outgoing:
         transfer.changed()
         if step.again:
             transfer.epoch = next(self._epochs)
-            transfer.milestones.clear()
+            transfer.there, transfer.coming = {}, deque()
         if step.held:
-            self._add(transfer, _ALL, Milestone(step.held, ready))
+            self._add(transfer, Milestone(_ALL, step.held, ready))
 
     def _end(self, end: PushEnd, now: float) -> None:
         transfer = self._transfers.get(end.transfer_id)
@@ -323,18 +336,18 @@ class Outgoing:
             for name in self._now:
                 if transfer := self._transfers.get(name):
                     for layer in layers:
-                        self._add(transfer, layer, Milestone(transfer.step.reached, ready))
+                        self._add(transfer, Milestone(layer, transfer.step.reached, ready))
             wakes = self._wakes(self._now)
         for wake in wakes:
             wake()
 
     @staticmethod
-    def _add(transfer: _Transfer, layer: str, milestone: Milestone) -> None:
+    def _add(transfer: _Transfer, milestone: Milestone) -> None:
         transfer.changed()
-        before = transfer.milestones.get(layer, ())
-        transfer.milestones[layer] = (
-            (milestone,) if milestone.ready is None else (*before[1 - MILESTONES :], milestone)
-        )
+        transfer.coming.append(milestone)
+        transfer.there.setdefault(milestone.layer, 0)
+        if len(transfer.coming) > MILESTONES * len(transfer.there):
+            transfer.coming.popleft()
 
     def _wakes(self, transfers: Iterable[str]) -> list[Callable[[], None]]:
         return [owed.wake for name in transfers for owed in self._owed.get(name, {}).values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvd.worker.orders import PushEnd
 from kvd.worker.push import computed as outgoing
+from kvd.worker.stream_event import StreamEvent
 from tests.support.rigs.dense import ids
 from tests.support.rigs.send import step
 
@@ -36,3 +37,58 @@ def test_what_waits_for_the_device_is_looked_at_anew_each_time() -> None:
     found = here.computed("x")
     assert found is not None
     assert (found.reached("a"), found.behind) == (16, False)
+
+
+def test_a_look_asks_of_what_is_new_only_and_no_further_than_the_device_has_come() -> None:
+    made: list[int] = []
+    asked: list[int] = []
+    come = 0
+
+    def record() -> StreamEvent:
+        made.append(number := len(made))
+
+        def ready() -> bool:
+            asked.append(number)
+            return number < come
+
+        return ready
+
+    here = outgoing.Outgoing(record)
+    for reached in (16, 32):
+        here.begin([step({0: ids(1, 2)}, reached, 32)], [])
+        for layer in "abc":
+            here.saved(layer)
+    found = {}
+    for come in (0, 2, 4, 6):
+        asked.clear()
+        looked = here.computed("x")
+        assert looked is not None
+        found[come] = [looked.reached(layer) for layer in "abc"], looked.behind, list(asked)
+    assert found == {
+        0: ([0, 0, 0], True, [0]),
+        2: ([16, 16, 0], True, [0, 1, 2]),
+        4: ([32, 16, 16], True, [2, 3, 4]),
+        6: ([32, 32, 32], False, [4, 5]),
+    }
+
+
+def test_of_a_request_that_begins_anew_nothing_is_there() -> None:
+    here = outgoing.Outgoing(lambda: None)
+    here.begin([step({0: ids(1, 2)}, 16, 32)], [])
+    here.saved("a")
+    assert (before := here.computed("x")) is not None
+    here.begin([step({0: ids(1, 2)}, 8, 32, again=True)], [])
+    assert (found := here.computed("x")) is not None
+    assert (before.reached("a"), found.reached("a")) == (16, 0)
+    assert found.epoch != before.epoch
+
+
+def test_what_nobody_looks_at_for_long_is_bounded_and_its_newest_counts() -> None:
+    here = outgoing.Outgoing(lambda: lambda: True)
+    for number in range(1, 101):
+        here.begin([step({0: ids(1, 2)}, number, 200)], [])
+        for layer in "ab":
+            here.saved(layer)
+    assert len(here._transfers["x"].coming) == 2 * outgoing.MILESTONES
+    assert (found := here.computed("x")) is not None
+    assert (found.reached("a"), found.reached("b"), found.behind) == (100, 100, False)
