@@ -18,6 +18,7 @@ from kvd.service.sockets.channel import Channel, ChannelOwner
 from kvd.service.sockets.dialling import DialKind, Dialler
 from kvd.service.sockets.events import Events
 from kvd.service.sockets.fair_lines import ASKER
+from kvd.service.sockets.resolver import literal
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import PeerRow
@@ -91,7 +92,7 @@ class PeerLinks:
 
     def _look_up(self, endpoint: Endpoint) -> None:
         whose = ASKER.get(), endpoint.host
-        if whose not in self._names:
+        if whose not in self._names and not literal(endpoint.host):
             looking = self._dialler.look_up(endpoint.host, kept=endpoint in self.kept)
             self._names[whose] = task = asyncio.get_running_loop().create_task(looking)
             task.add_done_callback(lambda _: self._names.pop(whose, None))

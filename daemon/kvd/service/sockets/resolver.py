@@ -79,8 +79,8 @@ class Resolver:
         ``kept``: the operator wrote it down. Raises `OSError` where there are none, or none are known after
         `RESOLVE_SECONDS`.
         """
-        if literal := _literal(host):
-            return literal
+        if known := literal(host):
+            return known
         found = self._found.get(host)
         if found is None or found.until < time.monotonic():
             found = await self._looked_up(
@@ -164,7 +164,7 @@ class Resolver:
             flight.answer.set_result(found)
 
 
-def _literal(host: str) -> tuple[Address, ...]:
+def literal(host: str) -> tuple[Address, ...]:
     """An address that needs no look-up, with its family; nothing for a name."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)

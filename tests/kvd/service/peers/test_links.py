@@ -75,6 +75,19 @@ def test_a_host_is_looked_up_for_whoever_needs_it_though_others_named_it_among_m
         end.set()
 
 
+def test_an_address_is_looked_up_for_nobody() -> None:
+    """Whoever names thousands of them makes kvd do nothing for each that it would not do anyway."""
+
+    async def talk(links: PeerLinks) -> None:
+        name(links, "somebody", "127.0.0.1", "::1", "a-name")
+        assert [host for _, host in links._names] == ["a-name"]
+
+    def look(_host: str) -> list[Address]:
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
+
+    linked(look, talk)
+
+
 def test_links_that_are_made_while_they_are_closed_are_closed_too() -> None:
     def look(_host: str) -> list[Address]:
         raise socket.gaierror(socket.EAI_NONAME, "no such name")
