@@ -88,8 +88,8 @@ class Resolver:
             )
         if found.addresses:
             return found.addresses
-        if known := self._last_good.get(host):
-            return known
+        if before := self._last_good.get(host):
+            return before
         raise OSError(found.error)
 
     async def _looked_up(self, host: str, kind: NameKind) -> NameFound:
