@@ -39,7 +39,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(_act(given))
     except ServiceError as error:
         told = f"kvd: {error.message}" + (f"\nkvd: next: {error.hint}" if error.hint else "")
-        sys.stderr.write(marking(sys.stderr.fileno())(logging.ERROR, told) + "\n")
+        marked = marking(sys.stderr.fileno())
+        sys.stderr.writelines(f"{marked(logging.ERROR, line)}\n" for line in told.split("\n"))
         sys.exit(CANNOT_START)
     except KeyboardInterrupt:
         sys.exit(130)
