@@ -124,13 +124,13 @@ class Flights:
                 self._question,
                 engine_id=engine_id,
                 keyed=keyed,
-                first=parts.count,
+                first=len(parts.workers),
                 generation=generation,
             )
             try:
                 answer = await self._links.get(endpoint).ask(question, max(0.0, deadline - time.monotonic()))
             except PeerAway:
-                if not parts.count or time.monotonic() + AGAIN_SECONDS > deadline:
+                if not parts.workers or time.monotonic() + AGAIN_SECONDS > deadline:
                     raise
                 await asyncio.sleep(
                     AGAIN_SECONDS

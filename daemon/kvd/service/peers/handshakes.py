@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-import msgspec
+from typing import Literal
 
 from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.tally import Tally
-from kvd.service.peers.compatibility import CompatibilityCache
+from kvd.service.peers.compatibility import CompatibilityCache, next_step
 from kvd.service.peers.fetching import Flights
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
-from kvd.service.peers.misfits import Misfits
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import Key, PeerEngine
 from kvd.service.peers.room import room_for
-from kvd.service.peers.turns import Turns
 from kvd.service.sockets.events import Events
-from kvd.wire.card_parts import PART_BYTES
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import HERE, Endpoint, EngineCard, Role
 
 Push = Callable[[bytes, Message], None]
-_Introduced: TypeAlias = tuple[LocalEngine, Key, PeerEngine, float]
 MOST_WAITING = 1024
 """Most questions about peers of one client that wait: a scheduler asks once for each engine that requests name."""
+MOST_REFUSED = 4096
+"""Most pairs of generations of which it is remembered that an event told their refusal."""
 WHOLE_BYTES = 60 << 20
 """A client takes messages of 64 MiB: a larger card is told in parts only."""
 
@@ -75,9 +72,8 @@ class Handshakes:
         self._flights = Flights(question, links, events, peer, self._keep)
         self._asking: Tally[tuple[str, str, bytes]] = Tally()
         self._waiting: Tally[bytes] = Tally()
-        self._misfits = Misfits(events)
-        self._underway: dict[GetPeer, asyncio.Task[_Introduced]] = {}
-        self._turns = Turns()
+        self._refused: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._handing_out = asyncio.Lock()
         self._greetings = Greetings(self.introduce, events.counters)
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -107,9 +103,6 @@ class Handshakes:
         self._waiting.add(asker)
         try:
             engine, key, peer, seconds = await self._introduced(ask)
-            if seconds:  # all who waited wake at once; some answers each turn leave room for others
-                await self._turns.take(min(peer.size, PART_BYTES))
-                _refuse_gone(peer)
         finally:
             self._asking.add(asked, -1)
             self._waiting.add(asker, -1)
@@ -127,26 +120,8 @@ class Handshakes:
                 return peer.users
         return {}
 
-    async def _introduced(self, ask: GetPeer) -> _Introduced:
-        """The local engine, the peer that it was given, and the seconds that this took: once for all who ask now."""
-        which = msgspec.structs.replace(ask, first=None)
-        task = self._underway.get(which)
-        if task is None:
-            task = asyncio.get_running_loop().create_task(self._make_known(which))
-            self._underway[which] = task
-            task.add_done_callback(lambda done: self._made_known(which, done))
-        try:
-            # Shielded: one asker that is given up must not end it for the others.
-            return await asyncio.shield(task)
-        finally:
-            del task  # its error has this frame: a circle
-
-    def _made_known(self, which: GetPeer, done: asyncio.Task[_Introduced]) -> None:
-        del self._underway[which]
-        if not done.cancelled():
-            done.exception()  # looked at here, since everyone who waited may have left
-
-    async def _make_known(self, ask: GetPeer) -> _Introduced:
+    async def _introduced(self, ask: GetPeer) -> tuple[LocalEngine, Key, PeerEngine, float]:
+        """The local engine, the peer that it was given, and the seconds that this took."""
         began = time.monotonic()
         engine = await self._registry.wait_ready(ask.local_engine, self._peer.handshake_seconds)
         key = self._key(ask)
@@ -157,10 +132,18 @@ class Handshakes:
                 f"engine {ask.engine_id!r} is at generation {peer.card.generation}, asked for is {ask.generation}",
                 hint="it restarted since the request was prefilled: its old blocks are gone, recompute",
             )
-        known, bad = await self._compatibility.find(engine, key[0], peer)
-        self._misfits.refuse(engine, peer, bad)
-        _refuse_gone(peer)
-        seconds = 0.0 if cached and known else time.monotonic() - began
+        cached &= await self._refuse_incompatible(engine, key[0], peer)
+        if not cached:
+            async with self._handing_out:
+                # All who waited wake at once; an answer each turn leaves room for others.
+                await asyncio.sleep(0)
+        if peer.state == "gone":
+            raise RequestRefused(
+                "KVD-ENGINE-GONE",
+                f"engine {ask.engine_id!r} generation {peer.card.generation} ended just now: {peer.reason}",
+                hint="ask again when it is back",
+            )
+        seconds = 0.0 if cached else time.monotonic() - began
         if peer.users.get(ask.local_engine) != engine.generation and engine.state == "ready":
             self._introduce(engine, key, peer, seconds)
         return engine, key, peer, seconds
@@ -182,7 +165,6 @@ class Handshakes:
         self, engine: LocalEngine, clients: list[Client], key: Key, peer: PeerEngine, seconds: float
     ) -> None:
         for client in clients:
-            await self._turns.take(min(peer.size, PART_BYTES))
             # The rest of a large card is asked for; who knows no parts has to ask for the whole.
             first = 0 if client.parts else None
             told = client.kind == "scheduler" or client.parts or peer.size <= WHOLE_BYTES
@@ -190,6 +172,7 @@ class Handshakes:
                 self._push(
                     client.route, self._answer(peer, key[0], engine, client.route, seconds, first=first)
                 )
+                await asyncio.sleep(0)
 
     def _answer(
         self,
@@ -254,7 +237,7 @@ class Handshakes:
         if peer is None or peer.state == "gone" or peer.card.generation != generation:
             return
         peer.change("gone", reason)
-        self._misfits.forget(1, generation)
+        self._forget_refusals(1, generation)
         self._events.emit("engine.lost", engine_id, generation=generation, reason=reason)
         gone = PeerGone(engine_id=engine_id, generation=generation, reason=reason)
         for local_engine in peer.users:
@@ -290,7 +273,7 @@ class Handshakes:
         engine_id = engine.facts.engine_id
         for peer in self.peers.values():
             peer.users.pop(engine_id, None)
-        self._misfits.forget(0, generation)
+        self._forget_refusals(0, generation)
         self.peer_engine_gone(HERE, engine_id, generation, reason)
 
     def forget(self, before: float) -> None:
@@ -374,20 +357,36 @@ class Handshakes:
         self.peers[key] = fetched
         return fetched
 
+    async def _refuse_incompatible(self, engine: LocalEngine, where: Endpoint, peer: PeerEngine) -> bool:
+        """Raise `RequestRefused` where the two do not fit; else whether that was known."""
+        known, bad = await self._compatibility.find(engine, where, peer)
+        if not bad:
+            return known
+        pair = engine.generation, peer.card.generation
+        if pair not in self._refused:
+            self._refused[pair] = None
+            if len(self._refused) > MOST_REFUSED:
+                self._refused.popitem(last=False)
+            self._events.emit(
+                "handshake.refused", peer.card.engine.engine_id, local=engine.facts.engine_id,
+                factors=", ".join(f"{f.name}: {f.local} / {f.remote}" for f in bad),
+            )  # fmt: skip
+        named = "; ".join(f"{f.name} is {f.local} here and {f.remote} there" for f in bad)
+        raise RequestRefused(
+            "KVD-INCOMPATIBLE",
+            f"{engine.facts.engine_id} cannot read from {peer.card.engine.engine_id}: {named}",
+            hint=next_step(bad, engine.facts.engine_id, peer.card.engine.engine_id),
+            factors=bad,
+        )
+
+    def _forget_refusals(self, side: Literal[0, 1], generation: str) -> None:
+        for pair in [pair for pair in self._refused if pair[side] == generation]:
+            del self._refused[pair]
+
     def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
         for (where, _), peer in self.peers.items():
             if where == endpoint and peer.state not in ("gone", state):
                 peer.change(state, reason)
-
-
-def _refuse_gone(peer: PeerEngine) -> None:
-    """Raise `RequestRefused` where the peer's generation ended while it was asked for."""
-    if peer.state == "gone":
-        raise RequestRefused(
-            "KVD-ENGINE-GONE",
-            f"engine {peer.card.engine.engine_id!r} generation {peer.card.generation} ended just now: {peer.reason}",
-            hint="ask again when it is back",
-        )
 
 
 def complementary(local: Role, peer: Role) -> bool:

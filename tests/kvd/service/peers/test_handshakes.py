@@ -112,48 +112,6 @@ def test_whoever_asks_while_an_answer_is_handed_out_starts_no_second_flight(turn
     assert (counters["handshakes.flights"], [type(m) for m in other.asked]) == (1, [DescribeEngine])
 
 
-def test_all_ranks_of_an_engine_are_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are answered in their order, and not all in one turn of the loop."""
-    other, counters = OtherKvd(described()), Counter[str]()
-    compared, find = list[Any](), CompatibilityCache.find
-
-    async def counted(cache: CompatibilityCache, *pair: Any) -> Any:
-        compared.append(pair)
-        return await find(cache, *pair)
-
-    monkeypatch.setattr(CompatibilityCache, "find", counted)
-
-    async def run() -> None:
-        handshakes, answered = handshakes_with(other, counters), list[int]()
-        most = 0
-
-        async def rank(number: int) -> None:
-            await handshakes.get(ask(first=0), b"%d" % number)
-            answered.append(number)
-
-        tasks = [asyncio.create_task(rank(number)) for number in range(500)]
-        while len(answered) < len(tasks):
-            before = len(answered)
-            await asyncio.sleep(0)
-            most = max(most, len(answered) - before)
-        assert answered == list(range(500))
-        assert most < 100
-
-    asyncio.run(run())
-    assert (len(compared), len(other.asked)) == (1, 1)
-
-
-def test_a_rank_that_is_given_up_ends_the_question_of_no_other() -> None:
-    async def run() -> None:
-        handshakes = handshakes_with(OtherKvd(described()), Counter())
-        first, second = (asyncio.create_task(handshakes.get(ask())) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert isinstance(await second, PeerReady)
-
-    asyncio.run(run())
-
-
 def test_engines_whose_kvd_stays_away_are_forgotten_so_that_its_link_can_end() -> None:
     async def run() -> None:
         handshakes = handshakes_with(OtherKvd(described()), Counter())
