@@ -31,6 +31,11 @@ class KvctlError(Exception):
         if code:
             self.code = code
 
+    @property
+    def told(self) -> str:
+        """What a person reads: what is wrong, the next step, and the code that `kvctl explain` takes."""
+        return "; ".join(filter(None, (self.message, self.hint))) + f" [{self.code}]"
+
 
 class CheckFailed(KvctlError):
     """A check failed or a difference was found."""

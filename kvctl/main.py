@@ -24,6 +24,7 @@ EPILOG = "\n".join(
         *(f"  {code:<4} {meaning}" for code, meaning in errors.EXIT_CODES),
         "",
         "stdout is data, stderr is talk. A flag wins over its KVCTL_* variable, which wins over the config file.",
+        "An error ends with its code in brackets.",
     )
 )
 
@@ -122,8 +123,7 @@ def _tell(error: errors.KvctlError, arguments: list[str]) -> None:
     else:
         from kvctl.cli.talk import say
 
-        text = error.message + (f"; {error.hint}" if error.hint else "")
-        say(" ".join(text.split("\n")))
+        say(" ".join(error.told.split("\n")))
 
 
 def _output_format(arguments: list[str]) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from kvctl.cli.options import Watch
 from kvctl.cli.settings import Settings
+from kvctl.ledger.known import refuse_unknown
 from kvctl.ledger.options import Backend, Engine, From, Peer, Since, last_option, question
 from kvctl.ledger.rows import rows
 from kvctl.views.output import show_repeatedly
@@ -29,11 +30,15 @@ def slow(
     """What transfers spend their time on, and what to do about it.
 
     One line for each pair of engines and backend; SPENT ON says which part of all their time each stage took. Below
-    stands what is worth doing, worst first. Exit code 0 also where there is something.
+    stands what is worth doing, worst first. Exit code 0 also where there is
+    something, 2 where --engine or --peer names an engine that nobody knows, unless it is waited for with --watch.
     """
     asked = question(engine=engine, peer=peer, backend=backend, since=since)
 
     def fetch() -> Slow:
-        return slow_document(rows(settings, asked, last or LAST, source))
+        answer = rows(settings, asked, last or LAST, source)
+        if not answer.rows and watch is None:
+            refuse_unknown(settings, source, engine, peer)
+        return slow_document(answer)
 
     show_repeatedly(fetch, settings, watch)

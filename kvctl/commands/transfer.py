@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.errors import CheckFailed, UsageError
+from kvctl.errors import UsageError
 from kvctl.ledger.options import From
 from kvctl.ledger.rows import rows
 from kvctl.views.output import show
@@ -29,7 +29,8 @@ def transfer(
 ) -> None:
     """One transfer whole: all workers' parts and when each did what.
 
-    Of a request that was transferred more than once it is the newest. -o wide adds the blocks.
+    Of a request that was transferred more than once it is the newest. -o wide adds the blocks. Exit code 2 where
+    there is none of that id.
     """
     if not which:
         raise UsageError("ID is empty", "kvctl transfers -o wide lists ids")
@@ -38,7 +39,7 @@ def transfer(
     found = answer.rows
     if not found:
         whose = " of your own engines" if answer.hidden else ""
-        raise CheckFailed(
+        raise UsageError(
             f"no transfer {which!r}{whose} in {source or 'the ledger'}",
             "kvctl transfers -o wide lists ids; old transfers are dropped, and a request that was computed has none",
         )

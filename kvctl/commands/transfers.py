@@ -12,6 +12,7 @@ from kvctl.cli.parsing import near_misses, typed_duration
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.ledger import options
+from kvctl.ledger.known import refuse_unknown
 from kvctl.ledger.rows import rows
 from kvctl.ledger.statistics import ORDERS
 from kvctl.views.output import show_repeatedly
@@ -74,6 +75,8 @@ def transfers(  # noqa: PLR0913 (options)
         answer = rows(
             settings, since_then, LAST_GROUPED if follow and seen else wanted, source, checksum or ""
         )
+        if not answer.rows and watch is None:
+            refuse_unknown(settings, source, engine, peer)
         if not answer.rows and not seen and (told := _nothing(asked, checksum, source, answer)):
             say(told)
         if by:

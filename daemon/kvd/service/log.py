@@ -15,6 +15,7 @@ import select
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,11 @@ class OneLine(logging.Formatter):
         """The message, with its control characters written out."""
         record.message = escaped(cut(record.message, MAX_LINE))
         return super().formatMessage(record)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 (logging's name)
+        """Local time as in ISO 8601, with its offset: logs of hosts in other zones can be laid beside each other."""
+        local = datetime.fromtimestamp(record.created, UTC).astimezone()
+        return local.strftime(datefmt) if datefmt else local.isoformat(timespec="milliseconds")
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (logging's name)
         """The error, and what caused it."""

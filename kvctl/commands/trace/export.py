@@ -43,6 +43,7 @@ def export(  # noqa: PLR0913 (options)
     JSON lines, see docs/trace.md. Causes of misses are left out: their texts may name hosts.
     """
     from kvctl.ledger.exporting import export_trace, gather
+    from kvctl.ledger.known import refuse_unknown
 
     if file == "-" and sys.stdout.isatty():
         raise UsageError("a trace is nothing for a screen", "name a FILE, or redirect stdout into one")
@@ -57,6 +58,7 @@ def export(  # noqa: PLR0913 (options)
     )
     gathered = gather(settings, msgspec.structs.replace(asked, blocks=True), last or LAST)
     if not gathered.rows:
+        refuse_unknown(settings, "", engine, peer)
         raise CheckFailed(
             "no transfer that may be seen matches, so there is no trace",
             "kvctl transfers shows what there is",

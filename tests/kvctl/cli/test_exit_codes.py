@@ -185,8 +185,19 @@ def test_a_disk_that_is_full_is_one_line(command: str) -> None:
             [sys.executable, "-m", "kvctl", *command.split()],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-    said = "kvctl: cannot write the answer: No space left on device; make room, or write it elsewhere\n"
+    said = "kvctl: cannot write the answer: No space left on device; make room, or write it elsewhere [KVD-CTL]\n"
     assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_every_error_ends_with_its_code(run: Run, daemon: FakeDaemon, tmp_path: Path) -> None:
+    del daemon.answers[ListEngines]
+    for arguments, code in (
+        (("engin",), "KVD-CTL-USAGE"),
+        (("engines", "--sate", "ready"), "KVD-CTL-USAGE"),
+        (("status", "--runtime-dir", tmp_path / "none"), "KVD-UNREACHABLE"),
+        (("engines", "--socket", daemon.directory), "KVD-NO"),
+    ):
+        assert run(*arguments).err.endswith(f" [{code}]\n")
 
 
 def test_a_ledger_that_is_away_is_1_since_nothing_was_refused_for_safety(

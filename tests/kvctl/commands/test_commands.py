@@ -157,7 +157,10 @@ def test_a_document_is_one_line_of_jsonl(run: Run, words: tuple[str, ...]) -> No
 
 def test_a_transfer_needs_an_id(run: Run) -> None:
     outcome = run("transfer", "")
-    assert (outcome.code, outcome.err) == (2, "kvctl: ID is empty; kvctl transfers -o wide lists ids\n")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "kvctl: ID is empty; kvctl transfers -o wide lists ids [KVD-CTL-USAGE]\n",
+    )
 
 
 def test_the_demo_names_a_directory_that_cannot_be_written(run: Run, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_is_not_found_among_what_may_be_seen_is_said_of_that_alone(run: Run
     assert "none of those of your own engines matches --state miss" in filtered.err
     assert "none of the 5" not in filtered.err
     one = run("transfer", "r-1", "--socket", daemon.directory)
-    assert (one.code, "no transfer 'r-1' of your own engines" in one.err) == (1, True)
+    assert (one.code, "no transfer 'r-1' of your own engines" in one.err) == (2, True)
     trace = run("trace", "export", "/dev/null", "--socket", daemon.directory)
     assert (trace.code, "3 transfers of other users' engines are not shown" in trace.err) == (1, True)
 

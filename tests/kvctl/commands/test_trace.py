@@ -99,7 +99,7 @@ def test_an_imported_trace_is_used_by_its_name(run: Run, daemon: FakeDaemon, tmp
     assert run("slow", "--from", "friday").code == 0
     whole = json.loads(run("transfer", "cmpl-2", "--from", "friday", "-o", "json").out)
     assert whole["parts"][0]["stages"] == LEDGER[1].record.stages
-    assert run("transfer", "cmpl-9", "--from", "friday").code == 1
+    assert run("transfer", "cmpl-9", "--from", "friday").code == 2
 
 
 def test_the_filters_of_a_trace_are_those_of_the_ledger(run: Run, tmp_path: Path) -> None:

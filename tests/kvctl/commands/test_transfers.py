@@ -90,10 +90,25 @@ def test_a_transfer_is_found_by_each_of_its_names(run: Run, daemon: FakeDaemon, 
     assert part["local_blocks"] == [{"group": 0, "first": 0, "runs": [[1, 2], [0, 1]]}]
 
 
-def test_an_id_that_nothing_is_known_of_is_1_and_says_so(run: Run, daemon: FakeDaemon) -> None:
+def test_an_id_that_nothing_is_known_of_is_2_and_says_so(run: Run, daemon: FakeDaemon) -> None:
     outcome = run("transfer", "cmpl-77", "--socket", daemon.directory)
-    assert (outcome.code, outcome.out) == (1, "")
+    assert (outcome.code, outcome.out) == (2, "")
     assert "no transfer 'cmpl-77' in the ledger" in outcome.err
+
+
+@pytest.mark.parametrize("command", ["transfers", "slow", "trace export /dev/null"])
+def test_an_engine_that_nobody_knows_is_2_and_says_which_was_meant(
+    run: Run, daemon: FakeDaemon, command: str
+) -> None:
+    answer = daemon.answers[ListTransfers]
+    daemon.answers[ListTransfers] = lambda asked: (
+        TransferList(rows=(), total=3) if asked.engine_id else answer(asked)  # type: ignore[attr-defined]
+    )
+    outcome = run(*command.split(), "--engine", "decod-0", "--socket", daemon.directory)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "no engine 'decod-0'; did you mean decode-0" in outcome.err
+    idle = run(*command.split(), "--engine", "prefill-0", "--socket", daemon.directory)
+    assert "no engine" not in idle.err, "kvd knows it, and it has no transfer yet"
 
 
 def test_all_workers_of_the_newest_attempt_are_its_parts(run: Run, daemon: FakeDaemon) -> None:
@@ -264,10 +279,19 @@ def test_an_answer_without_transfers_says_what_was_looked_for_and_what_else_to_l
 ) -> None:
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=3)
     outcome = run(
-        "transfers", "--engine", "d", "--code", "PEER_GONE", "--since", "10m", "--socket", daemon.directory
+        "transfers",
+        "--engine",
+        "decode-0",
+        "--code",
+        "PEER_GONE",
+        "--since",
+        "10m",
+        "--socket",
+        daemon.directory,
     )
     assert outcome.err.startswith(
-        "kvctl: none of the 3 transfers in the ledger matches --engine d --code PEER_GONE --since 10m; leave out one"
+        "kvctl: none of the 3 transfers in the ledger matches --engine decode-0 --code PEER_GONE --since 10m; leave"
+        " out one"
     )
     daemon.answers[ListTransfers] = lambda _: TransferList(rows=(), total=0)
     told = run("transfers", "--socket", daemon.directory).err

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -217,3 +218,20 @@ def test_ids_of_a_megabyte_do_not_fill_the_log() -> None:
     lines = text.splitlines()
     assert all(len(line) < 4200 for line in lines)
     assert lines[0].endswith("x... (1,000,008 characters)")
+
+
+def test_a_time_has_its_offset_so_that_logs_of_hosts_in_other_zones_can_be_laid_beside_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = logging.LogRecord("kvd", logging.INFO, __file__, 1, "here", None, None)
+    record.created = 1_795_000_000.25
+    line = OneLine("%(asctime)s %(message)s")
+    for zone, told in (
+        ("UTC", "2026-11-18T11:06:40.250+00:00 here"),
+        ("Asia/Kolkata", "2026-11-18T16:36:40.250+05:30 here"),
+    ):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        assert line.format(record) == told
+    monkeypatch.delenv("TZ")
+    time.tzset()
