@@ -100,10 +100,13 @@ def test_an_id_that_nothing_is_known_of_is_2_and_says_so(run: Run, daemon: FakeD
 def test_an_engine_that_nobody_knows_is_2_and_says_which_was_meant(
     run: Run, daemon: FakeDaemon, command: str
 ) -> None:
-    answer = daemon.answers[ListTransfers]
-    daemon.answers[ListTransfers] = lambda asked: (
-        TransferList(rows=(), total=3) if asked.engine_id else answer(asked)  # type: ignore[attr-defined]
-    )
+    of_all = daemon.answers[ListTransfers]
+
+    def answer(asked: Message) -> Message | None:
+        assert isinstance(asked, ListTransfers)
+        return TransferList(rows=(), total=3) if asked.engine_id else of_all(asked)
+
+    daemon.answers[ListTransfers] = answer
     outcome = run(*command.split(), "--engine", "decod-0", "--socket", daemon.directory)
     assert (outcome.code, outcome.out) == (2, "")
     assert "no engine 'decod-0'; did you mean decode-0" in outcome.err
