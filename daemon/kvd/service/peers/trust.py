@@ -31,6 +31,8 @@ Signature = tuple[int, int, int, int]
 
 SETTLED_SECONDS = 0.5
 """A list that lets fewer in, and was not renamed to its place, is whole after so long without a change."""
+SETTLED_LOOKS = 3
+"""It was also looked at so often meanwhile: where the machine stood still, whoever writes it had no time either."""
 
 MOST_REVOKED = 4096
 """Places that are remembered as revoked."""
@@ -52,6 +54,15 @@ SHARED_KEY = (
 """What a fleet with one file gives up."""
 NO_KEYS = "peers have no keys, so whoever reaches that address may speak for every engine"
 """What a loopback laboratory gives up."""
+
+
+@dataclass(slots=True)
+class _Settling:
+    """A list that may be half written: since when it has looked like this, by kvd's own clock, at how many looks."""
+
+    signature: Signature
+    since: float
+    looks: int = 0
 
 
 @dataclass(slots=True)
@@ -77,6 +88,7 @@ class Keys:
     _pair_read: Signature | None = None
     _read: Signature | None = None
     _in_force: Signature | None = None
+    _settling: _Settling | None = None
 
     def of(self, host: str, port: int) -> bytes:
         """The public key expected at an endpoint, empty where none is trusted.
@@ -145,7 +157,13 @@ class Keys:
             return False
         if not self.authorised - {one.key for one in trusted}:
             return False
-        if not 0 <= time.time_ns() - written < SETTLED_SECONDS * 1e9:
+        if self._settling is None or self._settling.signature != read:
+            self._settling = _Settling(read, time.monotonic())
+        self._settling.looks += 1
+        if (
+            self._settling.looks >= SETTLED_LOOKS
+            and time.monotonic() - self._settling.since >= SETTLED_SECONDS
+        ):
             return False
         self._read = None
         return True
@@ -165,7 +183,7 @@ class Keys:
             f"{one.place} has the keys {one.key.decode()} and {self.servers[one.host, one.port].decode()}"
             for one in others[:MOST_TOLD]
         )[:LONGEST_TOLD]
-        self.error, self._in_force = "", self._read
+        self.error, self._in_force, self._settling = "", self._read, None
         return before != (self.authorised, self.servers)
 
 

@@ -14,6 +14,7 @@ from kvd.keys import TrustedKey, write_trusted
 from kvd.service.config import CurveSettings
 from kvd.service.errors import ConfigError
 from kvd.service.peers import trust
+from kvd.service.peers.trust import SETTLED_LOOKS, SETTLED_SECONDS
 from kvd.wire.frame import encode
 from kvd.wire.handshake import GetPeer, PeerReady, Ping
 from kvd.zmtp.curve import generate
@@ -73,10 +74,10 @@ def test_a_list_that_is_half_written_revokes_nobody_and_one_that_is_renamed_coun
     if begun == "as another file":
         listed.rename(tmp_path / "held")  # else the new one may get its inode again
     listed.write_text(f"{hosts[0].line}\n")
-    assert keys.stale
-    assert keys.half_written(keys.read())
-    old = time.time() - 10
-    os.utime(listed, (old, old))
+    for _ in range(SETTLED_LOOKS):
+        assert keys.stale
+        assert keys.half_written(keys.read())
+    time.sleep(SETTLED_SECONDS)
     assert keys.stale
     found = keys.read()
     assert not keys.half_written(found)
@@ -86,6 +87,25 @@ def test_a_list_that_is_half_written_revokes_nobody_and_one_that_is_renamed_coun
     keys.take(keys.read())
     write_trusted(listed, hosts[:2])
     assert not keys.half_written(keys.read()), "`kvctl keys revoke` waits for nothing"
+
+
+def test_a_half_written_list_counts_by_looks_where_the_machine_stood_still_after_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is old by then, by any clock, but whoever writes it stood still as well."""
+    pair, listed = tmp_path / "key", tmp_path / "trusted"
+    trust.create(pair)
+    write_trusted(listed, [TrustedKey(generate()[0], "10.0.0.1")])
+    keys = trust.load(CurveSettings(key_file=str(pair), authorized_keys=str(listed)))
+    assert keys is not None
+    listed.write_text("")
+    old = time.time() - 10
+    os.utime(listed, (old, old))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert keys.half_written(keys.read())
+    now += 60
+    assert keys.half_written(keys.read())
 
 
 def test_kvds_with_one_key_file_reach_each_other_and_strangers_do_not(tmp_path: Path) -> None:
