@@ -105,8 +105,15 @@ _kvctl() {
         verify:--prompt-tokens) COMPREPLY=(); return ;;
         verify:--max-tokens) COMPREPLY=(); return ;;
         verify:--when) COMPREPLY=(); return ;;
+        connector-config:--role) COMPREPLY=($(compgen -W "prefill decode both" -- "$current")); return ;;
+        connector-config:--engine-id) COMPREPLY=(); return ;;
+        connector-config:--policy) COMPREPLY=($(compgen -W "recompute fail" -- "$current")); return ;;
+        connector-config:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto staged" -- "$current")); return ;;
+        connector-config:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
+        connector-config:--set) COMPREPLY=(); return ;;
         keys:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         keys:--list) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        wait:--for) COMPREPLY=($(compgen -W "ready gone" -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
         *:--timeout) COMPREPLY=(); return ;;
@@ -118,7 +125,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify keys completion schema version' ;;
+            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify connector-config keys wait completion schema version' ;;
         doctor)
             options='--quick --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -173,15 +180,21 @@ _kvctl() {
         verify)
             options='--endpoint --prefill --router --engine --model --prompts --prompt-tokens --max-tokens --when --yes --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        connector-config)
+            options='--role --engine-id --policy --backend --mode --set --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         keys)
             options='--key-file --list --output --color --timeout --runtime-dir --socket --config --help --replace'
             words='generate revoke show trust' ;;
+        wait)
+            options='--for --output --color --timeout --runtime-dir --socket --config --help'
+            words='kvd engine/ID...' ;;
         completion)
             options='--help'
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Benchmark Check ClearedOrders Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

@@ -98,3 +98,18 @@ def test_completion_offers_it_with_its_options(run: Run, shell: str) -> None:
 def test_its_document_has_a_schema(run: Run) -> None:
     assert "Countdown           Numbers on their way to zero.\n" in run("schema").out
     assert json.loads(run("schema", "countdown").out)["title"] == "Countdown"
+
+
+def test_a_folder_without_a_section_is_no_group_of_commands(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = tmp_path / "more" / "room"
+    room.mkdir(parents=True)
+    (room / "__init__.py").write_text('"""A room."""\n')
+    (room / "count_up.py").write_text(COMMAND.lstrip().replace("count_down", "count_up"))
+    monkeypatch.setattr(kvctl.commands, "__path__", [*kvctl.commands.__path__, str(room.parent)])
+    listed = run("--help").out
+    assert "  count-up  " in listed
+    assert "room" not in listed
+    assert run("count-up", "--start", "1").out == "NUMBER\n1\n"
+    sys.modules.pop("kvctl.commands.room.count_up", None)

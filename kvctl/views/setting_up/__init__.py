@@ -1,0 +1,1 @@
+"""Documents of the commands that set a host up."""
