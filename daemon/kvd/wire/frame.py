@@ -14,6 +14,7 @@ Wire versions
        schedulers report how requests were served (`kvd.wire.outcomes`)
        decoding workers ask for checksums of KV (`kvd.wire.checksum`)
        cards bring a key for digests of prompts, pushes such a digest; misses have codes (`kvd.wire.miss`)
+       kvd tells workers of a confirmed claim where that names a generation (`kvd.wire.lease`)
 """
 
 from __future__ import annotations

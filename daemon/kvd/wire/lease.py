@@ -33,12 +33,15 @@ class LeaseOpened(Request, tag="lease_opened", frozen=True, kw_only=True):
 class LeaseClaim(Request, tag="lease_claim", frozen=True, kw_only=True):
     """A reader means to read (or still means to: a claim renews). Answered by `LeaseClaimed`.
 
-    A prefill may have several readers: `n` answers of one prompt, a retry, two decoders.
+    A prefill may have several readers: `n` answers of one prompt, a retry, two decoders. With the prefiller's
+    ``generation`` its load may be under way: the reader's workers are told at once, by a `LeaseConfirmed`, where the
+    lease is kept and the prefiller is of that generation.
     """
 
     key: LeaseKey
     reader: ReaderId
     extend_seconds: Seconds = 0.0
+    generation: Id = ""
 
 
 class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
@@ -51,6 +54,16 @@ class LeaseClaimed(Reply, tag="lease_claimed", frozen=True, kw_only=True):
     seconds: Seconds
     reason: Text = ""
     ended: bool = False
+
+
+class LeaseConfirmed(Reply, tag="lease_confirmed", frozen=True, kw_only=True):
+    """kvd to a reader's workers, unasked: the claim was answered with ``seconds``, counted as those are.
+
+    Who misses it hears of it from its scheduler.
+    """
+
+    reader: ReaderId
+    seconds: Seconds
 
 
 class LeaseRelease(Request, tag="lease_release", frozen=True, kw_only=True):

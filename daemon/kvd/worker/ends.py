@@ -27,7 +27,7 @@ Complete = Callable[[TransferRecord], TransferRecord]
 
 
 class LoadEnds:
-    """`load` and `refuse` are called on any thread, `take`, `answered` and `give_up` in vLLM's step."""
+    """`load`, `refuse` and `confirmed` are called on any thread, all else in vLLM's step."""
 
     def __init__(
         self,
@@ -65,6 +65,14 @@ class LoadEnds:
         load.spoil(cause)
         if not self._unanswered.give_up(load):
             self.load(load)
+
+    def begin(self, load: Load) -> None:
+        """It begins beside its claim, of which kvd may have told."""
+        self._unanswered.begin(load)
+
+    def confirmed(self, reader: str, seconds: float) -> None:
+        """Kvd says ahead of the scheduler that a claim was confirmed, for ``seconds`` from its sending."""
+        self._unanswered.told(reader, seconds)
 
     def answered(self, load: Load, answer: ClaimAnswer) -> None:
         """The claim beside which it runs was answered; where it has ended, it is reported now."""

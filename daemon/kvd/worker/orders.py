@@ -74,7 +74,7 @@ class LoadOrder:
     pushed: ``prefill`` then names the engine and its generation and no blocks, the first ``computed`` of the ``tokens``
     are here already, and ``digest`` is of the prompt, under the prefiller's key. With a ``fault`` it is to miss.
     ``again`` counts the claims of this request before. ``unanswered``: its claim is under way still, so nothing of it
-    is reported before the `ClaimAnswer`.
+    is reported before the `ClaimAnswer`, or kvd's word for its ``reader``; it was sent ``asked_before`` seconds ago.
     """
 
     request_id: str
@@ -91,6 +91,8 @@ class LoadOrder:
     fault: Fault | None = None
     again: int = 0
     unanswered: bool = False
+    reader: str = ""
+    asked_before: float = 0.0
 
     @property
     def block_ids(self) -> set[int]:

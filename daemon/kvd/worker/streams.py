@@ -19,8 +19,8 @@ from kvd.worker.stream_event import StreamEvent
 
 log = logger(__name__)
 
-LOOK = 100e-6
-"""Seconds between two looks at an event."""
+LOOK, PATIENCE = 100e-6, 100e-6
+"""Seconds between two looks at an event, and how long a step that computes nothing looks at it itself."""
 
 
 class StreamGate:
@@ -36,12 +36,18 @@ class StreamGate:
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
 
-    def is_open(self, ready: StreamEvent) -> bool:
-        """Whether the device is there already, as before most steps that compute nothing: no thread is needed."""
+    def is_open(self, ready: StreamEvent, until: float = 0.0) -> bool:
+        """Whether the device is there, as before most steps that compute nothing: no thread is needed.
+
+        An idle device takes some microseconds to come to an event, so it is looked at ``until`` then,
+        time.monotonic() seconds.
+        """
         try:
-            return ready()
+            while not (there := ready()) and time.monotonic() < until:
+                pass
         except Exception:  # noqa: BLE001 - the thread meets it again, and says so
             return False
+        return there
 
     def put(self, load: Load, ready: StreamEvent) -> None:
         """Let it pass when ``ready`` says so. Called by one thread."""

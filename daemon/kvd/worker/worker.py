@@ -28,6 +28,7 @@ from kvd.wire.errors import BadCard
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
+from kvd.wire.lease import LeaseConfirmed
 from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
@@ -51,15 +52,13 @@ from kvd.worker.settings import ConnectorSettings, home_kvd
 from kvd.worker.slow_paths import Paths
 from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
-from kvd.worker.streams import StreamGate
+from kvd.worker.streams import PATIENCE, StreamGate
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
 
 CLOSE_SECONDS = 5.0
 """How long a closing worker waits for its lanes, all together."""
-UNANSWERED_PART = 0.25
-"""Of the time that a step may give loads to end, where no claim of theirs is answered: the next step may bring that."""
 INTRODUCED_SECONDS = 30.0
 """How long the rest of a large card is asked for that kvd told unasked."""
 
@@ -154,8 +153,9 @@ class WorkerHalf:
         self._summing.begin(orders)
         self._staging = orders.stage
         now = time.monotonic()
+        look_until = now + PATIENCE if orders.idle else 0.0
         for order in orders.loads:
-            self._begin(order, now)
+            self._begin(order, now, look_until)
         for answer in orders.answered:
             if load := self._begun.get(answer.request_id):
                 self._ends.answered(load, answer)
@@ -166,10 +166,12 @@ class WorkerHalf:
         for transfer_id, prefill in orders.declined:
             self._decline(transfer_id, prefill)
 
-    def _begin(self, order: LoadOrder, now: float) -> None:
+    def _begin(self, order: LoadOrder, now: float, look_until: float) -> None:
         load = self._begun[order.request_id] = Load(
             order, received=now, deadline=now + order.seconds, unanswered=order.unanswered
         )
+        if order.unanswered:
+            self._ends.begin(load)
         if order.fault is not None and order.fault.concerns(self.geometry):
             load.fault = order.fault
         if order.refused:
@@ -180,7 +182,7 @@ class WorkerHalf:
             self._refuse_unannounced(
                 load, Cause("the lease on its blocks ran out before the load began", "LEASE_ENDED")
             )
-        elif self._reached is not None and not self._gate.is_open(self._reached):
+        elif self._reached is not None and not self._gate.is_open(self._reached, look_until):
             self._gate.put(load, self._reached)
         else:
             self._proceed(load)
@@ -222,8 +224,6 @@ class WorkerHalf:
     def _ended(self, wait: float) -> Iterator[Load]:
         if self._results.sent or not self._begun:
             return self._ends.take()
-        if all(load.unanswered for load in self._begun.values()):
-            wait *= UNANSWERED_PART
         return self._ends.take(wait)
 
     def outcomes(self) -> StepOutcomes | None:
@@ -372,6 +372,8 @@ class WorkerHalf:
             case PushProgress():
                 self._peers.on_progress(message)
                 return Ok()
+            case LeaseConfirmed():
+                self._ends.confirmed(message.reader, message.seconds - self.settings.lease_margin)
             case GetSums():
                 return self._summing.answer(message)
         return None

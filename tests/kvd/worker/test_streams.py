@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from kvd.wire.push import PushAnnounce
+from kvd.worker import worker
 from kvd.worker.orders import LoadOrder, StepOrders
 from tests.support.rigs.bench import eventually, order, prefill, ready
 from tests.support.rigs.pull import Rig
@@ -78,6 +79,30 @@ def test_where_the_device_is_never_behind_there_is_no_gate(rig: Rig) -> None:
     step(rig, order(prefill(((5, 6),)), (2, 9)))
     assert rig.results().failed == set()
     assert rig.decoder._gate._thread is None
+
+
+def test_an_idle_device_is_given_the_moment_that_it_takes_to_come_to_a_mark(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "PATIENCE", 10.0)
+
+    def soon() -> Callable[[], bool]:
+        looks = iter((False, False, True))
+        return lambda: next(looks)
+
+    rig.decoder._record_event = soon
+    orders = StepOrders(loads=[order(prefill(((5, 6),)), (2, 9))], idle=True)
+    rig.decoder.bound(orders)
+    rig.decoder.start(orders)
+    assert rig.results().failed == set()
+    assert rig.decoder._gate._thread is None
+
+
+def test_a_step_that_computes_does_not_wait_for_its_device(rig: Rig, device: Device) -> None:
+    step(rig, order(prefill(((5, 6),)), (2, 9)))
+    assert rig.decoder._gate._thread is not None
+    device.done = 1
+    assert rig.results().failed == set()
 
 
 @pytest.mark.usefixtures("device")

@@ -10,7 +10,15 @@ from kvd.service.handlers.hosts import claimant_of, local_claimant
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
 from kvd.wire.frame import kind_of
-from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseClosed, LeaseOpened, LeaseRelease
+from kvd.wire.handshake import GetPeer
+from kvd.wire.lease import (
+    LeaseClaim,
+    LeaseClaimed,
+    LeaseClosed,
+    LeaseConfirmed,
+    LeaseOpened,
+    LeaseRelease,
+)
 from kvd.wire.reply import Ok
 
 
@@ -38,6 +46,8 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
     else:
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
+    if answer.seconds > 0 and _is_current(daemon, caller, client, message):
+        _tell_workers(daemon, client, LeaseConfirmed(reader=message.reader, seconds=answer.seconds))
     return answer
 
 
@@ -70,6 +80,35 @@ def peer_lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) ->
     """A release of one of our own engines' leases, by a decoder of the caller's host."""
     daemon.leases.release(message, claimant_of(daemon, caller, message.key.engine_id))
     return Ok()
+
+
+def _is_current(daemon: Daemon, caller: Caller, client: Client, claim: LeaseClaim) -> bool:
+    """Whether the prefiller is of the generation that a claim names, and known to the reader's engine.
+
+    A lease is of a name alone: the engine may have restarted, and have given that name again.
+    """
+    key = claim.key
+    if not claim.generation:
+        return False
+    if is_ours(daemon, key.endpoint):
+        owner = daemon.registry.ready(key.engine_id)
+        return owner is not None and owner.generation == claim.generation
+    question = GetPeer(
+        local_engine=client.engine.engine_id,
+        engine_id=key.engine_id,
+        endpoint=key.endpoint,
+        generation=claim.generation,
+        keyed=True,
+    )
+    return daemon.handshakes.known(question, caller.route) is not None
+
+
+def _tell_workers(daemon: Daemon, client: Client, told: LeaseConfirmed) -> None:
+    """The workers of this host: one elsewhere hears of it with a step."""
+    engine = daemon.registry.engines.get(client.engine.engine_id)
+    for worker in engine.workers.values() if engine is not None else ():
+        if worker.at is None:
+            daemon.parts.send(worker.route, told)
 
 
 def _decoder(daemon: Daemon, caller: Caller, message: LeaseClaim | LeaseRelease) -> Client:

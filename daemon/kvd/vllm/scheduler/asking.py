@@ -158,10 +158,11 @@ def _nobody_to_ask(claim: Claim, why: str) -> None:
 
 
 def ask_lease(asker: ClaimAsker, claim: Claim, now: float, extend: float) -> None:
-    """Claim the lease, or renew it so that it lasts ``extend`` seconds more."""
+    """Claim the lease, or renew it so that it lasts ``extend`` seconds more; workers hear how a first claim went."""
     claim.lease.asked = now
+    told = "" if extend else claim.prefill.generation
     claim.lease.answer = asker.session.call(
-        LeaseClaim(key=lease_key(claim.prefill), reader=claim.reader, extend_seconds=extend),
+        LeaseClaim(key=lease_key(claim.prefill), reader=claim.reader, extend_seconds=extend, generation=told),
         asker.settings.handshake_timeout,
     )
 

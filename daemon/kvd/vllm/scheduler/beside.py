@@ -2,8 +2,12 @@
 
 The params of a request name the blocks and the lease on them. Where the prefiller is known already, and seal and digest
 hold, its load is ordered in the first step that sees the request, and the claim is under way beside it. A worker
-reports nothing of such a load before the scheduler has told it how the claim was answered. Until then vLLM waits, and
-neither uses the load's blocks nor gives them to another.
+reports nothing of such a load before it was told how the claim was answered. Until then vLLM waits, and neither uses
+the load's blocks nor gives them to another.
+
+The scheduler tells its workers with a step. That takes another step once the answer is there, so kvd tells the workers
+of its host of a confirmation, at once. Whoever comes second says nothing new, but for a refusal by the scheduler: it
+counts as long as the load is not reported.
 
 **Why an answer that comes later is enough.** The prefiller's scheduler opens a lease once, before anybody has its
 params, and frees the blocks only after the lease has ended. A lease that has ended is never opened again: its scheduler
@@ -28,7 +32,10 @@ confirms the prefiller's generation, and all that was read came before the lease
 - A claim is sent twice, since the first was lost: the lease's end counts from the sending that was answered.
 - The lease ends after it was confirmed, and the read goes on: the confirmed end is the load's deadline. Where that is
   over when the worker hears of it, a load that had not ended by then is a miss.
-- The prefiller restarts: a lane is of one generation, and the generation is part of the answer.
+- The prefiller restarts: a lane is of one generation, and the generation is part of the answer. Kvd tells workers of a
+  lease only if it knows the prefiller in the generation that the params name: a lease may be of the same name.
+- Kvd's word comes before the load's order, or for a claim of which nothing is loaded: it is kept a while.
+- Kvd's word comes late, since kvd or the worker stood still: what it promises counts from before the claim was sent.
 - A kvd is away: two seconds, then a miss. No load begins while ours is known to be away.
 - The claim is refused while bytes are on the way: what is not posted is not read. What is has a moment to end, else its
   lane is closed; only then it is reported.

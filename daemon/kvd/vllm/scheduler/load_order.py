@@ -54,6 +54,8 @@ def load_order(
         fault=fault,
         again=claim.again,
         unanswered=claim.beside,
+        reader=claim.reader if claim.beside else "",
+        asked_before=now - claim.lease.asked if claim.beside else 0.0,
     )
 
 

@@ -1,12 +1,14 @@
-"""Loads that run beside their claim: what has ended is kept here until the scheduler says how the claim was answered.
+"""Loads that run beside their claim: what has ended is kept here until it is known how the claim was answered.
 
-Why bytes that were read before the answer may be used after it: `kvd.vllm.scheduler.beside`.
+The scheduler says so with a step. That a claim was confirmed kvd tells workers too, as soon as it knows. Why bytes that
+were read before the answer may be used after it: `kvd.vllm.scheduler.beside`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 
 from kvd.worker.cause import Cause
@@ -14,14 +16,38 @@ from kvd.worker.load import Load
 
 REFUSED_SECONDS = 1.0
 """How long a read of a refused claim may go on. Then its lane is closed, and other loads of that lane start over."""
+MOST_TOLD = 4096
+"""Confirmations that are kept for loads which begin later, or never; of more the oldest are forgotten."""
 
 
 class Unanswered:
-    """The loads that ended before the answer. Loads end on any thread, answers come in vLLM's step."""
+    """The loads without an answer. They end on any thread, answers come in vLLM's step and on the session's thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ended: dict[int, Callable[[], None]] = {}
+        self._readers: dict[str, Load] = {}
+        self._told: OrderedDict[str, float] = OrderedDict()
+
+    def begin(self, load: Load) -> None:
+        """A load begins beside its claim; kvd may have told of that already."""
+        with self._lock:
+            seconds = self._told.pop(load.order.reader, None)
+            if load.order.reader and seconds is None:
+                self._readers[load.order.reader] = load
+        if seconds is not None:
+            self._confirm_told(load, seconds)
+
+    def told(self, reader: str, seconds: float) -> None:
+        """Kvd says that the claim of a reader was confirmed, for ``seconds`` from its sending."""
+        with self._lock:
+            load = self._readers.pop(reader, None)
+            if load is None:
+                self._told[reader] = seconds
+                if len(self._told) > MOST_TOLD:
+                    self._told.popitem(last=False)
+        if load is not None:
+            self._confirm_told(load, seconds)
 
     def keeps(self, load: Load, report: Callable[[], None]) -> bool:
         """Whether a load that has ended must not be reported yet; ``report`` is called once it may be.
@@ -30,18 +56,22 @@ class Unanswered:
         """
         with self._lock:
             if not load.unanswered or (load.cause and not load.pieces_done):
+                self._readers.pop(load.order.reader, None)
                 return False
             self._ended[id(load)] = report
             return True
 
     def confirm(self, load: Load, seconds: float) -> None:
-        """Its claim was confirmed: what came within ``seconds`` of its order may be used."""
+        """Its claim was confirmed: what came within ``seconds`` of its order may be used. The first answer counts."""
         until = load.received + seconds
-        load.deadline = min(load.deadline, until)
-        # Whoever went by the deadline of before did so before now, so within the lease unless that is over.
-        if until < time.monotonic() and not 0 < load.ended <= until:
-            late = f"the lease on its blocks ended {seconds:.1f} s after the load was ordered, and it was not complete"
-            load.refused = Cause(late, "LEASE_ENDED")
+        with self._lock:
+            if not load.unanswered:
+                return
+            load.deadline = min(load.deadline, until)
+            # Whoever went by the deadline of before did so before now, so within the lease unless that is over.
+            if until < time.monotonic() and not 0 < load.ended <= until:
+                late = f"the lease on its blocks ended {seconds:.1f} s after the load was ordered"
+                load.refused = Cause(f"{late}, and it was not complete", "LEASE_ENDED")
         self._pass(load)
 
     def refuse(self, load: Load, cause: Cause) -> None:
@@ -55,11 +85,17 @@ class Unanswered:
         """Nobody will use it, so no answer is waited for. Whether it had ended, and was reported now."""
         return self._pass(load, answered=False)
 
+    def _confirm_told(self, load: Load, seconds: float) -> None:
+        left = seconds - load.order.asked_before
+        if load.received + left > time.monotonic():  # else the scheduler says what is to become of it
+            self.confirm(load, left)
+
     def _pass(self, load: Load, *, answered: bool = True) -> bool:
         with self._lock:
             if answered and load.unanswered:
                 load.answered = time.monotonic()
             load.unanswered = False
+            self._readers.pop(load.order.reader, None)
             report = self._ended.pop(id(load), None)
         if report is not None:
             report()

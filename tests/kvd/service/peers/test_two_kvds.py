@@ -18,6 +18,7 @@ from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import (
     LeaseClaim,
     LeaseClaimed,
+    LeaseConfirmed,
     LeaseEnded,
     LeaseExtend,
     LeaseOpened,
@@ -228,6 +229,41 @@ def test_leases_are_claimed_extended_and_released_from_afar() -> None:
         assert (after.seconds, "released" in after.reason) == (0, True)
         counters = far.status().counters
         assert (counters["leases.opened"], counters["leases.released"]) == (1, 1)
+
+
+def test_workers_hear_at_once_that_a_claim_of_their_scheduler_was_confirmed() -> None:
+    """Only of a prefiller that is of the generation which the claim names: leases have names alone."""
+    told: list[Message] = []
+
+    def confirmed() -> list[Message]:
+        return [message for message in told if isinstance(message, LeaseConfirmed)]
+
+    leases = (OpenLease("r", 30.0, 3),)
+    with (
+        daemons(2) as (near, far),
+        session(far, worker(facts("p"))) as prefiller,
+        session(far, scheduler(facts("p"), leases, digest_key=b"k" * 32)),
+        session(near, worker(facts("d")), told.append),
+        session(near, worker(facts("other")), told.append),
+        session(near, scheduler(facts("d"))) as decoder,
+    ):
+        generation = prefiller.wait(lambda s: bool(s.engine_generation), 5).engine_generation
+        decoder.wait(lambda s: bool(s.engine_generation), 5)
+
+        def claim(reader: str, of: str, name: str = "r") -> float:
+            key = LeaseKey(engine_id="p", request_id=name, endpoint=far.endpoint)
+            asked = LeaseClaim(key=key, reader=reader, generation=of)
+            answer = decoder.call(asked, 5).result(5)
+            assert isinstance(answer, LeaseClaimed)
+            return answer.seconds
+
+        assert claim("stranger", generation) > 0, "and this kvd has not met the prefiller yet"
+        decoder.call(msgspec.structs.replace(ask_for(far), keyed=True), 5).result(5)
+        assert claim("plain", "") > 0
+        assert claim("older", "another generation") > 0
+        assert claim("gone", generation, "never opened") == 0
+        seconds = claim("mine", generation)
+        assert wait_for(confirmed) == [LeaseConfirmed(reader="mine", seconds=seconds)]
 
 
 def test_a_lease_that_runs_out_ends_and_one_whose_owner_dies_too() -> None:

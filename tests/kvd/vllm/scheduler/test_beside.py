@@ -65,6 +65,15 @@ def test_a_load_is_ordered_in_the_first_step_that_sees_its_request() -> None:
     assert answers(engine) == []
 
 
+def test_kvd_is_to_tell_the_workers_of_a_first_claim_and_they_know_it_by_its_reader() -> None:
+    engine = Engine("d")
+    _, order = begun(engine)
+    (asked,) = engine.script.asked(LeaseClaim)
+    assert (asked.message.generation, asked.message.reader) == (order.prefill.generation, order.reader)
+    assert order.prefill.generation
+    assert 0.0 < order.asked_before < 5.0
+
+
 def test_one_whose_claim_is_answered_by_then_needs_no_answer() -> None:
     engine = Engine("d")
     request = engine.arrive(from_prefiller())

@@ -114,7 +114,8 @@ def test_a_claim_is_renewed_while_vllm_does_not_ask_for_it() -> None:
     now = desk.claim.lease.asked
     desk.claims.renew(now + 1.0)
     desk.claims.renew(now + 25.0)
-    assert desk.script.asked(LeaseClaim)[-1].message.extend_seconds == 30.0
+    renewal = desk.script.asked(LeaseClaim)[-1].message
+    assert (renewal.extend_seconds, renewal.generation) == (30.0, ""), "no load waits for its answer"
 
 
 def test_the_card_names_what_is_read() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvd.wire.lease import LeaseConfirmed
 from kvd.worker.cause import Cause, code_of
 from kvd.worker.load import Load
 from kvd.worker.orders import ClaimAnswer, Fault, LoadOrder, StepOrders
@@ -163,6 +164,82 @@ def test_a_miss_at_the_deadline_keeps_its_pieces_where_the_claim_was_confirmed()
     load.ended, load.cause, load.pieces_done = now + 21.0, Cause("not complete", "TOO_LATE"), 1
     assert not waiting.keeps(load, lambda: None)
     assert not load.refused
+
+
+# --- what kvd says ahead of the scheduler ---
+
+TOLD = LeaseConfirmed(reader="mine", seconds=20.0)
+
+
+def test_kvds_word_that_a_claim_is_confirmed_is_an_answer(rig: Rig) -> None:
+    rig.start(beside(reader="mine"))
+    ended(rig)
+    rig.script.push(LeaseConfirmed(reader="of another", seconds=20.0))
+    assert not rig.decoder.results().received
+    rig.script.push(TOLD)
+    assert rig.decoder.results().received == {"d-1"}
+    assert rig.causes() == {"d-1": ""}
+    answered(rig, CONFIRMED)  # the scheduler's, a step later
+    assert not rig.decoder.results().received
+
+
+def test_so_is_one_that_comes_before_the_loads_order(rig: Rig) -> None:
+    rig.script.push(TOLD)
+    rig.start(beside(reader="mine"))
+    assert rig.results().received == {"d-1"}
+
+
+def test_and_one_that_comes_while_it_reads(rig: Rig) -> None:
+    go_on, reached = rig.gates.stop("poll")
+    rig.start(beside(reader="mine"))
+    assert reached.wait(LONG)
+    rig.script.push(TOLD)
+    go_on.set()
+    assert rig.results().received == {"d-1"}
+
+
+def test_what_kvd_promises_counts_from_the_claims_sending_and_a_margin_is_taken_off(rig: Rig) -> None:
+    rig.faults.hold = set(range(9))
+    rig.start(beside(reader="mine", asked_before=2.0, seconds=LONG))
+    load = rig.decoder._begun["d-1"]
+    rig.script.push(TOLD)
+    assert load.deadline == pytest.approx(load.received + 20.0 - 2.0 - 0.5)
+
+
+def test_a_promise_that_is_over_is_left_to_the_scheduler(rig: Rig) -> None:
+    rig.start(beside(reader="mine", asked_before=19.9))
+    ended(rig)
+    rig.script.push(TOLD)
+    assert not rig.decoder.results().received
+    answered(rig, ClaimAnswer("d-1", 0.0, REFUSED))
+    assert rig.decoder.results().failed == {"d-1"}
+
+
+def test_a_refusal_of_the_scheduler_counts_after_kvds_word_too(rig: Rig) -> None:
+    """Kvd tells of leases. That the prefiller does not fit any more the scheduler hears alone."""
+    go_on, reached = rig.gates.stop("poll")
+    rig.start(beside(reader="mine"))
+    assert reached.wait(LONG)
+    rig.script.push(TOLD)
+    answered(rig, ClaimAnswer("d-1", 0.0, REFUSED))
+    go_on.set()
+    assert rig.results().failed == {"d-1"}
+    assert rig.causes() == {"d-1": REFUSED.text}
+
+
+def test_words_for_nobody_are_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unanswered, "MOST_TOLD", 2)
+    for reader in ("mine", "one", "two"):
+        rig.script.push(LeaseConfirmed(reader=reader, seconds=20.0))
+    rig.start(beside(reader="mine"))
+    ended(rig)
+    assert not rig.decoder.results().received
+    kept = rig.decoder._ends._unanswered
+    answered(rig, CONFIRMED)
+    assert (list(kept._told), kept._readers) == (["one", "two"], {})
+
+
+# --- what waits for no answer ---
 
 
 def test_a_load_of_which_nothing_came_waits_for_no_answer(rig: Rig) -> None:
