@@ -50,12 +50,13 @@ _kvctl() {
         workers:--engine|workers:-e) COMPREPLY=(); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
-        describe-topology:--local) COMPREPLY=(); return ;;
-        describe-topology:--remote) COMPREPLY=(); return ;;
+        describe-topology:--local|describe-topology:--to) COMPREPLY=(); return ;;
+        describe-topology:--remote|describe-topology:--from) COMPREPLY=(); return ;;
         describe-topology:--tokens) COMPREPLY=(); return ;;
         describe-topology:--bandwidth) COMPREPLY=(); return ;;
         describe-topology:--watch|describe-topology:-w) COMPREPLY=(); return ;;
         describe-topology:--output|describe-topology:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml dot mermaid svg" -- "$current")); return ;;
+        probe:--count) COMPREPLY=(); return ;;
         benchmark:--model|benchmark:-m) COMPREPLY=(); return ;;
         benchmark:--local) COMPREPLY=(); return ;;
         benchmark:--remote) COMPREPLY=(); return ;;
@@ -125,7 +126,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry benchmark replay serve demo force-miss verify connector-config keys wait completion schema version' ;;
+            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config keys wait completion schema version' ;;
         doctor)
             options='--quick --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -154,13 +155,16 @@ _kvctl() {
             options='--engine --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         describe-topology)
-            options='--model --local --remote --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
+            options='--model --local --to --remote --from --tokens --bandwidth --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         diff)
             options='--output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         export-geometry)
             options='--output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        probe)
+            options='--count --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         benchmark)
             options='--model --local --remote --backend --operation --tokens --concurrency --fragmentation --rounds --memory --device --quick --no-verify --handshake --plot --report --to --key-file --output --color --timeout --runtime-dir --socket --config --help'
@@ -194,7 +198,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Probe Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

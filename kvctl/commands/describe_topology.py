@@ -12,7 +12,7 @@ from kvctl.cli.option_kinds import number
 from kvctl.cli.options import DrawnSettings, Watch
 from kvctl.cli.parsing import bandwidth
 from kvctl.cli.talk import say
-from kvctl.engines.pair_options import Local, Model, Remote, planned_pair
+from kvctl.engines.pair_options import Model, planned_pair
 from kvctl.engines.pairs import described, suggested
 from kvctl.engines.sources import EngineId, load_pair, ready_row, source
 from kvctl.errors import UsageError
@@ -41,8 +41,24 @@ def describe_topology(
         ),
     ] = None,
     model: Model = None,
-    local: Local = None,
-    remote: Remote = None,
+    local: Annotated[
+        str | None,
+        typer.Option(
+            "--local",
+            "--to",
+            metavar="ENGINE",
+            help="The reading engine; of --model its options: tp=4,block_size=64.",
+        ),
+    ] = None,
+    remote: Annotated[
+        str | None,
+        typer.Option(
+            "--remote",
+            "--from",
+            metavar="ENGINE",
+            help="The engine read from; of --model its options.",
+        ),
+    ] = None,
     tokens: Annotated[int, number("--tokens", help="Tokens of the request. [8192]")] = 8192,
     link: Annotated[
         float | None,
@@ -57,10 +73,13 @@ def describe_topology(
     For every pair of engines that kvd knows: which rank reads from which, heads, bytes and separate copies a block,
     what one request costs, and what to know of it. A pair is a decoding engine and a prefilling one of the same model;
     two named ones are compared whatever they are. A name may also be a geometry file or a model with its options
-    (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd. With -o
-    wide also each single read and the factors that agree. Exit code 1 when a pair shown does not fit.
+    (qwen3-32b:tp=4,layout=HND); --model with --local and --remote is short for two of those and asks no kvd.
+    nixl://HOST:5600 and mooncake://HOST:8998 ask stock connectors of vLLM, without any kvd. With -o wide also each
+    single read and the factors that agree. Exit code 1 when a pair shown does not fit.
     """
     named = engines or []
+    if model is None and (local is not None or remote is not None):
+        named, local, remote = _both_named(named, local, remote), None, None
     chosen = _chosen(settings, named, (model, local, remote))
     live = model is None and all(isinstance(source(name), EngineId) for name in named)
 
@@ -77,6 +96,16 @@ def describe_topology(
 
     if not all(pair.compatible for pair in show_repeatedly(fetch, settings, watch).pairs):
         raise typer.Exit(1)
+
+
+def _both_named(engines: list[str], local: str | None, remote: str | None) -> list[str]:
+    """The pair that --to and --from name, or --local and --remote. Raises `UsageError` for half of one."""
+    if local is None or remote is None or engines:
+        raise UsageError(
+            "--from and --to name a pair together, and no engine beside them; --local and --remote may be options of"
+            " --model instead, and need it"
+        )
+    return [local, remote]
 
 
 def _chosen(

@@ -12,6 +12,7 @@ from kvctl.views.diff import diff_document
 from kvctl.views.output import show
 from kvd.topology.compat import compare
 from kvd.topology.describe import summarize_engine
+from kvd.topology.stock.rules import with_stock_rules
 
 SECTION = "Compare engines"
 
@@ -26,11 +27,15 @@ def diff(
 ) -> None:
     """Two engines compared factor by factor.
 
-    Each is an engine that kvd knows, a model with its options (qwen3-32b:tp=4,layout=HND or path/config.json:tp=4) or a
-    geometry file. Exit code 0 when nothing differs, 1 when something does, handled or not.
+    Each is an engine that kvd knows, a model with its options (qwen3-32b:tp=4,layout=HND or path/config.json:tp=4), a
+    geometry file, or the engine behind a stock connector of vLLM: nixl://HOST:5600 or mooncake://HOST:8998, with
+    :model=qwen3-32b,tp=4 where its pages are to be compared too. Exit code 0 when nothing differs, 1 when something
+    does, handled or not.
     """
     here, there = load((local, remote), settings)
-    body = diff_document(summarize_engine(here), summarize_engine(there), compare(here, there))
+    body = diff_document(
+        summarize_engine(here), summarize_engine(there), with_stock_rules(compare(here, there), here, there)
+    )
     show(body, settings)
     if not body.same:
         raise typer.Exit(1)

@@ -33,7 +33,7 @@ def _makes_sense(reader: EngineRow, other: EngineRow) -> bool:
 
 def described(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | None = None) -> PairDescription:
     """What `TransferTopology` says of the pair, with the cost of a request of ``tokens`` tokens if given."""
-    if local.engine_id == remote.engine_id:
+    if local.engine_id == remote.engine_id or not (local.workers and remote.workers):
         # A model's engines are called by their options: two that are alike have one name, and none is the other.
         return describe(local, remote, tokens=tokens)
     topology = TransferTopology(local, local.workers[0].rank)

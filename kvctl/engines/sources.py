@@ -2,6 +2,7 @@
 
 ``decode-0`` is an engine, ``qwen3-32b:tp=4`` a preset, ``models/x/config.json:tp=4`` a model's configuration and
 ``decode.yaml`` a geometry file. What ends like a file, or is a folder, is one; then come presets; the rest are engines.
+``nixl://HOST:PORT`` is the engine behind a stock connector (`kvctl.engines.stock`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from kvctl.engines.models import (
     read_document,
 )
 from kvctl.engines.options import EngineOptions, parse_engine_options
+from kvctl.engines.stock import StockAddress, stock_address, stock_engine
 from kvctl.errors import CheckFailed, DaemonUnreachable, KvctlError, PeerTimeout, UsageError
 from kvd.geometry.config import engine_from_shape
 from kvd.geometry.errors import GeometryError, UnevenShard
@@ -41,7 +43,7 @@ class EngineId:
     name: str
 
 
-Source = EngineGeometry | EngineId
+Source = EngineGeometry | EngineId | StockAddress
 _BLOCK_SIZE = re.compile(r":.*\bblock[-_]size=(\d+)")
 
 
@@ -54,10 +56,16 @@ def load(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, ...]
     sources = [source(text) for text in texts]
     named = [found.name for found in sources if isinstance(found, EngineId)]
     rows = _ask(named, settings) if named else ()
+    engines = []
     for found in sources:
-        if not isinstance(found, EngineId):
+        if isinstance(found, EngineId):
+            engines.append(_geometry(rows, found))
+        elif isinstance(found, StockAddress):
+            engines.append(stock_engine(found, settings.timeout))
+        else:
             tell_block_size(found)
-    return tuple(_geometry(rows, found) if isinstance(found, EngineId) else found for found in sources)
+            engines.append(found)
+    return tuple(engines)
 
 
 def load_pair(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry, EngineGeometry]:
@@ -67,7 +75,9 @@ def load_pair(texts: Sequence[str], settings: Settings) -> tuple[EngineGeometry,
 
 
 def source(text: str) -> Source:
-    """What ``text`` names. Raises `UsageError` and `CheckFailed`, see `load`."""
+    """What ``text`` names; nobody is asked. Raises `UsageError` and `CheckFailed`, see `load`."""
+    if stock := stock_address(text):
+        return stock
     head, colon, tail = text.rpartition(":")
     name, typed = (head, tail) if colon and "=" in tail else (text, "")
     if not typed and not _is_path(name) and preset_named(name) is None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
-FINDINGS = Path(__file__).parents[2] / "daemon" / "kvd" / "topology" / "findings.py"
+TOPOLOGY = Path(__file__).parents[2] / "daemon" / "kvd" / "topology"
+FINDINGS = (TOPOLOGY / "findings.py", TOPOLOGY / "stock" / "findings.py")
 SLOW = Path(__file__).parents[2] / "kvctl" / "ledger" / "slow_findings.py"
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
@@ -79,6 +80,6 @@ def test_every_finding_of_slow_is_explained() -> None:
 
 def test_every_finding_is_explained() -> None:
     written = (DOCS / "topology.md").read_text()
-    codes = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', FINDINGS.read_text()))
+    codes = set(re.findall(r'"([A-Z]+(?:_[A-Z]+)+)"', "".join(path.read_text() for path in FINDINGS)))
     assert len(codes) > 10
     assert {code for code in codes if f"`{code}`" not in written} == set()

@@ -83,6 +83,18 @@ FACT_RULES: dict[str, FactRule] = {
     "backend": FactRule(fatal=True, note="what one backend offers another cannot read: set the same on both"),
     "backend_version": FactRule(fatal=False, note="engines of unlike versions usually talk; untested"),
     "transfer_mode": FactRule(fatal=True, note="one side would wait for the other to begin"),
+    "connector": FactRule(fatal=True, note="each connector speaks its own handshake: use one on both sides"),
+    "handshake": FactRule(
+        fatal=False, note="the other generation's metadata is read only if the hashes agree"
+    ),
+    "compatibility_hash": FactRule(fatal=True, note="the hash of about a dozen factors differs"),
+    "block_size": FactRule(fatal=False, note="blocks of the reading side are filled from several"),
+    "kernel_block_size": FactRule(fatal=False, note="see `block_size`"),
+    "regions": FactRule(fatal=False, note=""),
+    "bytes_per_block": FactRule(fatal=False, note="of one rank, all layers; follows from the other factors"),
+    "state_bytes": FactRule(fatal=False, note="states are split otherwise, or are of other types"),
+    "memory": FactRule(fatal=False, note="KV is copied between host and device memory"),
+    "hybrid_manager": FactRule(fatal=False, note="windows keep other blocks on the two sides"),
 }
 """Every fact that has a meaning here, in the order in which it is shown."""
 
@@ -103,18 +115,24 @@ CACHE_DTYPE_NAMES = {
 def compare(local: EngineGeometry, remote: EngineGeometry, plans: Sequence[Plan] = ()) -> tuple[Factor, ...]:
     """Every factor that decides whether ``local`` can read from ``remote``, facts first and the plan last.
 
+    Of an engine without workers, which a stock connector's handshake alone may be, facts and sizes are all there is.
     ``plans`` are those of all local workers where the caller has made them; else one of each pipeline stage is made.
 
     Never raises `TopologyError`: what cannot be planned is a factor that failed. A fact that only one side tells is
     shown with "unknown" on the other and does not fail.
     """
-    return (
-        *_facts(local, remote),
+    numbers = (
         _numbers(
             "tp", local.tp, remote.tp, "shards are intersected: a rank reads from several, or shares one"
         ),
         _numbers("pp", local.pp, remote.pp, "each layer is read from the stage that has it"),
         _numbers("dcp", local.dcp, remote.dcp, "tokens are gathered from the ranks that hold them"),
+    )
+    if not (local.workers and remote.workers):
+        return (*_facts(local, remote), *numbers)
+    return (
+        *_facts(local, remote),
+        *numbers,
         _complete(local, remote),
         _layer_names(local, remote),
         _groups(local, remote),
@@ -129,7 +147,7 @@ def compatible(factors: tuple[Factor, ...]) -> bool:
 
 
 def _facts(local: EngineGeometry, remote: EngineGeometry) -> Iterator[Factor]:
-    here, there = {"model": local.model, **local.facts}, {"model": remote.model, **remote.facts}
+    here, there = ({"model": e.model, **e.facts} if e.model else e.facts for e in (local, remote))
     others = sorted((here.keys() | there.keys()) - FACT_RULES.keys())
     for name in (*FACT_RULES, *others):
         if name in here or name in there:
@@ -201,6 +219,10 @@ def _means(name: str, facts: dict[str, Fact]) -> str:
 
 
 def _numbers(name: str, mine: int, theirs: int, note: str) -> Factor:
+    """Of a size that nobody told, 0, nothing is said."""
+    if not mine or not theirs:
+        note = "only one side tells" if mine or theirs else ""
+        return Factor(name, str(mine or "unknown"), str(theirs or "unknown"), ok=True, note=note, alike=True)
     return Factor(name, str(mine), str(theirs), ok=True, note=note if mine != theirs else "")
 
 

@@ -12,8 +12,10 @@ from kvd.geometry.model import EngineGeometry, GroupKind
 from kvd.topology.compat import Factor, block_tokens, compare, compatible, groups_of
 from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
-from kvd.topology.findings import Finding, find
+from kvd.topology.findings import Finding, by_severity, find
 from kvd.topology.plan import Cuts, Plan, Read, plan_worker
+from kvd.topology.stock.findings import stock_findings
+from kvd.topology.stock.rules import with_stock_rules
 
 Count = Annotated[int, Meta(ge=0)]
 RankName = Annotated[str, Meta(description="a worker's place in its engine: tp0, tp1.pp2, tp0.dcp1")]
@@ -25,8 +27,8 @@ class EngineSummary:
 
     engine_id: str
     generation: str
-    model: str
-    tp: Count
+    model: Annotated[str, Meta(description="empty where nobody told")]
+    tp: Annotated[int, Meta(ge=0, description="0 where nobody told, as of pp and dcp")]
     pp: Count
     dcp: Count
     block_sizes: Annotated[
@@ -93,7 +95,7 @@ def describe(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | Non
     Never raises `TopologyError`: what cannot be planned is a factor and a finding.
     """
     plans = plan_engine(local, remote)
-    factors = compare(local, remote, plans)
+    factors = with_stock_rules(compare(local, remote, plans), local, remote)
     request = request_cost(local, remote, plans, tokens=tokens) if plans and tokens else None
     return PairDescription(
         local=summarize_engine(local),
@@ -102,13 +104,15 @@ def describe(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | Non
         factors=factors,
         groups=summarize_groups(local),
         reads=tuple(read for plan in plans for read in summarize_reads(plan)),
-        findings=find(local, remote, factors, plans, request),
+        findings=by_severity((*find(local, remote, factors, plans, request), *stock_findings(local, remote))),
         request=request,
     )
 
 
 def plan_engine(local: EngineGeometry, remote: EngineGeometry) -> tuple[Plan, ...]:
     """The plan of every local worker, in order of rank; empty where one of them has none."""
+    if not remote.workers:
+        return ()
     workers = sorted(local.workers, key=lambda w: w.rank)
     cuts: Cuts = {}
     try:

@@ -57,6 +57,18 @@ FAILED: dict[str, tuple[str, str]] = {
     ),
     "cache_dtype": ("COMPAT_MISMATCH", "set the same --kv-cache-dtype on both sides"),
     "backend": ("COMPAT_MISMATCH", "set the same backend in kv_connector_extra_config on both sides"),
+    "compatibility_hash": (
+        "COMPAT_MISMATCH",
+        "make vLLM, model, types and attention backend of both sides the same",
+    ),
+    "block_size": ("BLOCK_GEOMETRY", "set one --block-size on both sides"),
+    "regions": (
+        "BLOCK_GEOMETRY",
+        "serve the same model with the same layers and hybrid cache manager setting",
+    ),
+    "layout": ("LAYOUT_MISMATCH", "set one VLLM_KV_CACHE_LAYOUT on both sides"),
+    "tp": ("TP_UNSUPPORTED", "choose tensor parallel sizes of which one divides the other"),
+    "dcp": ("TP_UNSUPPORTED", "choose context parallel sizes of which one divides the other"),
     "transfer_mode": (
         "COMPAT_MISMATCH",
         "set the same transfer mode in kv_connector_extra_config on both sides",
@@ -107,6 +119,11 @@ def find(
         *unknown_weights(remote.engine_id, remote.facts),
         *_versions(factors),
     ]
+    return by_severity(found)
+
+
+def by_severity(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings."""
     order: dict[Severity, int] = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda f: order[f.severity]))
 

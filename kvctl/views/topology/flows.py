@@ -70,10 +70,13 @@ def rank_order(name: str) -> tuple[int, ...]:
 
 def rank_names(engine: EngineSummary) -> tuple[str, ...]:
     """The names of all ranks of an engine, by its sizes; context-parallel ranks are TP ranks in turn."""
-    return tuple(str(Rank(tp, pp, tp % engine.dcp)) for pp in range(engine.pp) for tp in range(engine.tp))
+    return tuple(
+        str(Rank(tp, pp, tp % (engine.dcp or 1))) for pp in range(engine.pp) for tp in range(engine.tp)
+    )
 
 
 def shape(engine: EngineSummary) -> str:
     """``tp4 pp2, blocks of 16``."""
     blocks = " and ".join(str(n) for n in dict.fromkeys(engine.block_sizes) if n)
-    return sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp) + (f", blocks of {blocks}" if blocks else "")
+    split = sizes(tp=engine.tp, pp=engine.pp, dcp=engine.dcp) if engine.tp else "tp unknown"
+    return split + (f", blocks of {blocks}" if blocks else "")

@@ -59,7 +59,7 @@ def _pair(pair: PairDocument, wide: bool) -> Part:
 
 
 def _header(pair: PairDocument) -> Part:
-    models = dict.fromkeys((pair.local.model, pair.remote.model))
+    models = dict.fromkeys(model or "model unknown" for model in (pair.local.model, pair.remote.model))
     said = (
         Styled(pair.local.engine_id, "bold"), f" ({shape(pair.local)}) reads from ",
         Styled(pair.remote.engine_id, "bold"), f" ({shape(pair.remote)}): ",
