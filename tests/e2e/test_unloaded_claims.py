@@ -172,3 +172,38 @@ def test_a_request_that_is_preempted_claims_nothing_anew(opened: Open, kvd: Will
     bench.scheduler._preempt_request(request, 0.0)
     bench.run_out()
     assert (kvd.releases, len(kvd.asked(LeaseClaim))) == (["done"], 1)
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "asynchronous"])
+def test_why_no_load_of_ours_runs_inside_a_step(
+    model: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A load that ends in the step that computes, and fails, on vLLM's own scheduler: docs/connector.md has it."""
+    bench = SteppedScheduler(model, ANOTHER, block=BLOCK, ahead=ahead)
+    claimed = iter([(PROMPT - 1, False)])
+    connector = bench.scheduler.connector
+    monkeypatch.setattr(connector, "get_num_new_matched_tokens", lambda *_request: next(claimed, (0, False)))
+    bench.arrive("r", TOKENS, None)
+    bad: set[int] = set()  # filled before vLLM looks at the step's end
+    allocated = connector.update_state_after_alloc
+
+    def fails(request: Any, blocks: Any, external: int) -> None:
+        allocated(request, blocks, external)
+        bad.update(blocks.get_block_ids()[0])
+
+    monkeypatch.setattr(connector, "update_state_after_alloc", fails)
+    computed = [bench.step(invalid_block_ids=bad)[0]]
+    monkeypatch.undo()
+    monkeypatch.setattr(connector, "get_num_new_matched_tokens", lambda *_request: (0, False))
+    given_out: list[list[int]] = []
+    while len(computed) < 3:
+        computed.append(bench.step()[0])
+        given_out.append([token for one in bench.outputs for token in one.new_token_ids])
+    bench.scheduler.shutdown()
+    assert computed[0] == {"r": 1}
+    if ahead:
+        assert computed[1:] == [{"r": 1}, {"r": PROMPT + 2}], "two tokens that nobody has computed"
+        assert given_out == [[], [7]], "the second step's, computed on what never came"
+    else:
+        assert computed[1:] == [{"r": PROMPT}, {"r": 1}]
+        assert given_out == [[7], [7]]

@@ -1,7 +1,8 @@
 """Layer-wise push: a decoder announces blocks, a prefiller fills them layer by layer and says which are there.
 
-All three go from worker to worker: to the sender's kvd, from there to the receiver's, from there to the receiver. They
-are kept and sent again until they are answered, so a receiver takes each any number of times and in any order.
+All but `PushKept` go from worker to worker: to the sender's kvd, from there to the receiver's, from there to the
+receiver. They are kept and sent again until they are answered, so a receiver takes each any number of times and in any
+order.
 """
 
 from __future__ import annotations
@@ -129,3 +130,16 @@ class PushDone(Request, tag="push_done", frozen=True, kw_only=True):
     """
 
     key: PushKey
+
+
+class PushKept(Request, tag="push_kept", frozen=True, kw_only=True):
+    """A prefilling scheduler to the workers of its engine: a pushed request is complete, and its blocks stay.
+
+    ``blocks`` are of the groups whose blocks are known last: states. With its next step it says so again; this is
+    sooner. kvd hands it on unasked, to the workers of its host. Answered by `Ok`.
+    """
+
+    engine_id: Id
+    transfer_id: Id
+    request_id: Id
+    blocks: Annotated[tuple[BlockRun, ...], Meta(max_length=MOST_GROUPS)] = ()

@@ -29,7 +29,7 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
 from kvd.wire.lease import LeaseConfirmed
-from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
 from kvd.wire.registration import RegisterWorker
 from kvd.wire.reply import Ok
 from kvd.worker.cause import REQUEST_OVER, SHUTTING_DOWN, Cause
@@ -369,6 +369,8 @@ class WorkerHalf:
                 self._on_peer_changed(message.engine_id)
             case PushAnnounce() | PushWithdraw() | PushDone():
                 return self.pushing.on_message(message)
+            case PushKept():
+                self.pushing.kept(message)
             case PushProgress():
                 self._peers.on_progress(message)
                 return Ok()

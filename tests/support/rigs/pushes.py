@@ -17,6 +17,7 @@ from kvd.wire.push import (
     LayersThere,
     PushAnnounce,
     PushDone,
+    PushKept,
     PushKey,
     PushProgress,
     PushWithdraw,
@@ -52,7 +53,7 @@ class Worker:
 
     def heard(self, message: Message) -> Message | None:
         """The session's handler."""
-        if not isinstance(message, PUSHES):
+        if not isinstance(message, (*PUSHES, PushKept)):
             return None
         self.told.append(message)
         return self.answer(message)

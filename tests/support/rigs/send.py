@@ -27,7 +27,7 @@ from kvd.topology.plan import plan_worker
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerGone, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, WorkerCard
-from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKey, PushProgress, PushWithdraw
+from kvd.wire.push import BlockRun, PushAnnounce, PushDone, PushKept, PushKey, PushProgress, PushWithdraw
 from kvd.wire.reply import Ok
 from kvd.worker.orders import PushEnd, PushStep, StepOrders
 from kvd.worker.settings import ConnectorSettings
@@ -215,6 +215,11 @@ class SendRig:
         for worker in self.workers:
             end = PushEnd(name, request_id, seconds, why(cause) if cause else None)
             worker.half.pushing.begin(StepOrders(push_ends=[end]))
+
+    def keep(self, name: str = "x", request_id: str = "r") -> None:
+        """The scheduler's word, by way of kvd, that a request is complete and its blocks stay."""
+        for worker in self.workers:
+            worker.wire.push(PushKept(engine_id="p", transfer_id=name, request_id=request_id))
 
     def fill(self, blocks: Mapping[int, BlockList]) -> None:
         """The KV of the prompt, in these blocks of the prefiller."""

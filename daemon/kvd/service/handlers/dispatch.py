@@ -27,7 +27,7 @@ from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
 from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
-from kvd.wire.push import PushAnnounce, PushDone, PushProgress, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
 from kvd.wire.query import GetStatus, ListEngines, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
 from kvd.wire.transfer import GetKeptEngine, ListTransfers, ReportTransfers
@@ -52,6 +52,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         LeaseClaim: partial(leases.lease_claim, daemon),
         LeaseRelease: partial(leases.lease_release, daemon),
         **dict.fromkeys(PUSHES, by_home(pushes.from_worker)),
+        PushKept: partial(pushes.kept, daemon),
         GetSums: by_home(checksums.from_worker),
         ForceMiss: partial(orders.force_miss, daemon),
         ClearForced: partial(orders.clear_forced, daemon),

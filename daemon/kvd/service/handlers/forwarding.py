@@ -83,3 +83,11 @@ async def ask_client(
         f"{client.name} answered a {kind_of(message)} with {kind_of(answer)}",
         final=True,
     )
+
+
+def tell_workers(daemon: Daemon, engine_id: str, message: Message) -> None:
+    """Tell the workers of a local engine, without waiting. One at another kvd is not told: it hears with a step."""
+    engine = daemon.registry.engines.get(engine_id)
+    for worker in engine.workers.values() if engine is not None else ():
+        if worker.at is None:
+            daemon.parts.send(worker.route, message)

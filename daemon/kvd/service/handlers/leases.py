@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
-from kvd.service.handlers.forwarding import Answer, ask_peer, is_ours
+from kvd.service.handlers.forwarding import Answer, ask_peer, is_ours, tell_workers
 from kvd.service.handlers.hosts import claimant_of, local_claimant
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.sockets.router import Caller
@@ -47,7 +47,8 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
         answer = await _ask_owner(daemon, message, LeaseClaimed, settings.confirm_seconds + 1.0)
     daemon.readers.promised(message.reader, answer.seconds)
     if answer.seconds > 0 and _is_current(daemon, caller, client, message):
-        _tell_workers(daemon, client, LeaseConfirmed(reader=message.reader, seconds=answer.seconds))
+        told = LeaseConfirmed(reader=message.reader, seconds=answer.seconds)
+        tell_workers(daemon, client.engine.engine_id, told)
     return answer
 
 
@@ -101,14 +102,6 @@ def _is_current(daemon: Daemon, caller: Caller, client: Client, claim: LeaseClai
         keyed=True,
     )
     return daemon.handshakes.known(question, caller.route) is not None
-
-
-def _tell_workers(daemon: Daemon, client: Client, told: LeaseConfirmed) -> None:
-    """The workers of this host: one elsewhere hears of it with a step."""
-    engine = daemon.registry.engines.get(client.engine.engine_id)
-    for worker in engine.workers.values() if engine is not None else ():
-        if worker.at is None:
-            daemon.parts.send(worker.route, told)
 
 
 def _decoder(daemon: Daemon, caller: Caller, message: LeaseClaim | LeaseRelease) -> Client:

@@ -14,9 +14,9 @@ from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.fairness.budget import ALL, FairShare
-from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours
+from kvd.service.handlers.forwarding import ask_client, ask_peer, is_ours, tell_workers
 from kvd.service.handlers.hosts import local_claimant, refuse_impostor
-from kvd.service.handlers.senders import registered
+from kvd.service.handlers.senders import registered, scheduler_of
 from kvd.service.peers.trust import identity_of
 from kvd.service.sockets.events import Detail
 from kvd.service.sockets.router import Caller
@@ -28,6 +28,7 @@ from kvd.wire.push import (
     BlockRun,
     PushAnnounce,
     PushDone,
+    PushKept,
     PushKey,
     PushProgress,
     PushWithdraw,
@@ -81,6 +82,13 @@ async def from_peer(daemon: Daemon, caller: Caller, message: Push) -> Ok:
         await _check_host(daemon, caller, message)  # that may take long: it needs no place
         with _place(daemon, caller, message):
             await _ask_workers(daemon, workers, message)
+    return Ok()
+
+
+def kept(daemon: Daemon, caller: Caller, message: PushKept) -> Ok:
+    """A scheduler's word for the workers of its engine. Raises `RequestRefused` for anyone else."""
+    scheduler_of(daemon, caller, message.engine_id)
+    tell_workers(daemon, message.engine_id, message)
     return Ok()
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvd.shown import logger
+from kvd.topology.blocks import BlockList
 from kvd.vllm.memory.groups import GroupFacts, has_state, keeps_prefix, offered_by_group
 from kvd.vllm.params import finished_prefill, wants_prefill_here, wants_remote_prefill
 from kvd.vllm.prompt.digest import new_key
@@ -37,15 +38,20 @@ from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.outcomes import NotOffered, Outcome
+from kvd.wire.push import PushKept
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
+from kvd.worker.push.sent_blocks import sent_blocks
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings, home_kvd
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)
+
+KEPT_SECONDS = 1.0
+"""How long the word that a push is complete is of use: the next step has it too."""
 
 
 class SchedulerHalf:
@@ -68,7 +74,7 @@ class SchedulerHalf:
         self.tally = TransferTally()
         self._leases = Leases(settings.lease_grace, self.tally.expire)
         self._tables: dict[str, Callable[[], Sequence[Sequence[int]]]] = {}
-        self._pushes = Pushes(settings, self.groups, self._table, self._digest)
+        self._pushes = Pushes(settings, self.groups, self._table, self._digest, self._kept)
         self._staged = CompletedPrefills(self.groups, self._table)
         self._sampling = Sampling(settings, self.groups, self._table)
         self._orders: list[LoadOrder] = []
@@ -331,6 +337,15 @@ class SchedulerHalf:
                 "pushed" if sends else "not_offered", request.num_prompt_tokens, "" if sends else "NOT_PUSHED"
             )
         return sends
+
+    def _kept(self, transfer_id: str, request_id: str, lists: Mapping[int, BlockList]) -> None:
+        told = PushKept(
+            engine_id=self.engine.engine_id,
+            transfer_id=transfer_id,
+            request_id=request_id,
+            blocks=tuple(sent_blocks(lists).values()),
+        )
+        self._session.call(told, KEPT_SECONDS)
 
     def _not_offered(self, request: VllmRequest, code: NotOffered, why: str) -> tuple[bool, None]:
         log.warning("request %s is not offered to a decoder: %s", request.request_id, why)

@@ -42,9 +42,13 @@ class Pushes:
         groups: Sequence[GroupFacts],
         table: Callable[[str], Table | None] = lambda _request_id: None,
         digest: Callable[[VllmRequest, int], str] = lambda _request, _tokens: "",
+        kept: Callable[[str, str, Mapping[int, BlockList]], object] = lambda *_told: None,
     ) -> None:
-        """``table`` gives a request's block ids where a step's output does not, ``digest`` that of its first tokens."""
-        self._digest = digest
+        """``table`` gives a request's block ids where a step's output does not, ``digest`` that of its first tokens.
+
+        ``kept`` tells the workers ahead of the next step that a request's blocks stay, with those that are known last.
+        """
+        self._digest, self._kept = digest, kept
         self._settings = settings
         self._groups = tuple(groups)
         self._table = table
@@ -107,7 +111,9 @@ class Pushes:
             cause = few if completed else ABORTED
             self._ends.append(PushEnd(push.transfer_id, request_id, 0.0, cause))
             return False
-        self._last(push, table)
+        lists = self._last(push, table)
+        if lists is not None:
+            self._kept(push.transfer_id, request_id, lists)
         self._ends.append(PushEnd(push.transfer_id, request_id, self._settings.lease_seconds))
         self._held[request_id] = push.transfer_id
         return True
@@ -151,8 +157,11 @@ class Pushes:
             digest=push.digest,
         )
 
-    def _last(self, push: _Push, table: Table) -> None:
-        """The blocks as they are kept, where that is not what the workers know: states, and what left a window."""
+    def _last(self, push: _Push, table: Table) -> Mapping[int, BlockList] | None:
+        """The blocks as they are kept go out with a step, where that is not what workers know: states, lost windows.
+
+        Gives those of states. None where blocks were lost: what workers know is wrong then, until that step.
+        """
         lists = offered_by_group(self._groups, table)
         lost = any(
             push.firsts and self._needs(index, push.firsts[index], blocks.first, push.total)
@@ -161,6 +170,7 @@ class Pushes:
         if lost or has_state(self._groups):
             push.reached = push.total
             self._steps.append(self._step_of(push, lists, push.total, again=lost))
+        return None if lost else {g: b for g, b in lists.items() if self._groups[g].kind == "mamba"}
 
     def _needs(self, index: int, first: int, now: int, total: int) -> bool:
         """Whether a decoder may need one of the blocks number ``first`` to ``now``, which are gone."""

@@ -11,13 +11,13 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
 from kvd.worker.cause import ABORTED, Cause
-from kvd.worker.orders import PushEnd, PushStep, block_lists
+from kvd.worker.orders import PushEnd, PushStep, block_lists, plain
 from kvd.worker.stream_event import StreamEvent
 
 MILESTONES = 16
@@ -72,6 +72,7 @@ class _Transfer:
     """A pushed request; ``until`` is the time.monotonic() until which its blocks are kept, once it has ended.
 
     ``served``: whoever waited under this id had what it waited for, of an earlier request.
+    ``kept``: it has ended well, of which the scheduler told ahead of the step that says so.
     ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
     about it until something changes, ``changes`` counts that. ``there`` is how far each layer was when it was last
     looked at, ``coming`` what was noted and was not there yet, in the order in which the device comes to it.
@@ -84,6 +85,7 @@ class _Transfer:
     coming: deque[Milestone] = field(default_factory=deque)
     until: float = math.inf
     served: bool = False
+    kept: bool = False
     cause: Cause | None = None
     known: Computed | None = None
     changes: int = 0
@@ -207,7 +209,7 @@ class Outgoing:
             if transfer.known is not None:
                 return transfer.known
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
-            kept = transfer_id in self._ended and not cause
+            kept = (transfer.kept or transfer_id in self._ended) and not cause
             lists, coming = transfer.lists, tuple(transfer.coming)
         # What the device has not come to yet is not asked beyond its first, and what it has is not asked again: each
         # look takes the GIL from the step that computes.
@@ -231,6 +233,25 @@ class Outgoing:
             if transfer.changes == changes and not behind:
                 transfer.known = answer
         return answer
+
+    def kept(self, transfer_id: str, request_id: str, blocks: Mapping[int, BlockList]) -> None:
+        """The request is complete and its blocks stay; the step that says so is yet to come.
+
+        ``blocks`` are of further groups. The device has done all of it: the request's token needed every layer.
+        """
+        with self._lock:
+            transfer = self._transfers.get(transfer_id)
+            if transfer is None or transfer.step.request_id != request_id:
+                return
+            transfer.kept = True
+            if blocks:
+                known = transfer.step
+                transfer.step = replace(known, groups={**known.groups, **plain(blocks)}, reached=known.total)
+                self._add(transfer, Milestone(_ALL, known.total))
+            transfer.changed()
+            wakes = self._wakes((transfer_id,))
+        for wake in wakes:
+            wake()
 
     def epoch(self, transfer_id: str) -> int:
         """Of a transfer as it is now; -1 where it has ended or is not known."""
@@ -286,7 +307,7 @@ class Outgoing:
         transfer.step = step
         transfer.changed()
         if step.again:
-            transfer.epoch = next(self._epochs)
+            transfer.epoch, transfer.kept = next(self._epochs), False
             transfer.there, transfer.coming = {}, deque()
         if step.held:
             self._add(transfer, Milestone(_ALL, step.held, ready))

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 from kvd.shown import logger
 from kvd.wire.codes import RefusalCode
-from kvd.wire.push import PushAnnounce, PushDone, PushWithdraw
+from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushWithdraw
 from kvd.wire.reply import Ok, Refused, refusal
 from kvd.worker.context import WorkerContext
 from kvd.worker.orders import StepOrders
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.sender import Sender
+from kvd.worker.push.sent_blocks import received_blocks
 from kvd.worker.staging import Stager
 from kvd.worker.stream_event import StreamEvent
 
@@ -98,6 +99,11 @@ class Pushing:
             )
         sender.take(message)
         return Ok()
+
+    def kept(self, message: PushKept) -> None:
+        """The scheduler's word on a request that has ended, ahead of its next step."""
+        blocks = {sent.group: received_blocks(sent) for sent in message.blocks}
+        self._outgoing.kept(message.transfer_id, message.request_id, blocks)
 
     def on_peer_changed(self, engine_id: str) -> None:
         """Another generation of a decoder is registered, or none: that ends what the one before was owed."""

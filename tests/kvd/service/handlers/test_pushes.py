@@ -24,6 +24,7 @@ from kvd.wire.push import (
     BlockRun,
     PushAnnounce,
     PushDone,
+    PushKept,
     PushKey,
     PushProgress,
     PushWithdraw,
@@ -65,6 +66,15 @@ def both(lasting: Pair) -> Pair:
         one.answer = accept
         one.told.clear()
     return lasting
+
+
+def test_a_scheduler_tells_its_own_workers_that_a_push_is_complete(both: Pair) -> None:
+    said = PushKept(engine_id="p", transfer_id="x", request_id="r")
+    with session(both.far, scheduler(facts("p", tp=2))) as ours:
+        assert ours.call(said, LONG).result(LONG) == Ok()
+    wait_for(lambda: all(one.told == [said] for one in both.prefillers))
+    assert not any(one.told for one in both.decoders)
+    assert refused(both.prefillers[0].session.call(said, LONG)).code == "KVD-NOT-OWNER"
 
 
 @pytest.mark.parametrize("kvds", [1, 2])

@@ -12,6 +12,7 @@ import pytest
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.scheduler.half import SchedulerHalf
 from kvd.wire.lease import LeaseOpened
+from kvd.wire.push import PushKept
 from kvd.worker.cause import text_of
 from kvd.worker.orders import PushEnd, PushStep
 from kvd.worker.settings import ConnectorSettings
@@ -60,6 +61,11 @@ class Prefiller:
         self.half.new_request(request)
         return request
 
+    def kept(self) -> list[tuple[str, str, str]]:
+        """What the workers are told of ahead of a step: engine, transfer and request."""
+        said = [asked.message for asked in self.script.asked(PushKept)]
+        return [(one.engine_id, one.transfer_id, one.request_id) for one in said]
+
     def step(
         self, tokens: int, *table: list[int], request_id: str = "r", preempted: AbstractSet[str] = frozenset()
     ) -> tuple[list[PushStep], list[PushEnd]]:
@@ -79,6 +85,27 @@ class Prefiller:
         kept, params = self.half.finished(self.requests[request_id], table, completed=completed)
         assert params is None
         return kept
+
+
+def test_of_states_it_is_said_ahead_of_the_step_where_they_stand() -> None:
+    p = Prefiller(HYBRID)
+    p.arrive()
+    p.step(9, [3, 4], [5, 6])
+    assert p.finish([3, 4], [5, 6])
+    (asked,) = p.script.asked(PushKept)
+    ((step,), _) = p.step(0)
+    assert [(run.group, (run.first, run.ids)) for run in asked.message.blocks] == [(0, step.groups[0])]
+
+
+def test_nothing_is_said_ahead_of_what_ended_early_or_lost_blocks() -> None:
+    aborted, window = Prefiller(), Prefiller((GroupFacts("sliding_window", 2, 4),))
+    aborted.arrive()
+    aborted.step(4, [5])
+    assert not aborted.finish([5], completed=False)
+    window.arrive()
+    window.step(10, [0, 0, 0, 7, 8])
+    assert window.finish([0, 0, 0, 0, 8])
+    assert aborted.kept() == window.kept() == []
 
 
 def test_each_step_says_how_far_the_prompt_will_be_computed() -> None:
@@ -135,6 +162,7 @@ def test_blocks_are_kept_until_all_workers_have_sent_them_and_are_freed_once() -
     assert not p.holds()
     assert p.finish([5, 6, 7])
     assert p.holds()
+    assert p.kept() == [("p", "x", "r")], "workers need not wait for the next step"
     assert p.step(0) == ([], [PushEnd("x", "r", 12.0)])
     assert p.step(0) == ([], [])
     assert not p.script.told(LeaseOpened), "what is pushed needs no lease"

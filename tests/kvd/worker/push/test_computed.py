@@ -25,6 +25,23 @@ def test_what_is_computed_is_worked_out_once_for_each_change() -> None:
     assert ended.kept
 
 
+def test_what_is_kept_has_its_states_ahead_of_the_step_that_says_so() -> None:
+    here = outgoing.Outgoing(lambda: None)
+    here.begin([step({1: ids(1, 2)}, 32, 32)], [])
+    here.kept("x", "r", {0: ids(9)})
+    told = here.computed("x")
+    assert told is not None
+    assert (told.kept, told.reached("state"), [told.blocks[g].ids.tolist() for g in (0, 1)]) == (
+        True,
+        32,
+        [[9], [1, 2]],
+    )
+    here.begin([step({1: ids(3)}, 8, 32, again=True)], [])
+    anew = here.computed("x")
+    assert anew is not None
+    assert (anew.kept, sorted(anew.blocks)) == (False, [1])
+
+
 def test_what_waits_for_the_device_is_looked_at_anew_each_time() -> None:
     there: list[bool] = []
     here = outgoing.Outgoing(lambda: lambda: bool(there))

@@ -48,6 +48,22 @@ def test_the_end_is_offered_when_blocks_are_certain_to_stay_and_they_stay_until_
     eventually(lambda: rig.all_sent("r"))
 
 
+def test_the_schedulers_word_ahead_of_its_step_is_enough_for_that(rig: SendRig) -> None:
+    announce(rig, landing=b"")
+    rig.run(step(REQUEST.remote, 40, 40))
+    for name, request in (("x", "another"), ("unknown", "r")):
+        rig.keep(name, request)
+    assert rig.workers[0].half.pushing._outgoing.computed("x") is not None
+    assert not rig.there()
+    rig.keep()
+    eventually(lambda: rig.there() == {("a", 40), ("b", 40)})
+    rig.done()
+    eventually(lambda: not rig.workers[0].half.pushing._outgoing._owed["x"]["d"].waiting)
+    assert rig.sent() == [set()], "vLLM hears of it when the request has ended"
+    rig.end()
+    eventually(lambda: rig.all_sent("r"))
+
+
 def test_a_preempted_request_fails_whoever_reads_it(rig: SendRig) -> None:
     announce(rig, landing=b"")
     rig.run(step(REQUEST.remote, 32, 40))
