@@ -85,7 +85,7 @@ def engine_from_shape(
         raise UnevenShard(f"dcp {parallel.dcp} must divide tp {parallel.tp}, and all sizes be at least 1")
     plan = _Paging(model, parallel, options)
     groups = plan.groups()
-    alike: dict[tuple[Group, ...], tuple[Group, ...]] = {}
+    alike: dict[object, tuple[Group, ...]] = {}
     workers = [
         _worker(plan, groups, alike, Rank(tp=tp, pp=pp, dcp=tp % parallel.dcp), stage)
         for pp, stage in enumerate(stages(model.depth, parallel.pp, parallel.partition))
@@ -200,22 +200,26 @@ def item_size(dtype: str) -> int:
 def _worker(
     plan: _Paging,
     groups: tuple[PagedGroup, ...],
-    alike: dict[tuple[Group, ...], tuple[Group, ...]],
+    alike: dict[object, tuple[Group, ...]],
     rank: Rank,
     stage: range,
 ) -> WorkerGeometry:
+    # One object for all groups of a kind: planning compares pages layer by layer, which costs nothing for the same.
+    kinds = dict.fromkeys(group.kind for group in groups)
+    pages = {kind: _page(plan, next(g for g in groups if g.kind == kind), rank) for kind in kinds}
     depth = {layer.name: layer.depth for layer in plan.model.layers}
     here = [[name for name in group.layers if depth[name] in stage] for group in groups]
     blocks, widest = plan.options.num_blocks, max(1, *(len(names) for names in here))
     page = groups[0].page
+    number = rank.pp * plan.parallel.tp + rank.tp
+    region = Region(BASE * (number + 1), page * blocks * widest)
+    # And one for all workers with the same groups: planning looks at each kind of worker once, and so does the check.
+    key = (stage, tuple(pages.values()))
+    if key in alike:
+        return WorkerGeometry(rank, blocks, (region,), alike[key])
     attention_block = max(group.block_size for group in groups)
     made = []
-    pages: dict[object, Page] = {}
     for index, (group, names) in enumerate(zip(groups, here, strict=True)):
-        # One object for all groups of a kind: planning compares pages layer by layer, which costs nothing for the same.
-        if group.kind not in pages:
-            pages[group.kind] = _page(plan, group, rank)
-        inside = pages[group.kind]
         together = plan.layout.startswith("B")
         layer_step, block_step = (page, page * widest) if together else (page * blocks, page)
         made.append(
@@ -224,7 +228,8 @@ def _worker(
                 kind=_kind(group.kind),
                 block_size=_covers(plan, group, attention_block),
                 layers=tuple(
-                    Layer(name, inside, 0, n * layer_step, block_step) for n, name in enumerate(names)
+                    Layer(name, pages[group.kind], 0, n * layer_step, block_step)
+                    for n, name in enumerate(names)
                 ),
                 window=group.kind.window if isinstance(group.kind, AttentionShape) else None,
                 scratch_blocks=plan.options.speculative_tokens
@@ -232,15 +237,8 @@ def _worker(
                 else 0,
             )
         )
-    # One object for all workers with the same groups: planning looks at each kind of worker once.
-    shared = alike.setdefault(tuple(made), tuple(made))
-    number = rank.pp * plan.parallel.tp + rank.tp
-    worker = WorkerGeometry(
-        rank=rank,
-        num_blocks=blocks,
-        regions=(Region(BASE * (number + 1), page * blocks * widest),),
-        groups=shared,
-    )
+    alike[key] = tuple(made)
+    worker = WorkerGeometry(rank, blocks, (region,), alike[key])
     check_worker(worker)
     return worker
 

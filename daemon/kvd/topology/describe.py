@@ -114,7 +114,7 @@ def plan_engine(local: EngineGeometry, remote: EngineGeometry) -> tuple[Plan, ..
     if not remote.workers:
         return ()
     workers = sorted(local.workers, key=lambda w: w.rank)
-    cuts: Cuts = {}
+    cuts = Cuts()
     try:
         return tuple(plan_worker(worker, local.workers, remote.workers, cuts) for worker in workers)
     except TopologyError:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvd.geometry.model import Group, GroupKind, Layer, WorkerGeometry
+from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.descriptors import Descriptors, coalesce, concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
@@ -116,8 +116,17 @@ class Plan:
         return grid, cells
 
 
-Cuts = dict[object, CutPage]
-"""How pages are cut between two engines, for plans of several workers of the one: most have the same pages."""
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """What plans of several workers of one engine have in common: how pages are cut, and which workers have which."""
+
+    pages: dict[int, CutPage] = field(default_factory=dict)
+    kinds: dict[int, _Kinds] = field(default_factory=dict)
+    """By identity of the workers' tuple: `peers` and `remotes` are the same objects in all of these plans."""
+    numbers: dict[object, int] = field(default_factory=dict)
+    wanted: dict[tuple[int, str], _Wanted] = field(default_factory=dict)
+    places: dict[int, dict[Rank, int]] = field(default_factory=dict)
+    tails: dict[int, tuple[tuple[Rank, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
 
 
 def plan_worker(
@@ -132,8 +141,11 @@ def plan_worker(
     name. ``cuts``, of the same ``peers`` and ``remotes``, spares work where others of the peers were planned before.
     Raises `LayerMissing`, `FieldMismatch`, `NotCovered` or `BlockMismatch`.
     """
-    found = _found(local, peers, remotes, {} if cuts is None else cuts)
-    return _plan(local, remotes, [_read(local, remotes, alike, parts) for alike, parts in found.items()])
+    cuts = Cuts() if cuts is None else cuts
+    found = _found(local, peers, remotes, cuts)
+    return _plan(
+        local, remotes, [_read(local, remotes, alike, parts) for alike, parts in found.items()], cuts
+    )
 
 
 def plan_layers(
@@ -144,10 +156,11 @@ def plan_layers(
     A layer that reuses another's cache has none: its bytes move with the other's.
     """
     reads: dict[str, list[Read]] = {}
-    for alike, parts in _found(local, peers, remotes, {}).items():
+    cuts = Cuts()
+    for alike, parts in _found(local, peers, remotes, cuts).items():
         for part in parts:
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
-    return {name: _plan(local, remotes, reads[name]) for name in local.layers if name in reads}
+    return {name: _plan(local, remotes, reads[name], cuts) for name in local.layers if name in reads}
 
 
 class _Alike(NamedTuple):
@@ -168,6 +181,16 @@ class _Kinds(NamedTuple):
 
     layers: list[dict[str, tuple[Group, Layer]]]
     of: list[int]
+
+
+class _Wanted(NamedTuple):
+    """A layer as all workers of one kind want it: what decides how it is cut, and who has it."""
+
+    number: int  # the same for layers that are cut alike
+    group: Group
+    page: Page
+    having: list[tuple[Group, Layer] | None]
+    pages: list[Page | None]
 
 
 def _kinds(workers: Sequence[WorkerGeometry]) -> _Kinds:
@@ -201,7 +224,7 @@ class _Turns:
 class _Memory(NamedTuple):
     """What was worked out before, by what decides it: of this worker, and of all workers of its engine."""
 
-    turns: dict[object, _Turns]
+    turns: dict[int, _Turns]
     cuts: Cuts
 
 
@@ -213,7 +236,12 @@ def _found(
 ) -> dict[_Alike, _Parts]:
     """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
     memory = _Memory({}, cuts)
-    ours, theirs = _kinds(peers), _kinds(remotes)
+    for workers in (peers, remotes):
+        if id(workers) not in cuts.kinds:
+            cuts.kinds[id(workers)] = _kinds(workers)
+    ours, theirs = cuts.kinds[id(peers)], cuts.kinds[id(remotes)]
+    # By identity: all workers of a kind share one tuple of groups, which the caller's workers keep.
+    kind = id(local.groups)
     found: dict[_Alike, _Parts] = {}
     turn = 0
     for group in local.groups:
@@ -224,8 +252,11 @@ def _found(
             if place in placed:
                 continue
             placed.add(place)
+            if (kind, layer.name) not in cuts.wanted:
+                cuts.wanted[kind, layer.name] = _wanted(layer, group, ours, theirs, cuts.numbers)
+            wanted = cuts.wanted[kind, layer.name]
             for piece, remote_group, remote_layer in _sources(
-                layer, group, local.rank, peers, ours, theirs, turn, memory
+                wanted, local.rank, peers, ours, theirs, turn, memory
             ):
                 alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
                 found.setdefault(alike, []).append((layer, remote_layer, piece))
@@ -233,15 +264,21 @@ def _found(
     return found
 
 
-def _plan(local: WorkerGeometry, remotes: Sequence[WorkerGeometry], reads: Sequence[Read]) -> Plan:
+def _plan(
+    local: WorkerGeometry, remotes: Sequence[WorkerGeometry], reads: Sequence[Read], cuts: Cuts
+) -> Plan:
+    if id(remotes) not in cuts.tails:
+        ranks, blocks = tuple(w.rank for w in remotes), tuple(w.num_blocks for w in remotes)
+        cuts.tails[id(remotes)] = (ranks, _block_sizes(remotes), blocks)
+    ranks, sizes, blocks = cuts.tails[id(remotes)]
     return Plan(
         local_rank=local.rank,
-        remote_ranks=tuple(w.rank for w in remotes),
+        remote_ranks=ranks,
         reads=tuple(reads),
         block_sizes=tuple(g.block_size for g in local.groups),
-        remote_block_sizes=_block_sizes(remotes),
+        remote_block_sizes=sizes,
         local_blocks=local.num_blocks,
-        remote_blocks=tuple(w.num_blocks for w in remotes),
+        remote_blocks=blocks,
     )
 
 
@@ -259,16 +296,8 @@ def _block_sizes(remotes: Sequence[WorkerGeometry]) -> tuple[int, ...]:
     return tuple(sizes[index][0] for index in sorted(sizes))
 
 
-def _sources(
-    layer: Layer,
-    group: Group,
-    rank: Rank,
-    peers: Sequence[WorkerGeometry],
-    ours: _Kinds,
-    theirs: _Kinds,
-    turn: int,
-    memory: _Memory,
-) -> list[tuple[Piece, Group, Layer]]:
+def _wanted(layer: Layer, group: Group, ours: _Kinds, theirs: _Kinds, numbers: dict[object, int]) -> _Wanted:
+    """Raises `LayerMissing` where no remote worker has the layer, or not as one of its kind."""
     having = [layers.get(layer.name) for layers in theirs.layers]
     if not any(having):
         raise LayerMissing(
@@ -280,23 +309,37 @@ def _sources(
     pages = [layers[layer.name][1].page if layer.name in layers else None for layers in ours.layers]
     held = tuple(found and (found[1].page, found[0].block_size) for found in having)
     key = (group.kind, group.block_size, layer.page, held, tuple(pages))
+    return _Wanted(numbers.setdefault(key, len(numbers)), group, layer.page, having, pages)
+
+
+def _sources(
+    wanted: _Wanted,
+    rank: Rank,
+    peers: Sequence[WorkerGeometry],
+    ours: _Kinds,
+    theirs: _Kinds,
+    turn: int,
+    memory: _Memory,
+) -> list[tuple[Piece, Group, Layer]]:
+    key, having, pages = wanted.number, wanted.having, wanted.pages
     turns = memory.turns.get(key)
     if turns is None:
-        sharing = [
-            (worker.rank, page)
-            for worker, kind in zip(peers, ours.of, strict=True)
-            if (page := pages[kind]) is not None
-        ]
-        me = next((i for i, (other, _) in enumerate(sharing) if other == rank), 0)
-        if key not in memory.cuts:
+        cuts = memory.cuts
+        if key not in cuts.pages:
+            sharing = [
+                (worker.rank, page)
+                for worker, kind in zip(peers, ours.of, strict=True)
+                if (page := pages[kind]) is not None
+            ]
             holders = tuple(
                 Holder(i, found[1].page, found[0].block_size)
                 for i, kind in enumerate(theirs.of)
                 if (found := having[kind]) is not None
             )
-            sharers = [page for _, page in sharing] or [layer.page]
-            memory.cuts[key] = cut_page(group, layer.page, holders, sharers)
-        turns = memory.turns[key] = _Turns(memory.cuts[key], me)
+            sharers = [page for _, page in sharing] or [wanted.page]
+            cuts.pages[key] = cut_page(wanted.group, wanted.page, holders, sharers)
+            cuts.places[key] = {other: i for i, (other, _) in enumerate(sharing)}
+        turns = memory.turns[key] = _Turns(cuts.pages[key], cuts.places[key].get(rank, 0))
     return [
         (piece, *found)
         for piece in turns.pieces(turn)

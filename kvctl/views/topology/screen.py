@@ -18,6 +18,7 @@ from kvctl.views.screen import (
 )
 from kvctl.views.topology.document import PairDocument, PairFactor, RequestDocument, Topology
 from kvctl.views.topology.flows import flows, least_time, partial_groups, rank_order, shape
+from kvctl.views.topology.folded import folded, is_large
 
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
@@ -37,12 +38,22 @@ def topology_screen(body: Topology, wide: bool) -> Part:
 
 def _pair(pair: PairDocument, wide: bool) -> Part:
     parts: list[Part] = [_header(pair)]
-    if pair.reads:
+    found = flows(pair)
+    if not wide and is_large(found):
+        # The engines first, then their ranks.
+        parts += [
+            "",
+            _groups(pair),
+            *(["", _request(pair.request)] if pair.request else []),
+            "",
+            folded(pair, found),
+        ]
+    elif pair.reads:
         matrix = Matrix(pair)
         in_groups = any("g" in cell for cell in matrix.cells.values())
         legend = [SHARE_LEGEND, *[GROUP_LEGEND] * in_groups, NOTHING_LEGEND]
         parts += ["", matrix.fitted, "", *(Styled(line, "dim") for line in legend), "", _groups(pair)]
-    if pair.request:
+    if pair.request and (wide or not is_large(found)):
         parts += ["", _request(pair.request)]
     # A difference without a note costs nothing and is no news.
     factors = [f for f in pair.factors if wide or not f.ok or (f.local != f.remote and f.note)]
