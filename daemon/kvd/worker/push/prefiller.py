@@ -20,7 +20,8 @@ from kvd.worker.stream_event import StreamEvent
 
 log = logger(__name__)
 
-MOST_SENDERS = 256
+MOST_SENDERS = 1024
+"""Decoding engines that one worker pushes to: a thread and a lane each, kept while that engine is there."""
 CODE: RefusalCode = "KVD-CONNECTOR-PUSH"
 """The code of what a worker refuses here."""
 
@@ -87,8 +88,8 @@ class Pushing:
         if isinstance(message, PushAnnounce) and (refused := self._stale(message)):
             return refused
         sender = self._sender(key.decoder)
-        if sender is None:
-            return _refused(f"the engine shuts down, or {MOST_SENDERS} decoders are served already")
+        if isinstance(sender, Refused):
+            return sender
         if isinstance(message, PushAnnounce) and not self._outgoing.announced(
             key.transfer_id, key.decoder, key.rank, sender.wake
         ):
@@ -142,16 +143,22 @@ class Pushing:
             f"{self._context.engine_id} is generation {self._generation}, announced to was generation {wanted}"
         )
 
-    def _sender(self, decoder: str) -> Sender | None:
+    def _sender(self, decoder: str) -> Sender | Refused:
         with self._lock:
             if self._closed:
-                return None
-            sender = self._senders.get(decoder)
-            if sender is None:
-                self._part_from_gone()
-            if sender is None and len(self._senders) < MOST_SENDERS:
-                sender = self._senders[decoder] = Sender(decoder, self._context, self._outgoing, self._stager)
-            return sender
+                return _refused(f"{self._context.engine_id} shuts down")
+            if sender := self._senders.get(decoder):
+                return sender
+            self._part_from_gone()
+            if len(self._senders) >= MOST_SENDERS:
+                return refusal(
+                    code=CODE,
+                    message=f"{len(self._senders)} decoders are pushed to by {self._context.engine_id}, which is as"
+                    f" many as one prefiller takes: {decoder} is one more",
+                    hint="give this decoder another prefiller, or let it pull; room is made when a decoder ends",
+                )
+            made = self._senders[decoder] = Sender(decoder, self._context, self._outgoing, self._stager)
+            return made
 
     def _part_from_gone(self) -> None:
         """End the senders to decoders that are gone and owed nothing. Only this thread gives them anything to do."""

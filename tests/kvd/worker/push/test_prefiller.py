@@ -320,6 +320,11 @@ def test_decoders_that_are_gone_make_room_for_others(rig: SendRig, monkeypatch: 
     other = PushWithdraw(key=msgspec.structs.replace(rig.key(name="y"), decoder="e"))
     (refused,) = rig.send(other)
     assert isinstance(refused, Refused), "one that is there is not parted from"
+    assert (
+        "1 decoders are pushed to by p, which is as many as one prefiller takes: e is one" in refused.message
+    )
+    assert not refused.final, "room may be made before its time is up"
+    assert "another prefiller" in refused.hint
     (before,) = pushing._senders.values()
     rig.decoder_gone()
     eventually(lambda: before.idle)
