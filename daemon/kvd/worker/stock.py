@@ -31,7 +31,10 @@ STOCK_SETTINGS: dict[str, StockSetting] = {
     "kv_lease_duration": StockSetting("NixlConnector", ours="lease_seconds"),
     "push_registration_timeout": StockSetting("NixlConnector", ours="push_timeout"),
     "enable_cross_layers_blocks": StockSetting("NixlConnector", ours="outermost"),
-    "backends": StockSetting("NixlConnector", instead="NIXL moves KV by UCX alone here"),
+    "backends": StockSetting(
+        "NixlConnector",
+        instead="NIXL moves KV by UCX alone here; the log says what becomes of each other name",
+    ),
     "num_threads": StockSetting(
         "NixlConnector",
         instead="UCX gets no threads of its own here; copy_threads of backend_options sets ours",
@@ -62,6 +65,39 @@ STOCK_SETTINGS: dict[str, StockSetting] = {
     "bootstrap_server_address": StockSetting("MooncakeConnector", instead="kvd introduces engines"),
 }
 """All that NixlConnector and MooncakeConnector of vLLM 0.26 to 0.32 read."""
+
+
+_BESIDE_UCX = (
+    "what ends its late writes is not known, so KV goes by UCX: see which of its transports reach the other host"
+    " (`ucx_info -d`), and SLOW_PATH in kvctl doctor"
+)
+_STORED = "it moves to files or objects, and nothing between engines"
+NIXL_BACKENDS: dict[str, str] = {
+    "UCX": "",
+    "LIBFABRIC": _BESIDE_UCX,
+    "UCCL": _BESIDE_UCX,
+    "GPUNETIO": _BESIDE_UCX,
+    "Mooncake": '"backend": "mooncake" goes by Mooncake itself',
+    "AZURE_BLOB": _STORED,
+    "GDS": _STORED,
+    "GDS_MT": _STORED,
+    "GUSLI": _STORED,
+    "HF3FS": _STORED,
+    "INFINIA": _STORED,
+    "OBJ": _STORED,
+    "POSIX": _STORED,
+}
+"""Plugins of NIXL that ``backends`` may name, and why each has no effect here; empty for the one that moves KV."""
+
+
+def nixl_backends(value: Any) -> str:
+    """What becomes of the plugins that stock's ``backends`` names, in a few words; empty where UCX alone is named."""
+    named = [str(name) for name in value] if isinstance(value, list | tuple) else [str(value)]
+    parts = [f"{name}: {why}" for name in named if (why := NIXL_BACKENDS.get(name, _UNKNOWN))]
+    return "backends (" + ", ".join(parts) + ")" if parts else ""
+
+
+_UNKNOWN = f"no plugin of NIXL that is known here; known are {', '.join(NIXL_BACKENDS)}"
 
 
 @dataclass(slots=True)
@@ -95,6 +131,11 @@ def translate(extra: Mapping[str, Any]) -> Translated:
             continue
         if setting.ours:
             _take(done, name, setting.ours, _outermost(value) if setting.ours == "outermost" else value)
+        elif name == "backends":
+            if said := nixl_backends(value):
+                done.idle.append(said)
+            else:
+                done.taken.append("backends is UCX, which moves KV here too")
         elif setting.option and extra.get("backend") == "mooncake":
             _take_option(done, name, setting.option, value)
         else:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvd.worker.errors import BadSettings
 from kvd.worker.settings import ConnectorSettings, read_settings
-from kvd.worker.stock import STOCK_SETTINGS, translate
+from kvd.worker.stock import NIXL_BACKENDS, STOCK_SETTINGS, translate
 
 EVERYTHING: dict[str, Any] = {
     "kv_lease_duration": 60,
@@ -46,6 +48,36 @@ def test_one_line_says_what_is_taken_for_what_and_what_has_no_effect() -> None:
 @pytest.mark.parametrize("name", STOCK_SETTINGS)
 def test_each_is_named(name: str) -> None:
     assert name in translate({name: EVERYTHING[name]}).says
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (["UCX"], "backends is UCX, which moves KV here too"),
+        (["UCX", "GDS"], "without effect: backends (GDS: it moves to files or objects, and nothing between"),
+        (
+            ["LIBFABRIC"],
+            "without effect: backends (LIBFABRIC: what ends its late writes is not known, so KV goes by",
+        ),
+        (["Mooncake"], 'without effect: backends (Mooncake: "backend": "mooncake" goes by Mooncake itself)'),
+        (
+            ["LIBFABRICS"],
+            "backends (LIBFABRICS: no plugin of NIXL that is known here; known are UCX, LIBFABRIC, ",
+        ),
+        ("UCX", "backends is UCX, which"),
+    ],
+)
+def test_nixls_plugins_are_named_one_by_one(named: Any, said: str) -> None:
+    assert said in translate({"backends": named}).says
+    assert read_settings({"backends": named}) == ConnectorSettings()
+
+
+def test_every_plugin_of_the_installed_nixl_is_known() -> None:
+    found = (path for entry in sys.path for path in Path(entry).glob("*nixl*/**/libplugin_*.so"))
+    plugins = {path.stem.removeprefix("libplugin_") for path in found}
+    if not plugins:
+        pytest.skip("NIXL is not installed: nothing to compare with")
+    assert plugins - set(NIXL_BACKENDS) == set()
 
 
 def test_nothing_is_said_of_settings_of_ours() -> None:
