@@ -32,6 +32,7 @@ from kvd.vllm.builds.versions import (
     joins_layers,
     load_failure_policy,
     log_beside_vllm,
+    lookahead,
     one_engine,
     place,
     required_layout,
@@ -150,6 +151,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._groups,
                 load_failure_policy(vllm_config),
                 self._opens_session(f"kvd-scheduler-{self._engine.engine_id[:8]}"),
+                lookahead(vllm_config, kv_cache_config),
             )
 
     # --- the worker's half ---

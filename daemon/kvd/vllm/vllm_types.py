@@ -57,22 +57,23 @@ def wants_prompt_logprobs(request: VllmRequest) -> bool:
     return sampling is not None and sampling.prompt_logprobs is not None
 
 
-def drop_last_token(request: VllmRequest) -> None:
-    """The prefiller of a model with state stops one token short of the prompt's end.
+def drop_last_tokens(request: VllmRequest, count: int) -> None:
+    """The prefiller stops ``count`` tokens short of the prompt's end, where the prompt is longer than that.
 
     A state fits one position. The decoder has to compute the prompt's last token itself to get its first
-    output, so the state it is handed must be the one before that token.
+    output, so the state it is handed must be the one before that token. Modules of a drafter that look further ahead
+    (`kvd.vllm.builds.versions.lookahead`) take more off.
     """
     params = request.kv_transfer_params
     if (
         params is None
         or params.get("kvd_short")
-        or request.num_prompt_tokens < 2
+        or request.num_prompt_tokens <= count
         or request.prompt_token_ids is None
     ):
         return
-    del request.prompt_token_ids[-1]
-    del request._all_token_ids[-1]  # noqa: SLF001 - vLLM keeps the token list in two places
-    request.num_prompt_tokens -= 1
+    del request.prompt_token_ids[-count:]
+    del request._all_token_ids[-count:]  # noqa: SLF001 - vLLM keeps the token list in two places
+    request.num_prompt_tokens -= count
     request.max_tokens = 1
     params["kvd_short"] = True

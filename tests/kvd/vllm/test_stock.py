@@ -146,12 +146,33 @@ def test_the_page_about_switching_says_what_becomes_of_each() -> None:
     assert PAGE.read_text() == now
 
 
+def flags_of(vllm: Path, groups: set[str]) -> set[str]:
+    """The flags of vLLM's CacheConfig, ParallelConfig and SchedulerConfig, by the groups of its parser."""
+    calls = (
+        node
+        for node in ast.walk(ast.parse((vllm / "engine" / "arg_utils.py").read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "add_argument"
+    )
+    return {
+        str(word.value)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) in groups
+        for word in call.args
+        if isinstance(word, ast.Constant) and str(word.value).startswith("--")
+    }
+
+
 def test_every_flag_on_that_page_is_one_and_all_of_kv_are_there(vllm: Path) -> None:
-    flags = set(re.findall(r'"(--[a-z-]+)"', (vllm / "engine" / "arg_utils.py").read_text()))
+    flags = set(re.findall(r'"(--[a-z0-9-]+)"', (vllm / "engine" / "arg_utils.py").read_text()))
     assert "--kv-transfer-config" in flags
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `--")]
-    named = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)`", row.split("|")[1])}
+    named = {flag for row in rows for flag in re.findall(r"`(--[a-z0-9-]+)`", row.split("|")[1])}
     assert named - flags == set()
+    of_kv = flags_of(vllm, {"cache_group", "parallel_group", "scheduler_group"})
+    assert "--use-replayssm" in of_kv
+    assert {flag for flag in of_kv if not flag.startswith("--data-parallel-")} - named == set()
     touching = {
         flag for flag in flags if re.search(r"kv-(?!cache-metrics)|prefix-caching|-parallel-size$", flag)
     }

@@ -50,11 +50,17 @@ class Engine:
         policy: str = "recompute",
         *,
         known: bool = True,
+        lookahead: int = 0,
         **settings: Any,
     ) -> None:
         self.script = Script()
         self.half = SchedulerHalf(
-            ConnectorSettings(**settings), facts(name, len(groups)), groups, policy, self.script.open
+            ConnectorSettings(**settings),
+            facts(name, len(groups)),
+            groups,
+            policy,
+            self.script.open,
+            lookahead,
         )
         if known:
             self.script.push(PEER)

@@ -19,6 +19,7 @@ SCHEDULER = "kvd.vllm.builds.recovering.recovering_scheduler"
 """The scheduler for builds whose own hears only of bad blocks, and only of one group's."""
 
 _SCHEDULER = "v1/core/sched/scheduler.py"
+_BASE = "distributed/kv_transfer/kv_connector/v1/base.py"
 _AGGREGATOR = "distributed/kv_transfer/kv_connector/utils.py"
 _RUNNERS = ("v1/worker/kv_connector_model_runner_mixin.py", "v1/worker/gpu/kv_connector.py")
 
@@ -103,6 +104,16 @@ def completes_hits(root: Path | None = None) -> bool:
         for node in ast.walk(scheduler.tree)
         if isinstance(node, ast.If)
     )
+
+
+@functools.cache
+def tells_of_sleep(root: Path | None = None) -> bool:
+    """Whether a vLLM tells its connector before KV memory is unmapped (sleep mode), and when it is mapped again.
+
+    Raises `UnsupportedBuild` where there is no source to read.
+    """
+    base = _Source.read(_installed() if root is None else root, _BASE)
+    return all(base.function(name) for name in ("unregister_kv_caches", "restore_kv_caches"))
 
 
 def safety(build: Build, groups: Sequence[GroupFacts], *, loads: bool = True, scheduler: str = "") -> Safety:

@@ -15,7 +15,7 @@ import msgspec
 from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
 from kvd.installed import installed_version, own_version
-from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety
+from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety, tells_of_sleep
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts, begins_together
@@ -123,6 +123,21 @@ def safe_loads(vllm_config: Any, groups: tuple[GroupFacts, ...]) -> Safety:
     return safe
 
 
+def lookahead(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many of a prompt's last tokens a prefiller leaves to the decoder, beside the one of a state.
+
+    The modules of a drafter of several read one token further ahead each, so what they cache of the last tokens is of
+    tokens that were guessed; the decoder would take it for good. A window that vLLM rebuilds from the tokens before
+    it must end where the decoder begins. Builds before 0.32 have neither.
+    """
+    ahead = int(getattr(vllm_config, "num_prefill_lookahead_tokens", 0)) - 1
+    rebuilt = any(
+        getattr(group.kv_cache_spec, "prefix_replay_tokens", 0) > 0
+        for group in kv_cache_config.kv_cache_groups
+    )
+    return max(ahead, int(rebuilt), 0)
+
+
 def brings_states(kv_cache_config: Any, groups: tuple[GroupFacts, ...], safe: Safety) -> bool:
     """Whether to tell the installed vLLM that a load brings the states that its own cache lacks."""
     return safe.channel != "none" and begins_together(kv_cache_config, groups) and completes_hits()
@@ -144,11 +159,9 @@ def transfer_results(sent: set[str], received: set[str], failed: set[str]) -> An
 
 def check_sleep(vllm_config: Any) -> None:
     """Refuse vLLM's sleep mode where vLLM does not tell connectors of it. Raises `UnsupportedBuild`."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
-
     if not getattr(vllm_config.model_config, "enable_sleep_mode", False):
         return
-    if not hasattr(KVConnectorBase_V1, "restore_kv_caches"):
+    if not tells_of_sleep():
         raise UnsupportedBuild(
             f"--enable-sleep-mode: vLLM {vllm_version()} does not tell its connector when it unmaps KV memory, which"
             " peers may be reading or writing then; leave it out, or use vLLM 0.33 or later"

@@ -1,25 +1,42 @@
 """What a vLLM does with failed loads is read from its source, and decides whether the connector starts.
 
 docs/builds.md holds what was read of each version. To write it anew set WRITE_DOCS=1 and VLLM_SOURCES to a folder with
-one folder a version, each holding that version's `vllm` package.
+one folder a version, each holding that version's `vllm` package. Other versions' columns stay as they are.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pytest
 
-from kvd.vllm.builds.probe import MEANINGS, SCHEDULER, Build, Fact, Safety, completes_hits, probe, safety
+from kvd.vllm.builds.probe import (
+    MEANINGS,
+    SCHEDULER,
+    Build,
+    Fact,
+    Safety,
+    completes_hits,
+    probe,
+    safety,
+    tells_of_sleep,
+)
+from kvd.vllm.builds.versions import vllm_version
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts
 from tests.support.builds_matrix import CELLS, noted
 
-PAGE = Path(__file__).parents[3] / "docs" / "builds.md"
-TABLES = re.compile(r"(?<=test_builds.py` -->\n).*?(?=<!-- end -->)", re.DOTALL)
+PAGE = Path(__file__).parents[4] / "docs" / "builds.md"
+TABLES = re.compile(r"(?<=test_probe.py` -->\n).*?(?=<!-- end -->)", re.DOTALL)
+ALSO: dict[str, Callable[[Path | None], bool]] = {
+    "takes a prefix of attention for a hit, whose states come with a load": completes_hits,
+    "tells its connector when KV memory goes and comes (sleep mode)": tells_of_sleep,
+}
+"""What is asked of a version beside what decides on its loads."""
 
 MODELS = {
     "one group of full attention or MLA": (GroupFacts("full", 16),),
@@ -212,13 +229,28 @@ def test_the_installed_vllm_can_load_every_kind_of_model() -> None:
         assert not safety(build, groups).refused
 
 
+def test_a_build_that_tells_its_connector_of_sleep(tmp_path: Path) -> None:
+    base = tmp_path / "distributed/kv_transfer/kv_connector/v1/base.py"
+    base.parent.mkdir(parents=True)
+    base.write_text("class Base:\n    def unregister_kv_caches(self): ...\n")
+    assert not tells_of_sleep(tmp_path)
+    woken = tmp_path / "newer" / base.relative_to(tmp_path)
+    woken.parent.mkdir(parents=True)
+    woken.write_text(base.read_text() + "    def restore_kv_caches(self): ...\n")
+    assert tells_of_sleep(tmp_path / "newer")
+
+
 def test_the_page_is_what_the_sources_say() -> None:
-    sources = os.environ.get("VLLM_SOURCES")
-    if not sources:
-        pytest.skip("needs VLLM_SOURCES, the unpacked versions")
-    builds = {path.name: probe(path / "vllm") for path in sorted(Path(sources).iterdir())}
-    written = PAGE.read_text()
-    now = TABLES.sub(lambda _match: tables(builds), written)
+    """Columns of versions whose sources are not here stay as they are; the installed one is always looked at."""
+    given = os.environ.get("VLLM_SOURCES")
+    roots = {path.name: path / "vllm" for path in sorted(Path(given).iterdir())} if given else {}
+    if not roots:
+        pytest.importorskip("vllm", reason="needs vLLM, or VLLM_SOURCES, the unpacked versions")
+    columns = read_page(PAGE.read_text())
+    columns |= {version: column(root) for version, root in roots.items()} or {
+        vllm_version().partition("+")[0]: column(None)
+    }
+    now = TABLES.sub(lambda _match: tables(columns), PAGE.read_text())
     if os.environ.get("WRITE_DOCS"):
         PAGE.write_text(now)
     assert PAGE.read_text() == now
@@ -241,25 +273,65 @@ def test_what_was_run_is_noted_beside_what_was_noted_before() -> None:
     assert page.endswith("<!-- end -->\nafter\n<!-- end -->\n")
 
 
-def tables(builds: dict[str, Build]) -> str:
+@dataclass(frozen=True)
+class Column:
+    """What the page says of a version: a cell for each row of both tables, and where it was read, line by line."""
+
+    cells: dict[str, str]
+    where: dict[str, str]
+
+
+def column(root: Path | None) -> Column:
+    """What a version's source says; of the installed one if no root is given."""
+    build = probe(root)
+    facts: dict[str, Fact] = {MEANINGS[f.name]: getattr(build, f.name) for f in fields(Build)}
+    cells = {meaning: "yes" if fact.holds else "no" for meaning, fact in facts.items()}
+    cells |= {meaning: "yes" if ask(root) else "no" for meaning, ask in ALSO.items()}
+    cells |= {model: _short(safety(build, groups)) for model, groups in MODELS.items()}
+    return Column(cells, {meaning: fact.evidence for meaning, fact in facts.items()})
+
+
+def read_page(page: str) -> dict[str, Column]:
+    """The columns as they are written, by version."""
+    found = TABLES.search(page)
+    assert found is not None, f"{PAGE} has no tables of versions any more"
+    lines = found[0].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line[:2] == "| "]
+    versions = rows[0][1:]
+    columns = {version: Column({}, {}) for version in versions}
+    for name, *cells in rows:
+        for version, cell in zip(versions, cells, strict=True):
+            if name:
+                columns[version].cells[name] = cell
+    version = ""
+    for line in lines:
+        if line.startswith("**"):
+            version = line.strip("*")
+        elif line.startswith("- "):
+            meaning, _, evidence = line[2:].partition(": ")
+            columns[version].where[meaning] = evidence.strip("`")
+    return columns
+
+
+def tables(columns: dict[str, Column]) -> str:
     """What each version does, what follows, and where it was read."""
-    head = f"| | {' | '.join(builds)} |\n|---|{'---|' * len(builds)}\n"
-    facts = "".join(
-        f"| {MEANINGS[f.name]} | "
-        + " | ".join("yes" if getattr(b, f.name).holds else "no" for b in builds.values())
-        + " |\n"
-        for f in fields(Build)
-    )
-    follows = "".join(
-        f"| {model} | " + " | ".join(_short(safety(b, groups)) for b in builds.values()) + " |\n"
-        for model, groups in MODELS.items()
-    )
+    columns = dict(sorted(columns.items(), key=lambda item: [int(part) for part in item[0].split(".")]))
+    head = f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}\n"
+
+    def rows(names: Iterable[str]) -> str:
+        return "".join(
+            f"| {name} | {' | '.join(c.cells.get(name, 'not read') for c in columns.values())} |\n"
+            for name in names
+        )
+
     where = "".join(
-        f"\n**{version}**\n\n"
-        + "".join(f"- {MEANINGS[f.name]}: `{getattr(b, f.name).evidence}`\n" for f in fields(Build))
-        for version, b in builds.items()
+        f"\n**{version}**\n\n" + "".join(f"- {meaning}: `{read}`\n" for meaning, read in c.where.items())
+        for version, c in columns.items()
     )
-    return f"\n{head}{facts}\nA decoder with a model:\n\n{head}{follows}\n## Where it was read\n{where}\n"
+    facts = rows([*MEANINGS.values(), *ALSO])
+    return (
+        f"\n{head}{facts}\nA decoder with a model:\n\n{head}{rows(MODELS)}\n## Where it was read\n{where}\n"
+    )
 
 
 def _short(safe: Safety) -> str:

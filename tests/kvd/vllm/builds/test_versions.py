@@ -12,6 +12,7 @@ from kvd.vllm.builds import versions
 from kvd.vllm.builds.versions import (
     check_sleep,
     joins_layers,
+    lookahead,
     one_engine,
     place,
     required_layout,
@@ -66,17 +67,15 @@ def test_builds_that_can_only_be_asked_to_join_layers_are_for_pulls(
 
 
 def test_sleep_mode_needs_a_vllm_that_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = ModuleType("vllm.distributed.kv_transfer.kv_connector.v1.base")
-    monkeypatch.setitem(sys.modules, base.__name__, base)
     awake = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=False))
     sleeps = SimpleNamespace(model_config=SimpleNamespace(enable_sleep_mode=True))
 
-    base.KVConnectorBase_V1 = type("Base", (), {})  # type: ignore[attr-defined]
+    monkeypatch.setattr(versions, "tells_of_sleep", lambda: False)
     check_sleep(awake)
     with pytest.raises(UnsupportedBuild, match=r"--enable-sleep-mode: vLLM .* use vLLM 0.33 or later"):
         check_sleep(sleeps)
 
-    base.KVConnectorBase_V1 = type("Base", (), {"restore_kv_caches": None})  # type: ignore[attr-defined]
+    monkeypatch.setattr(versions, "tells_of_sleep", lambda: True)
     check_sleep(sleeps)
 
 
@@ -161,3 +160,21 @@ def test_how_a_cpu_packs_blocks_goes_by_the_type_of_the_model_not_of_its_cache(
     packs = place(config).packing
     assert packs is not None
     assert packs(SimpleNamespace(dtype="float8_e4m3fn", head_size=64), 32) == packing
+
+
+def drafting(ahead: int, *groups: Any) -> tuple[Any, Any]:
+    """A vLLM whose drafter reads so far ahead, and its groups."""
+    return (
+        SimpleNamespace(num_prefill_lookahead_tokens=ahead),
+        SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in groups]),
+    )
+
+
+def test_a_prefiller_leaves_out_what_a_drafter_of_several_modules_has_only_guessed() -> None:
+    full, rebuilt = SimpleNamespace(), SimpleNamespace(prefix_replay_tokens=128)
+    assert lookahead(*drafting(0, full)) == 0
+    assert lookahead(*drafting(1, full)) == 0
+    assert lookahead(*drafting(3, full)) == 2
+    assert lookahead(*drafting(0, full, rebuilt)) == 1
+    assert lookahead(*drafting(3, full, rebuilt)) == 2
+    assert lookahead(SimpleNamespace(), drafting(0, full)[1]) == 0

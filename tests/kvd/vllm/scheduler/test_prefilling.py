@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from kvd.client.session import SessionState
+from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.params import read_remote_prefill
 from kvd.wire.lease import LeaseClosed, LeaseEnded, LeaseOpened
 from kvd.wire.registration import OpenLease, RegisterScheduler
 from tests.support.rigs.bench import GENERATION
-from tests.support.rigs.half import HYBRID, PREFILL_HERE, Engine, Request
+from tests.support.rigs.half import HYBRID, LLAMA, PREFILL_HERE, Engine, Request
 
 
 def test_a_finished_prefill_keeps_its_blocks_under_a_lease() -> None:
@@ -65,6 +68,32 @@ def test_a_prefiller_with_state_stops_one_token_short_and_only_once() -> None:
     assert kept
     assert params is not None
     assert (params["remote_num_tokens"], params["remote_block_ids"]) == (9, [[41], [5, 6]])
+
+
+@pytest.mark.parametrize("groups", [LLAMA, HYBRID])
+def test_a_prefiller_leaves_to_the_decoder_what_its_drafter_has_to_see_itself(
+    groups: tuple[GroupFacts, ...],
+) -> None:
+    engine = Engine("p", groups, lookahead=3)
+    request = engine.arrive(dict(PREFILL_HERE))
+    engine.half.new_request(request)
+    assert (request.num_prompt_tokens, request.prompt_token_ids) == (7, list(range(7)))
+    request.num_computed_tokens = 7
+    kept, params = engine.half.finished(request, ([5], [6])[: len(groups)], completed=True)
+    assert kept
+    assert params is not None
+    assert params["remote_num_tokens"] == 7
+    short = Request("s", dict(PREFILL_HERE), [1, 2, 3], 3, _all_token_ids=[1, 2, 3])
+    engine.half.new_request(short)
+    assert short.num_prompt_tokens == 3
+
+
+def test_of_a_pushed_prompt_only_the_token_of_a_state_is_left_out() -> None:
+    """Its decoder counts with that many tokens, whatever drafter the prefiller has."""
+    pushed = {**PREFILL_HERE, "transfer_mode": "push", "kvd_transfer_id": "x"}
+    for groups, tokens in ((LLAMA, 10), (HYBRID, 9)):
+        request = Engine("p", groups, mode="push", lookahead=3).arrive(dict(pushed))
+        assert request.num_prompt_tokens == tokens
 
 
 def test_a_prompt_of_one_token_is_not_shortened_away() -> None:
