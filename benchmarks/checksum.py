@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from kvd.geometry.live import Blocks, Dim, LiveTensor, StateShape, attention_layer, latent_layer, state_layer
+from kvd.geometry.live import Blocks, Dim, LiveTensor, attention_layer, latent_layer
 from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Share
+from kvd.geometry.states import StateShape, state_layer
 from kvd.topology.blocks import BlockList
 from kvd.topology.checksum import InMemory, TokenSpan, layer_sums
 from kvd.topology.comparison import comparison

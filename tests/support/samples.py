@@ -12,14 +12,13 @@ from kvd.geometry.live import (
     Blocks,
     Dim,
     LiveTensor,
-    StateShape,
     attention_layer,
     latent_layer,
-    state_layer,
 )
 from kvd.geometry.model import EngineGeometry, Group, GroupKind, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import share
+from kvd.geometry.states import StateShape, state_layer
 
 NUM_BLOCKS = 32
 REGION = 1 << 26

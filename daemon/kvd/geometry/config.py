@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvd.geometry.check import check_worker
 from kvd.geometry.errors import UnevenShard, UnknownShape
 from kvd.geometry.families import AttentionShape, LatentShape, ModelShape, RecurrentShape
-from kvd.geometry.live import Blocks, LiveTensor, Packing, StateShape, cpu_attention_layer, state_fields
+from kvd.geometry.live import Blocks, LiveTensor, Packing, cpu_attention_layer
 from kvd.geometry.model import (
     Axis,
     EngineGeometry,
@@ -26,6 +26,7 @@ from kvd.geometry.model import (
 from kvd.geometry.paging import Paged, PagedGroup, hybrid_block_size, page_groups, stages
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, Placement, kv_fields, latent_field, share, token_axes
+from kvd.geometry.states import StateShape, state_fields
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3": 1, "float8_e5m2": 1}
 CACHE_TYPES = {"fp8": "float8_e4m3", "fp8_e4m3": "float8_e4m3", "fp8_e5m2": "float8_e5m2"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvd.geometry.errors import UnknownShape
-from kvd.geometry.live import StateFamily
+from kvd.geometry.states import StateFamily
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
+from fractions import Fraction
 from typing import Literal
 
 from kvd.geometry.errors import UnknownShape
@@ -15,14 +15,10 @@ from kvd.geometry.model import Axis, Field, Layer, Page, Region
 from kvd.geometry.shards import (
     WHOLE_CONTEXT,
     ContextShare,
-    ConvSection,
     Placement,
     Share,
-    conv_fields,
     kv_fields,
     latent_field,
-    share,
-    state_field,
     token_axes,
 )
 
@@ -32,7 +28,8 @@ Dim = Literal["kv", "block", "head", "token", "dim", "key+value"]
 ``kv`` picks K or V, ``key+value`` holds both one after the other.
 """
 
-StateFamily = Literal["mamba1", "mamba2", "gdn"]
+ONE_TOKEN = Fraction(1)
+"""Tokens of one entry of most caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +51,6 @@ class Blocks:
     count: int
     tokens: int
     context: ContextShare = WHOLE_CONTEXT
-
-
-@dataclass(frozen=True, slots=True)
-class StateShape:
-    """What a state layer keeps: this rank's convolution and recurrent shapes as vLLM's spec gives them.
-
-    ``heads`` is the model's number of recurrent heads (channels for mamba1), ``groups`` its number of B/C
-    groups (mamba2), ``conv`` and ``ssm`` are (shape, dtype, item size).
-    """
-
-    family: StateFamily
-    conv: tuple[tuple[int, ...], str, int]
-    ssm: tuple[tuple[int, ...], str, int]
-    heads: int
-    groups: int = 1
-    channels_first: bool = False
 
 
 def find_region(regions: Sequence[Region], address: int, what: str) -> int:
@@ -95,16 +76,16 @@ def attention_layer(
     ``dims`` names the tensor's dimensions. A tensor with more blocks than the worker has holds kernel blocks:
     a block is ``shape[block] / blocks.count`` of them. Raises `UnknownShape` where shape and facts disagree.
     """
-    at = _dims(tensor, dims)
+    at = dims_of(tensor, dims)
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
     _expect_heads(tensor, tensor.shape[at["head"]], heads)
     if "key+value" in at:
         inner = at["key+value"]
-        _expect(tensor, "key and value size", tensor.shape[inner], key_size + value_size)
+        expect(tensor, "key and value size", tensor.shape[inner], key_size + value_size)
         value_offset = key_size * tensor.strides[inner]
     else:
         inner = at["dim"]
-        _expect(tensor, "head size", tensor.shape[inner], key_size)
+        expect(tensor, "head size", tensor.shape[inner], key_size)
         value_offset = tensor.strides[at["kv"]]
     fields = kv_fields(
         dtype=tensor.dtype,
@@ -121,7 +102,7 @@ def attention_layer(
             value_offset=value_offset,
         ),
     )
-    return _layer(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
+    return layer_of(tensor, regions, fields, kernel_blocks * tensor.strides[at["block"]])
 
 
 Packing = Literal["vec", "opaque"]
@@ -146,10 +127,10 @@ def cpu_attention_layer(
     ``opaque`` blocks move whole, so they fit only blocks of the same size. Raises `UnknownShape` where shape
     and facts disagree.
     """
-    at = _dims(tensor, ("block", "head", "token", "key+value"))
+    at = dims_of(tensor, ("block", "head", "token", "key+value"))
     kernel_blocks, _ = _tokens(tensor, at, blocks)
     _expect_heads(tensor, tensor.shape[at["head"]], heads)
-    _expect(tensor, "key and value size", tensor.shape[at["key+value"]], key_size + value_size)
+    expect(tensor, "key and value size", tensor.shape[at["key+value"]], key_size + value_size)
     item, kernel_tokens = tensor.itemsize, tensor.shape[at["token"]]
     fields = []
     inner: tuple[Axis, ...]
@@ -175,16 +156,16 @@ def cpu_attention_layer(
             shape = (("head", heads.total), ("token", blocks.tokens), ("dim", size))
         head = Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]])
         fields.append(Field(name, tensor.dtype, item, offset, (head, *inner), shape))
-    return _layer(tensor, regions, tuple(fields), kernel_blocks * tensor.strides[at["block"]])
+    return layer_of(tensor, regions, tuple(fields), kernel_blocks * tensor.strides[at["block"]])
 
 
 def latent_layer(
     tensor: LiveTensor, regions: Sequence[Region], *, dims: Sequence[Dim], blocks: Blocks, size: int
 ) -> Layer:
     """The layer of an MLA tensor: one latent a token, the same on every tensor-parallel rank."""
-    at = _dims(tensor, dims)
+    at = dims_of(tensor, dims)
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
-    _expect(tensor, "latent size", tensor.shape[at["dim"]], size)
+    expect(tensor, "latent size", tensor.shape[at["dim"]], size)
     fld = latent_field(
         dtype=tensor.dtype,
         itemsize=tensor.itemsize,
@@ -193,7 +174,7 @@ def latent_layer(
         size=size,
         dim_stride=tensor.strides[at["dim"]],
     )
-    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
+    return layer_of(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
 
 
 def packed_layer(
@@ -213,122 +194,77 @@ def packed_layer(
     resharded and ``packing``, vLLM's name of the format, must be the same on both sides. ``heads`` is None
     where all ranks hold the same cells (MLA). Raises `UnknownShape` where shape and facts disagree.
     """
-    at = _dims(tensor, ("block", "head", "token", "dim"))
+    at = dims_of(tensor, ("block", "head", "token", "dim"))
     kernel_blocks, tokens = _tokens(tensor, at, blocks)
-    _expect(tensor, "bytes a cell", tensor.shape[at["dim"]] * tensor.itemsize, cell)
-    _expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
-    _expect(tensor, "heads", tensor.shape[at["head"]], heads.extent if heads else 1)
+    expect(tensor, "bytes a cell", tensor.shape[at["dim"]] * tensor.itemsize, cell)
+    expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
+    expect(tensor, "heads", tensor.shape[at["head"]], heads.extent if heads else 1)
     axes = (*tokens, Axis("byte", 0, cell, 1, 1))
     shape: tuple[tuple[str, int], ...] = (("token", blocks.tokens), ("byte", cell))
     if heads is not None:
         axes = (Axis("head", heads.start, heads.extent, 1, tensor.strides[at["head"]]), *axes)
         shape = (("head", heads.total), *shape)
     fld = Field(name="cell", dtype=packing, itemsize=1, offset=0, axes=axes, shape=shape)
-    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
+    return layer_of(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
 
 
 def whole_block_layer(
-    tensor: LiveTensor, regions: Sequence[Region], *, blocks: Blocks, packing: str
-) -> Layer:
-    """The layer of a tensor ``(block, 1, token, cell)`` whose shape is not its content: kernel blocks move whole.
-
-    The caches of sparse attention hold the values of all tokens of a kernel block first and then all scales, so a
-    token's bytes stand in two places. ``packing`` says what is in there; that and the tokens of a kernel block, of
-    which a block may be several, must be the same on both sides, and so must context parallelism. Raises
-    `UnknownShape` where shape and facts disagree or a kernel block is not one piece.
-    """
-    at = _dims(tensor, ("block", "head", "token", "dim"))
-    kernel_blocks, _ = _tokens(tensor, at, blocks)
-    kernel_tokens, context = tensor.shape[at["token"]], blocks.context
-    cell = tensor.shape[at["dim"]] * tensor.itemsize
-    _expect(tensor, "heads", tensor.shape[at["head"]], 1)
-    _expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
-    _expect(tensor, "bytes between tokens", tensor.strides[at["token"]], cell)
-    step, size = kernel_tokens * context.size, kernel_tokens * cell
-    axes: tuple[Axis, ...] = (
-        Axis("token", 0, kernel_blocks, step, tensor.strides[at["block"]]),
-        Axis("byte", 0, size, 1, 1),
-    )
-    shape: tuple[tuple[str, int], ...] = (("token", blocks.tokens), ("byte", size))
-    if context.size > 1:
-        axes = (Axis("context", context.rank, 1, 1, 0), *axes)
-        shape = (("context", context.size), *shape)
-        packing = f"{packing}, {context.interleave} tokens in a row"
-    fld = Field("block", f"{packing}, blocks of {kernel_tokens} tokens", 1, 0, axes, shape)
-    return _layer(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
-
-
-def state_layer(
     tensor: LiveTensor,
     regions: Sequence[Region],
     *,
-    state: StateShape,
-    rank: int,
-    ranks: int,
-    block_stride: int,
+    blocks: Blocks,
+    packing: str,
+    covers: Fraction = ONE_TOKEN,
+    heads: Share | None = None,
 ) -> Layer:
-    """The layer of a state-space layer.
+    """The layer of a tensor ``(block, slot, entry, cell)`` whose shape is not its content: kernel blocks move whole.
 
-    A page is the convolution state and then the recurrent state, both dense.
+    The caches of sparse attention hold the values of all tokens of a kernel block first and then all scales, so a
+    token's bytes stand in two places. Others keep an entry for several tokens, ``covers`` of them, or arrange keys and
+    values of all ``heads`` of a worker in slots of their own. ``heads`` is None where all workers hold the same.
+    ``packing`` says what is in there; that and the tokens of a kernel block, of which a block may be several, must be
+    the same on both sides, and so must context parallelism and how heads are split. Raises `UnknownShape` where shape
+    and facts disagree or a cell is not one piece.
     """
-    return _layer(tensor, regions, state_fields(state, rank, ranks), block_stride)
+    at = dims_of(tensor, ("block", "head", "token", "dim"))
+    kernel_blocks, _ = _tokens(tensor, at, blocks, covers)
+    context, slots, entries = blocks.context, tensor.shape[at["head"]], tensor.shape[at["token"]]
+    kernel_tokens = int(entries * covers)
+    cell = tensor.shape[at["dim"]] * tensor.itemsize
+    expect(tensor, "bytes between the elements of a cell", tensor.strides[at["dim"]], tensor.itemsize)
+    size = entries * cell
+    axes: list[Axis] = [
+        Axis("token", 0, kernel_blocks, kernel_tokens * context.size, tensor.strides[at["block"]]),
+        Axis("byte", 0, size, 1, 1),
+    ]
+    shape = [("token", blocks.tokens), ("byte", size)]
+    text = f"{packing}, blocks of {kernel_tokens} tokens"
+    if heads is None:
+        expect(tensor, "heads", slots, 1)
+        expect(tensor, "bytes between tokens", tensor.strides[at["token"]], cell)
+    else:
+        axes[1:] = [
+            Axis("slot", 0, slots, 1, tensor.strides[at["head"]]),
+            Axis("entry", 0, entries, 1, tensor.strides[at["token"]]),
+            Axis("byte", 0, cell, 1, 1),
+        ]
+        shape[1:] = [("slot", slots), ("entry", entries), ("byte", cell)]
+        axes.insert(0, Axis("head shards", heads.start // heads.extent, 1, 1, 0))
+        shape.insert(0, ("head shards", heads.total // heads.extent))
+        if tensor.strides[at["head"]] < tensor.strides[at["token"]] and slots > 1:
+            text += ", tokens before slots"
+    if covers != 1:
+        text += f", {covers} an entry"
+    if context.size > 1:
+        axes.insert(0, Axis("context", context.rank, 1, 1, 0))
+        shape.insert(0, ("context", context.size))
+        text = f"{packing}, {context.interleave} tokens in a row{text.removeprefix(packing)}"
+    fld = Field("block", text, 1, 0, tuple(axes), tuple(shape))
+    return layer_of(tensor, regions, (fld,), kernel_blocks * tensor.strides[at["block"]])
 
 
-def state_fields(state: StateShape, rank: int, ranks: int) -> tuple[Field, ...]:
-    """Fields of one state page on ``rank`` of ``ranks``.
-
-    Section widths follow from the shapes alone: the recurrent state tells the value part, the rest is shared
-    evenly by the other two sections (``B``/``C`` of Mamba2, ``q``/``k`` of Gated DeltaNet).
-    """
-    conv_shape, conv_dtype, conv_size = state.conv
-    ssm_shape, ssm_dtype, ssm_size = state.ssm
-    channels, taps = conv_shape if state.channels_first or state.family == "mamba1" else conv_shape[::-1]
-    heads = share(f"{state.family} heads", state.heads, rank, ranks)
-    if ssm_shape[0] != heads.extent:
-        raise UnknownShape(
-            f"a {state.family} state of {ssm_shape[0]} heads on one of {ranks} ranks, of {state.heads} in all"
-        )
-    sections = _sections(state, channels, ssm_shape, rank, ranks)
-    conv = conv_fields(
-        dtype=conv_dtype,
-        itemsize=conv_size,
-        sections=sections,
-        taps=taps,
-        channels_first=state.channels_first or state.family == "mamba1",
-    )
-    ssm = state_field(
-        dtype=ssm_dtype,
-        itemsize=ssm_size,
-        offset=prod(conv_shape) * conv_size,
-        heads=heads,
-        inner=ssm_shape[1:],
-    )
-    return (*conv, ssm)
-
-
-def _sections(
-    state: StateShape, channels: int, ssm_shape: tuple[int, ...], rank: int, ranks: int
-) -> tuple[ConvSection, ...]:
-    if state.family == "mamba1":
-        return (ConvSection("x", Share(rank * channels, channels, channels * ranks)),)
-    value = ssm_shape[0] * ssm_shape[1]
-    rest, odd = divmod(channels - value, 2)
-    if rest < 1 or odd:
-        raise UnknownShape(
-            f"a {state.family} convolution of {channels} channels, {value} of them values,"
-            f" leaves {channels - value} for two sections"
-        )
-    whole = Share(rank * value, value, value * ranks)
-    if state.family == "gdn":
-        part = Share(rank * rest, rest, rest * ranks)
-        return (ConvSection("q", part), ConvSection("k", part), ConvSection("v", whole))
-    group = share("B/C groups", state.groups, rank, ranks)
-    width = rest // group.extent
-    part = Share(group.start * width, rest, state.groups * width)
-    return (ConvSection("x", whole), ConvSection("B", part), ConvSection("C", part))
-
-
-def _dims(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
+def dims_of(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
+    """Where each dimension stands. Raises `UnknownShape` where the tensor has another number of them."""
     if len(dims) != len(tensor.shape):
         raise UnknownShape(
             f"{tensor.layer}: a tensor of {len(tensor.shape)} dimensions {tensor.shape}, expected {tuple(dims)}"
@@ -336,14 +272,17 @@ def _dims(tensor: LiveTensor, dims: Sequence[Dim]) -> dict[str, int]:
     return {name: i for i, name in enumerate(dims)}
 
 
-def _tokens(tensor: LiveTensor, at: dict[str, int], blocks: Blocks) -> tuple[int, tuple[Axis, ...]]:
+def _tokens(
+    tensor: LiveTensor, at: dict[str, int], blocks: Blocks, covers: Fraction = ONE_TOKEN
+) -> tuple[int, tuple[Axis, ...]]:
+    """Kernel blocks of a block, and the axes of their tokens where an entry is of one token."""
     kernel_blocks, rest = divmod(tensor.shape[at["block"]], blocks.count)
     if rest or not kernel_blocks:
         raise UnknownShape(
             f"{tensor.layer}: {tensor.shape[at['block']]} kernel blocks do not make {blocks.count} blocks"
         )
-    local_tokens = kernel_blocks * tensor.shape[at["token"]]
-    _expect(tensor, "tokens a block", local_tokens * blocks.context.size, blocks.tokens)
+    local_tokens = kernel_blocks * tensor.shape[at["token"]] * covers
+    expect(tensor, "tokens a block", local_tokens * blocks.context.size, blocks.tokens)
     return kernel_blocks, token_axes(
         kernel_blocks=kernel_blocks,
         kernel_tokens=tensor.shape[at["token"]],
@@ -353,7 +292,8 @@ def _tokens(tensor: LiveTensor, at: dict[str, int], blocks: Blocks) -> tuple[int
     )
 
 
-def _expect(tensor: LiveTensor, what: str, have: int, want: int) -> None:
+def expect(tensor: LiveTensor, what: str, have: int | Fraction, want: int) -> None:
+    """Raise `UnknownShape` unless what the tensor shows is what vLLM's spec says."""
     if have != want:
         raise UnknownShape(f"{tensor.layer}: {what} is {have} in the tensor and {want} in the spec")
 
@@ -363,7 +303,8 @@ def _expect_heads(tensor: LiveTensor, have: int, heads: Share) -> None:
         raise UnknownShape(f"{tensor.layer}: the tensor has {have} heads, the spec says {heads.extent}")
 
 
-def _layer(tensor: LiveTensor, regions: Sequence[Region], fields: tuple[Field, ...], stride: int) -> Layer:
+def layer_of(tensor: LiveTensor, regions: Sequence[Region], fields: tuple[Field, ...], stride: int) -> Layer:
+    """A layer with these fields, whose blocks are ``stride`` bytes apart, in the region that holds the tensor."""
     region = find_region(regions, tensor.address, tensor.layer)
     return Layer(
         name=tensor.layer,

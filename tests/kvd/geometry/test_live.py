@@ -10,16 +10,15 @@ from kvd.geometry.errors import BadGeometry, UnevenShard, UnknownShape
 from kvd.geometry.live import (
     Blocks,
     LiveTensor,
-    StateShape,
     attention_layer,
     cpu_attention_layer,
     find_region,
-    state_fields,
     whole_block_layer,
 )
 from kvd.geometry.model import Axis, Group, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, Share, share, token_axes
+from kvd.geometry.states import StateShape, state_fields
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
 from kvd.topology.errors import FieldMismatch

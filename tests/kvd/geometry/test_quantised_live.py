@@ -6,27 +6,18 @@ views it, are plain functions.
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from kvd.geometry.errors import UnknownShape
-from kvd.geometry.model import WorkerGeometry
-from kvd.geometry.rank import Rank
-from kvd.topology.blocks import BlockList
-from kvd.topology.compile import compile_plan
 from kvd.topology.errors import FieldMismatch
 from kvd.topology.plan import plan_worker
+from tests.support.live_caches import HEADS, SIZE, cache, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time
-
-BLOCKS, HEADS, SIZE = 8, 4, 128
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,61 +28,6 @@ def vllm() -> Iterator[None]:
         import vllm.v1.core.kv_cache_utils  # noqa: F401 - warns once, here
 
         yield
-
-
-@dataclass(frozen=True)
-class Cache:
-    """One worker's layers: vLLM's views of its buffer, and the geometry that the connector makes of them."""
-
-    views: dict[str, Any]
-    geometry: WorkerGeometry
-
-
-def cache(specs: dict[str, Any], tp: int = 1, rank: int = 0, layout: str = "LBNHC", dcp: int = 1) -> Cache:
-    """What a worker has of these layers, full of random bytes."""
-    import torch
-    from vllm.v1 import kv_cache_interface as v1
-    from vllm.v1.core import kv_cache_utils as core
-    from vllm.v1.kv_cache_layout import KVCacheLayout
-
-    from kvd.vllm.memory.groups import group_facts, layer_spec
-    from kvd.vllm.memory.tensors import Place, worker_geometry
-
-    chosen = KVCacheLayout[layout]
-    config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
-        attention_config=SimpleNamespace(hisparse_config=None),
-        cache_config=SimpleNamespace(
-            get_resolved_kv_cache_layout=lambda: chosen,
-            prefix_cache_retention_interval=None,
-            num_gpu_blocks_override=None,
-        ),
-        speculative_config=None,
-        model_config=None,
-    )
-    groups = core.get_kv_cache_groups(config, specs)
-    room = BLOCKS * core._get_kv_cache_bytes_per_block(groups, chosen)
-    made = core.get_kv_cache_config_from_groups(config, groups, room)
-    buffer = torch.randint(-128, 127, (room,), dtype=torch.int8)
-    views: dict[str, Any] = {}
-    for one in made.kv_cache_tensors:
-        owner = next(g for g in groups if one.layers[0] in g.layer_names)
-        spec = layer_spec(owner, one.layers[0])
-        found = v1.create_kv_cache_views(buffer, spec, made.num_blocks, chosen, one)
-        views.update(zip(one.layers, found, strict=True))
-    place = Place(rank=Rank(tp=rank, dcp=rank % dcp), tp=tp, dcp=dcp, kv_heads=HEADS)
-    return Cache(views, worker_geometry(views, made, group_facts(made, dcp), place))
-
-
-def read(
-    mine: Cache, peers: list[Cache], theirs: list[Cache], here: list[int], there: list[int], tokens: int
-) -> None:
-    """Copy a request's blocks as the connector would: group 0, these ids on either side."""
-    plan = plan_worker(mine.geometry, [p.geometry for p in peers], [t.geometry for t in theirs])
-    lists = [{g.index: BlockList(0, np.array(ids)) for g in mine.geometry.groups} for ids in (here, there)]
-    for rows in compile_plan(plan, *lists, tokens=tokens).values():
-        for local, remote, length in zip(rows.local, rows.remote, rows.length, strict=True):
-            ctypes.memmove(int(local), int(remote), int(length))
 
 
 def packed(kind: str, tp: int, block: int = 16) -> Any:
@@ -249,39 +185,6 @@ def test_an_index_of_other_blocks_is_refused() -> None:
     small, large = cache({"l0.index": index(64)}), cache({"l0.index": index(128)})
     with pytest.raises(FieldMismatch, match=r"field block is packed none, blocks of 64 tokens .*128 tokens"):
         plan_worker(small.geometry, [small.geometry], [large.geometry])
-
-
-def test_pages_whose_arrangement_is_not_known_are_refused() -> None:
-    import torch
-    from vllm.utils.torch_utils import nvfp4_kv_cache_full_dim
-    from vllm.v1 import kv_cache_interface as v1
-
-    # As the FlashInfer backend completes it: a slot each for the keys and the values of a head.
-    nvfp4 = v1.FullAttentionSpec(
-        block_size=64,
-        num_kv_heads=HEADS,
-        head_size=SIZE,
-        dtype=torch.uint8,
-        kv_quant_mode=v1.get_kv_quant_mode("nvfp4"),
-        num_head_slots=2 * HEADS,
-        state_content_bytes=nvfp4_kv_cache_full_dim(SIZE),
-    )
-    with pytest.raises(
-        UnknownShape, match=r"l0: 8 head slots a page for 4 heads \(FullAttentionSpec, packed nvfp4\)"
-    ):
-        cache({"l0": nvfp4})
-    compressed = v1.MLAAttentionSpec(
-        block_size=256,
-        num_kv_heads=1,
-        head_size=512,
-        dtype=torch.uint8,
-        tokens_per_state=4,
-        alignment=576,
-        model_version="deepseek_v4",
-        state_content_bytes=584,
-    )
-    with pytest.raises(UnknownShape, match=r"l0: one entry for 4 tokens \(MLAAttentionSpec\)"):
-        cache({"l0": compressed})
 
 
 def test_windowed_latents_of_deepseek_v4_move_by_block() -> None:

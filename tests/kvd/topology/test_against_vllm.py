@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from kvd.geometry.families import RecurrentShape
-from kvd.geometry.live import StateFamily, StateShape, state_fields
 from kvd.geometry.model import Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.paging import Paged, hybrid_block_size, page_groups, stages
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Placement, Share, kv_fields, share, token_axes
+from kvd.geometry.states import StateFamily, StateShape, state_fields
 from kvd.topology.plan import plan_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # importing vLLM takes its time

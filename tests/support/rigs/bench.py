@@ -139,6 +139,14 @@ class CrossAttentionSpec(AttentionSpec):
     pass
 
 
+class CircularBufferSpec(AttentionSpec):
+    pass
+
+
+class HiSparseHotSpec:
+    pass
+
+
 def full(block_size: int = 4, heads: int = 2, size: int = 4) -> FullAttentionSpec:
     return FullAttentionSpec(block_size=block_size, num_kv_heads=heads, head_size=size, head_size_v=size)
 

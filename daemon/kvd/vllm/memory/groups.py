@@ -15,20 +15,34 @@ from kvd.vllm.errors import UnsupportedBuild
 
 _KINDS: tuple[tuple[str, GroupKind], ...] = (
     ("MambaSpec", "mamba"),
+    ("CircularBufferSpec", "mamba"),
     ("SlidingWindowSpec", "sliding_window"),
     ("ChunkedLocalAttentionSpec", "chunked"),
     ("MLAAttentionSpec", "mla"),
     ("FullAttentionSpec", "full"),
 )
-"""In the order in which they are asked for: a spec may derive from a later one."""
+"""In the order in which they are asked for: a spec may derive from a later one.
 
-_REFUSED = (
-    "HiSparseHotSpec",
-    "HiSparseResidentSpec",
-    "CircularBufferSpec",
-    "CrossAttentionSpec",
-    "EncoderOnlyAttentionSpec",
+A circular buffer is as a state: one block of a request, whatever its length, which nobody finds by its prefix.
+"""
+
+_HISPARSE = (
+    "HiSparse keeps a model's KV in a pool of host memory with blocks of its own, which geometries here cannot say;"
+    " stock NixlConnector moves that pool; leave hisparse_config of --attention-config out, or use NixlConnector"
 )
+_REFUSED: dict[str, str] = {
+    "HiSparseHotSpec": _HISPARSE,
+    "HiSparseResidentSpec": _HISPARSE,
+    "CrossAttentionSpec": (
+        "vLLM's scheduler takes no connector for models with an encoder, stock NixlConnector neither;"
+        " leave --kv-transfer-config out"
+    ),
+    "EncoderOnlyAttentionSpec": (
+        "it keeps no KV, so nothing could be handed over, by stock NixlConnector neither;"
+        " leave --kv-transfer-config out"
+    ),
+}
+"""Specs that are not moved: why, and what stock does with them. docs/connector.md lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +117,13 @@ def _facts(index: int, group: Any, dcp: int) -> GroupFacts:
     spec = layer_spec(group, group.layer_names[0]) if group.layer_names else group.kv_cache_spec
     if refused := next((name for name in _REFUSED if is_spec(spec, name)), None):
         raise UnsupportedBuild(
-            f"KV cache group {index} has a {refused}, which KvdConnector does not transfer"
+            f"KV cache group {index} has a {refused}, which KvdConnector does not transfer: {_REFUSED[refused]}"
+        )
+    if dcp > 1 and is_spec(spec, "CircularBufferSpec") and getattr(spec, "dcp_sharded", True):
+        raise UnsupportedBuild(
+            f"KV cache group {index} has a circular buffer whose rows --decode-context-parallel-size {dcp} spreads"
+            " over ranks, and which rank has which is not known; stock NixlConnector takes every rank's for whole;"
+            " leave the option out"
         )
     kind = next((kind for name, kind in _KINDS if is_spec(spec, name)), None)
     if kind is None:

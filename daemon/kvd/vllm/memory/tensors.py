@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
 from typing import Any
 
 from kvd.geometry.check import check_worker
@@ -13,21 +15,27 @@ from kvd.geometry.live import (
     Dim,
     LiveTensor,
     Packing,
-    StateFamily,
-    StateShape,
     attention_layer,
     cpu_attention_layer,
     latent_layer,
     packed_layer,
-    state_layer,
     whole_block_layer,
 )
 from kvd.geometry.model import Group, Layer, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import ContextShare, share
+from kvd.geometry.states import StateFamily, StateShape, ring_layer, state_layer, whole_state_layer
 from kvd.vllm.memory.groups import GroupFacts, is_spec, layer_spec
 
-_FAMILIES: dict[str, StateFamily] = {"GDN_ATTN": "gdn", "MAMBA2": "mamba2", "MAMBA1": "mamba1"}
+_FAMILIES: dict[tuple[str, int], StateFamily] = {
+    ("GDN_ATTN", 2): "gdn",
+    ("MAMBA2", 2): "mamba2",
+    ("MAMBA1", 2): "mamba1",
+    ("SHORT_CONV", 1): "short_conv",
+    ("LINEAR", 1): "linear",
+}
+"""By vLLM's type of the layer and how many states it keeps. With others beside them, as records of steps that may be
+taken back, a page moves whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +140,13 @@ def _layer(
     num_blocks: int,
     place: Place,
 ) -> Layer:
+    if is_spec(spec, "CircularBufferSpec"):
+        return ring_layer(tensor, regions, count=num_blocks)
     if facts.kind == "mamba":
         return _state_layer(tensor, spec, regions, place)
     if len(tensor.shape) != 4:
         raise UnknownShape(
             f"{tensor.layer}: a cache tensor of shape {tensor.shape}; known is (blocks, heads, tokens, content)"
-        )
-    if getattr(spec, "num_head_slots", None) is not None:
-        raise UnknownShape(
-            f"{tensor.layer}: {spec.num_head_slots} head slots a page for {spec.num_kv_heads} heads"
-            f" ({type(spec).__name__}, {_packing(spec)}): which head is where is not known"
-        )
-    if (covers := getattr(spec, "tokens_per_state", 1)) != 1:
-        raise UnknownShape(
-            f"{tensor.layer}: one entry for {covers} tokens ({type(spec).__name__}); known is one for each token"
         )
     context = (
         ContextShare(place.rank.dcp, place.dcp, place.interleave)
@@ -154,13 +155,18 @@ def _layer(
     )
     blocks = Blocks(count=num_blocks, tokens=facts.block_size, context=context)
     latent = is_spec(spec, "MLAAttentionSpec") or is_spec(spec, "SlidingWindowMLASpec")
-    if latent and _by_block(tensor, spec):
-        return whole_block_layer(tensor, regions, blocks=blocks, packing=_packing(spec))
     # With context parallelism, ranks of one context group hold the same heads of different tokens.
     ranks = place.tp // place.dcp
     heads = (
         None if latent else share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, ranks)
     )
+    covers = Fraction(getattr(spec, "tokens_per_state", 1))
+    slots = getattr(spec, "num_head_slots", None)
+    if covers != 1 or slots is not None or (latent and _by_block(tensor, spec)):
+        packing = _packing(spec)
+        if tensor.itemsize != 1 and (covers != 1 or slots is not None):
+            packing = f"{packing}, {tensor.dtype}"
+        return whole_block_layer(tensor, regions, blocks=blocks, packing=packing, covers=covers, heads=heads)
     if (cell := getattr(spec, "state_content_bytes", None)) is not None:
         return packed_layer(tensor, regions, blocks=blocks, heads=heads, cell=cell, packing=_packing(spec))
     if heads is None:
@@ -169,9 +175,9 @@ def _layer(
         )
     key, value = spec.head_size, getattr(spec, "head_size_v", None) or spec.head_size
     if place.packing is not None:
-        packing = place.packing(spec, tensor.shape[2])
+        arranged = place.packing(spec, tensor.shape[2])
         return cpu_attention_layer(
-            tensor, regions, blocks=blocks, heads=heads, key_size=key, value_size=value, packing=packing
+            tensor, regions, blocks=blocks, heads=heads, key_size=key, value_size=value, packing=arranged
         )
     dims: tuple[Dim, ...] = ("block", "head", "token", "key+value")
     return attention_layer(
@@ -215,16 +221,20 @@ def _total_heads(spec: Any, place: Place) -> int:
 
 def _state_layer(tensor: LiveTensor, spec: Any, regions: tuple[Region, ...], place: Place) -> Layer:
     kind = getattr(spec.mamba_type, "name", str(spec.mamba_type))
-    family = _FAMILIES.get(kind)
-    if family is None or len(spec.shapes) != 2:
-        raise UnknownShape(
-            f"{tensor.layer}: a state of type {kind} with shapes {spec.shapes}; known are {', '.join(_FAMILIES)}"
-        )
+    family = _FAMILIES.get((kind, len(spec.shapes)))
     ranks, rank = (1, 0) if getattr(spec, "tp_replicated", False) else (place.tp, place.rank.tp)
-    conv, ssm = (
+    shapes = [
         (tuple(shape), dtype_name(dtype), dtype.itemsize)
         for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
-    )
+    ]
+    if family is None:
+        size = sum(prod(shape) * itemsize for shape, _, itemsize in shapes)
+        what = " ".join(f"{dtype}{list(shape)}" for shape, dtype, _ in shapes)
+        return whole_state_layer(
+            tensor, regions, size=size, packing=f"packed {kind} {what}", rank=rank, ranks=ranks
+        )
+    conv = None if family == "linear" else shapes[0]
+    ssm = None if family == "short_conv" else shapes[-1]
     return state_layer(
         tensor,
         regions,
@@ -232,7 +242,7 @@ def _state_layer(tensor: LiveTensor, spec: Any, regions: tuple[Region, ...], pla
             family=family,
             conv=conv,
             ssm=ssm,
-            heads=ssm[0][0] * ranks,
+            heads=(ssm[0][0] if ssm is not None else 1) * ranks,
             groups=place.state_groups or ranks,
             channels_first=place.channels_first,
         ),

@@ -11,7 +11,9 @@ from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts, begins_together, group_facts, has_state, is_spec, layer_spec
 from tests.support.rigs.bench import (
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     CrossAttentionSpec,
+    HiSparseHotSpec,
     MLAAttentionSpec,
     SinkFullAttentionSpec,
     SlidingWindowSpec,
@@ -38,6 +40,7 @@ class Unheard(SimpleNamespace):
         ),
         (ChunkedLocalAttentionSpec(block_size=16, attention_chunk_size=64), GroupFacts("chunked", 16, 64)),
         (gdn(640), GroupFacts("mamba", 640)),
+        (CircularBufferSpec(block_size=8, dcp_sharded=False), GroupFacts("mamba", 8)),
     ],
 )
 def test_a_spec_in_our_words(spec: Any, facts: GroupFacts) -> None:
@@ -97,9 +100,24 @@ def test_a_group_of_like_layers_has_a_spec_for_each() -> None:
     assert is_spec(layer_spec(group, "a"), "AttentionSpec")
 
 
-def test_what_cannot_be_transferred_is_refused_with_its_name() -> None:
-    with pytest.raises(UnsupportedBuild, match="group 1 has a CrossAttentionSpec"):
-        group_facts(cache_config(4, (full(), ("l0",)), (CrossAttentionSpec(block_size=4), ("l1",))))
+@pytest.mark.parametrize("spec", [CrossAttentionSpec(block_size=4), HiSparseHotSpec()])
+def test_what_cannot_be_transferred_is_refused_with_its_name_why_and_what_stock_does(spec: Any) -> None:
+    with pytest.raises(UnsupportedBuild) as refused:
+        group_facts(cache_config(4, (full(), ("l0",)), (spec, ("l1",))))
+    said = str(refused.value)
+    assert f"KV cache group 1 has a {type(spec).__name__}, which KvdConnector does not transfer: " in said
+    assert "stock NixlConnector" in said
+    assert "; leave " in said
+
+
+def test_a_circular_buffer_that_is_spread_over_context_parallel_ranks_is_refused() -> None:
+    config = cache_config(4, (full(), ("l0",)), (CircularBufferSpec(block_size=8), ("l1",)))
+    assert len(group_facts(config)) == 2
+    with pytest.raises(UnsupportedBuild, match=r"group 1 .*--decode-context-parallel-size 2 .*leave the opt"):
+        group_facts(config, dcp=2)
+
+
+def test_an_unknown_spec_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(
         UnsupportedBuild, match=r"group 0 has a Unheard; known are MambaSpec, .*FullAttentionSpec"
     ):

@@ -11,6 +11,8 @@ import pytest
 from kvd.geometry.errors import GeometryError, LayerInTwoGroups, UnknownShape
 from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
+from kvd.topology.errors import FieldMismatch
+from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place, dtype_name, sibling_geometries, storages, worker_geometry
 from tests.support.rigs.bench import (
@@ -148,14 +150,45 @@ def test_mamba2_has_groups_of_its_own() -> None:
     assert axes(made, "s0", "conv.B")["channel"][1] == 4
 
 
-def test_an_unknown_kind_of_state_is_named() -> None:
-    state = gdn()
-    state.mamba_type = SimpleNamespace(name="LINEAR")  # type: ignore[attr-defined]
-    config = cache_config(8, (state, ("s0",)), (full(), ("a0",)))
-    with pytest.raises(
-        UnknownShape, match=r"s0: a state of type LINEAR .*known are GDN_ATTN, MAMBA2, MAMBA1"
-    ):
-        geometry(overlaid(state, 256), config)
+def state(kind: str, *shapes: tuple[int, ...]) -> MambaSpec:
+    return MambaSpec(
+        block_size=4,
+        mamba_type=SimpleNamespace(name=kind),
+        shapes=shapes,
+        dtypes=(BF16, F32, I8)[: len(shapes)],
+        num_speculative_blocks=0,
+    )
+
+
+def of_state(spec: MambaSpec, where: Place) -> WorkerGeometry:
+    return geometry(overlaid(spec, 256), cache_config(8, (spec, ("s0",)), (full(), ("a0",))), where)
+
+
+def test_a_short_convolution_is_sharded_over_its_channels() -> None:
+    made = of_state(state("SHORT_CONV", (2, 8)), place(1, 2, kv_heads=4))
+    page = made.layers["s0"][1].page
+    assert ([f.name for f in page.fields], page.content) == (["conv.x"], 2 * 8 * 2)
+    assert axes(made, "s0", "conv.x") == {"tap": (0, 2, 16), "channel": (8, 8, 2)}
+
+
+def test_a_state_of_linear_attention_is_sharded_over_its_heads() -> None:
+    made = of_state(state("LINEAR", (2, 3, 3)), place(1, 2, kv_heads=4))
+    page = made.layers["s0"][1].page
+    assert ([f.name for f in page.fields], page.content) == (["ssm"], 2 * 3 * 3 * 2)
+    assert axes(made, "s0", "ssm") == {"head": (2, 2, 18), "row": (0, 3, 6), "state": (0, 3, 2)}
+
+
+@pytest.mark.parametrize("spec", [state("CUSTOM", (3, 4)), state("GDN_ATTN", (3, 12), (2, 2, 2), (5,))])
+def test_a_state_whose_parts_are_not_known_moves_whole_between_engines_of_one_size(spec: MambaSpec) -> None:
+    """A record of steps that may be taken back stands behind the states that are known."""
+    halves = [of_state(spec, place(rank, 2, kv_heads=4)) for rank in (0, 1)]
+    page = halves[1].layers["s0"][1].page
+    size = sum(int(np.prod(s)) * d.itemsize for s, d in zip(spec.shapes, spec.dtypes, strict=True))  # type: ignore[attr-defined]
+    assert ([f.name for f in page.fields], page.content) == (["state"], size)
+    assert plan_worker(halves[1], halves, halves).sources == (1,)
+    alone = of_state(spec, place(kv_heads=2))
+    with pytest.raises(FieldMismatch, match="field state has 1 of state shards here and 2 there"):
+        plan_worker(alone, [alone], halves)
 
 
 def quantised(**more: Any) -> FullAttentionSpec:
@@ -180,10 +213,13 @@ def test_a_quantised_cell_of_another_size_than_the_spec_says() -> None:
         geometry({"l0": tensor(I8, 8, 2, 4, 16)}, config)
 
 
-def test_heads_that_share_slots_are_refused() -> None:
+def test_heads_that_share_slots_move_with_all_of_their_worker() -> None:
     config = cache_config(8, (quantised(num_head_slots=1), ("l0",)))
-    with pytest.raises(UnknownShape, match=r"l0: 1 head slots a page for 2 heads .*fp8_per_token_head"):
-        geometry({"l0": tensor(I8, 8, 1, 4, 32)}, config)
+    made = geometry({"l0": tensor(I8, 8, 1, 4, 32)}, config, place(tp_rank=1, tp=2, kv_heads=4))
+    page = made.layers["l0"][1].page
+    assert [f.dtype for f in page.fields] == ["packed fp8_per_token_head, blocks of 4 tokens"]
+    assert axes(made, "l0", "block")["head shards"][:2] == (1, 1)
+    assert page.content == 4 * 32
 
 
 @pytest.mark.parametrize(
