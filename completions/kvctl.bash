@@ -12,6 +12,8 @@ _kvctl() {
         esac
     done
     case $command:$previous in
+        doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
@@ -128,7 +130,7 @@ _kvctl() {
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
             words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config keys wait completion schema version' ;;
         doctor)
-            options='--quick --output --color --timeout --runtime-dir --socket --config --help'
+            options='--quick --from --to --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         engines)
             options='--state --local --watch --output --color --timeout --runtime-dir --socket --config --help'

@@ -35,6 +35,8 @@ complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -l socket
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l quick -d 'Have no transfer engine move bytes, which takes seconds.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l from -r -F -d 'Of a pair with stock connectors: nixl://HOST:5600.'
+complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l to -r -F -d 'The engine that reads from it.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l timeout -x -d 'How long to wait for an answer.'

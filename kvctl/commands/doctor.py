@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from kvctl.cli.settings import Settings
 from kvctl.doctor.checks import answered, checked
-from kvctl.views.doctor import doctor_document
+from kvctl.errors import UsageError
+from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.output import show
 
 SECTION = "Look"
@@ -20,13 +22,22 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="Have no transfer engine move bytes, which takes seconds.")
     ] = False,
+    from_: Annotated[
+        str,
+        typer.Option("--from", metavar="ADDRESS", help="Of a pair with stock connectors: nixl://HOST:5600."),
+    ] = "",
+    to: Annotated[str, typer.Option("--to", metavar="ADDRESS", help="The engine that reads from it.")] = "",
 ) -> None:
     """What is wrong on this host, and what to do about it.
 
     Looks at kvd and the engines that it knows, at their requests and transfers of late, at the host, and has each
-    transfer engine that is installed move some bytes between two processes. A warning is something worth doing. Exit
-    code 1 where a check failed: transfers do not work then.
+    transfer engine that is installed move some bytes between two processes. With --from and --to it looks at two
+    engines behind stock connectors of vLLM instead, and needs no kvd. A warning is something worth doing. Exit code 1
+    where a check failed: transfers do not work then.
     """
+    if from_ or to:
+        _show(list(_stock_pair(settings, from_, to)), settings)
+        return
     from kvctl.doctor.host_checks import host_checks
     from kvctl.doctor.kvd_checks import kvd_checks
 
@@ -44,7 +55,20 @@ def doctor(
         from kvctl.doctor.backend_checks import backend_checks
 
         checks += backend_checks()
+    _show(checks, settings)
+
+
+def _show(checks: list[Check], settings: Settings) -> None:
     document = doctor_document(checks)
     show(document, settings)
     if document.failed:
         raise typer.Exit(1)
+
+
+def _stock_pair(settings: Settings, from_: str, to: str) -> Iterator[Check]:
+    """Raises `UsageError` for half a pair."""
+    from kvctl.doctor.stock_checks import stock_checks
+
+    if not (from_ and to):
+        raise UsageError("--from and --to name a pair together; one of them is missing")
+    return stock_checks(from_, to, settings.timeout)
