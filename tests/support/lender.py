@@ -6,6 +6,7 @@ import os
 import time
 from types import TracebackType
 from typing import Self
+from uuid import uuid4
 
 from kvd.client.session import KvdSession
 from kvd.vllm.scheduler.leases import Leases
@@ -21,7 +22,7 @@ class Lender:
     """Engine ``p`` at a kvd; ``ended`` are the leases that kvd ended, and how, in their order."""
 
     def __init__(self, kvd: Daemon, engine_id: str = "p") -> None:
-        self.kvd, self.engine_id = kvd, engine_id
+        self.kvd, self.engine_id, self.incarnation = kvd, engine_id, uuid4().hex
         self.leases = Leases(grace=5.0)
         self.ended: list[tuple[str, str]] = []
         self.session = KvdSession(self._card, self._pushed, directory=kvd.directory)
@@ -50,7 +51,10 @@ class Lender:
     def _card(self) -> RegisterScheduler:
         now = time.monotonic()
         return RegisterScheduler(
-            engine=facts(self.engine_id), incarnation="lender", pid=os.getpid(), leases=self.leases.held(now)
+            engine=facts(self.engine_id),
+            incarnation=self.incarnation,
+            pid=os.getpid(),
+            leases=self.leases.held(now),
         )
 
     def _pushed(self, message: Message) -> Message | None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from kvd.wire.identity import LeaseKey, ReaderId
-from kvd.wire.limits import MOST_LEASES_OPENED, Id, Seconds, Text
+from kvd.wire.limits import MOST_LEASES_OPENED, Count, Id, Seconds, Text
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Reply, Request
 
@@ -78,20 +78,22 @@ class LeaseRelease(Request, tag="lease_release", frozen=True, kw_only=True):
 
 
 class LeaseExtend(Request, tag="lease_extend", frozen=True, kw_only=True):
-    """kvd to the owning scheduler: keep it for ``seconds`` more.
+    """kvd to the owning scheduler: keep it for ``seconds`` more. ``opening`` as in `OpenLease`.
 
     Answered by `LeaseClaimed` with what remains.
     """
 
     request_id: Id
     seconds: Seconds
+    opening: Count = 0
 
 
 class LeaseEnded(Reply, tag="lease_ended", frozen=True, kw_only=True):
-    """kvd to the owning scheduler: free the blocks."""
+    """kvd to the owning scheduler: free the blocks. ``opening`` as in `OpenLease`."""
 
     request_id: Id
     end: LeaseEnd
+    opening: Count = 0
 
 
 class LeaseClosed(Request, tag="lease_closed", frozen=True, kw_only=True):

@@ -35,12 +35,14 @@ class RegisterWorker(Request, tag="register_worker", frozen=True):
 class OpenLease(msgspec.Struct, frozen=True):
     """A lease as its owner, the prefiller's scheduler, holds it.
 
-    ``seconds`` remain at the time of sending.
+    ``seconds`` remain at the time of sending. ``opening`` numbers what its owner ever opened, so that a message that
+    comes after the lease's end is told from another lease of that request id; 0: its owner numbers nothing.
     """
 
     request_id: Id
     seconds: Seconds
     blocks: Count = 0
+    opening: Count = 0
 
 
 class OpenReader(msgspec.Struct, frozen=True):

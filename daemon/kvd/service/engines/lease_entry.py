@@ -23,7 +23,7 @@ ReaderName = tuple[str, str]
 class LeaseEntry:
     """Blocks that ``owner``, a scheduler, keeps until ``expires``; it was ``opened`` (both are time.monotonic()).
 
-    Until ``unasked`` it keeps them whether a reader asks for that or not.
+    Until ``unasked`` it keeps them whether a reader asks for that or not. ``opening`` as in `OpenLease`.
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
     are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
     ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon.
@@ -36,6 +36,7 @@ class LeaseEntry:
     unasked: float
     expires: float
     timer: asyncio.TimerHandle
+    opening: int
     readers: dict[ReaderName, float] = field(default_factory=dict)
     gone: set[ReaderName] = field(default_factory=set)
     held: dict[str, int] = field(default_factory=dict)

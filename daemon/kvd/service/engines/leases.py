@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from kvd.service.config import LeaseSettings
+from kvd.service.engines.claimant import Claimant
+from kvd.service.engines.ended_leases import EndedLease, EndedLeases, Name
 from kvd.service.engines.lease_entry import LeaseEntry, PresentedLease, ReaderName, claim_of_nothing
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
@@ -47,8 +47,6 @@ from kvd.wire.lease import (
 )
 from kvd.wire.registration import OpenLease
 
-ENDED_KEPT = 10_000
-ENDED_KEPT_SECONDS = 120.0
 MAX_OPEN_OF_UID = 65_536
 """Most open leases of one user's engines: 64 of them that each keep 1,000 prompts for decoders."""
 MAX_OPEN = 98_304
@@ -58,29 +56,8 @@ MAX_HELD = 131_072
 
 Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
-Name = tuple[str, str]
-"""Engine id and request id."""
 INHERITED: ReaderName = ("", "")
 """Stands for the readers that another kvd may have let in. No reader has this id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """Who claims leases. ``name`` is a local client's incarnation, or a host's key (`host_claimant`).
-
-    ``peer``: it is on another host or of another user, or cannot be told from one. ``knows``: it was given the card of
-    the engine. ``stranger``: it was not, and is another user's engine here: it keeps nothing and ends nothing.
-    """
-
-    name: str
-    peer: bool = False
-    knows: bool = True
-    stranger: bool = False
-
-
-def host_claimant(key: bytes, *, knows: bool) -> Claimant:
-    """Whoever speaks with that key; without keys all peers are one."""
-    return Claimant(f"key:{key.decode('ascii', 'replace')}", peer=True, knows=knows)
 
 
 class LeaseTable:
@@ -103,14 +80,16 @@ class LeaseTable:
         self._outcomes = outcomes
         self._send = send
         self._ask = ask
-        self._ended: OrderedDict[Name, float] = OrderedDict()
+        self._ended = EndedLeases()
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
 
         ``held``: its registration had no room for them, so they count as if they had been listed there.
+        One that has ended stays so: this was sent before its owner knew, and the blocks are free by now.
         """
         engine_id = owner.engine.engine_id
+        leases = tuple(lease for lease in leases if not self._has_ended(owner, lease))
         new = [lease.request_id for lease in leases if (engine_id, lease.request_id) not in self.table]
         if new and (full := self._full(owner, len(new))):
             raise RequestRefused(
@@ -124,7 +103,6 @@ class LeaseTable:
         self._outcomes.opened(engine_id, new, time.monotonic())
         for lease in leases:
             self._take_over((engine_id, lease.request_id))
-            self._ended.pop((engine_id, lease.request_id), None)
             self._hold(owner, lease)
 
     def present(self, owner: Client, leases: tuple[OpenLease, ...], *, complete: bool = True) -> None:
@@ -166,12 +144,21 @@ class LeaseTable:
             return
         if not of_engine:
             del self._presented[name[0]]
-        if name in self._ended:
-            self._send(presented.owner.route, LeaseEnded(request_id=name[1], end="released"))
-        elif presented.owner.state != "gone":
+        if self._has_ended(presented.owner, presented.lease):
+            return
+        if presented.owner.state != "gone":
             gone_by = time.monotonic() - presented.at
             lease = msgspec.structs.replace(presented.lease, seconds=presented.lease.seconds - gone_by)
             self._hold(presented.owner, lease, inherited=True)
+
+    def _has_ended(self, owner: Client, lease: OpenLease) -> bool:
+        """Whether that opening has ended; its owner is told again then."""
+        name = (owner.engine.engine_id, lease.request_id)
+        if (ended := self._ended.that(name, owner.incarnation, lease.opening)) is None:
+            return False
+        self._events.counters["leases.openings_late"] += 1
+        self._send(owner.route, LeaseEnded(request_id=name[1], end=ended.end, opening=lease.opening))
+        return True
 
     def _open(self, name: Name) -> LeaseEntry | None:
         """An open lease; its owner lives."""
@@ -198,9 +185,11 @@ class LeaseTable:
         self._outcomes.claimed(*name)
         lease = self._open(name)
         if lease is None:
-            why = "released" if name in self._ended else "expired, or never opened"
-            reason = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
-            return claim_of_nothing(name, reason, ended=name in self._ended)
+            ended = self._ended.get(name)
+            reason = (
+                f"engine {name[0]!r} holds no lease {name[1]!r}: {ended.end if ended else 'never opened'}"
+            )
+            return claim_of_nothing(name, reason, ended=ended is not None)
         if reader in lease.gone:
             return claim_of_nothing(name, f"reader {claim.reader} has released lease {name[1]!r}", ended=True)
         if reader not in lease.readers and (full := lease.full(claimant.name)):
@@ -218,7 +207,7 @@ class LeaseTable:
             if claimant.stranger:
                 reason = f"the reader's engine was not given the card of {name[0]!r}: nothing is kept longer for it"
             else:
-                reason = await self._extend(name, lease.owner, wanted + self.settings.margin_seconds)
+                reason = await self._extend(name, lease, wanted + self.settings.margin_seconds)
         lease = self._open(name)
         if lease is None or reader not in lease.readers:
             return claim_of_nothing(name, reason or "the lease ended meanwhile", ended=True)
@@ -248,7 +237,6 @@ class LeaseTable:
         if claimant.stranger or not (claimed or claimant.knows):
             self._events.counters["leases.releases_of_strangers"] += 1
         elif left <= time.monotonic():
-            self._remember_end(name)
             self._end(name, "aborted" if release.result == "aborted" else "released", release.result)
         elif left < lease.expires:
             self._keep_until(name, lease, left)
@@ -257,7 +245,7 @@ class LeaseTable:
         """The owner freed the blocks by itself."""
         name = (closed.engine_id, closed.request_id)
         if self._open(name) is not None:
-            self._remove(name)
+            self._remove(name, closed.end)
             self._emit(closed.end, name, by="owner")
 
     def owner_gone(self, owner: Client) -> None:
@@ -295,13 +283,17 @@ class LeaseTable:
         if older is not None:
             older.timer.cancel()
             older.owner, older.blocks, older.expires, older.timer = owner, lease.blocks, expires, timer
+            older.opening = lease.opening
             return
         if self._full(owner, 1):
             timer.cancel()
             self._events.counters["leases.not_kept"] += 1
             return
         self._open_of.add(owner.uid)
-        opened = self.table[name] = LeaseEntry(owner, name[1], lease.blocks, now, expires, expires, timer)
+        self._ended.discard(name)
+        opened = self.table[name] = LeaseEntry(
+            owner, name[1], lease.blocks, now, expires, expires, timer, lease.opening
+        )
         self._of_engine.setdefault(name[0], set()).add(name[1])
         if inherited:
             opened.readers[INHERITED] = expires
@@ -331,22 +323,21 @@ class LeaseTable:
             most = min(self.settings.peer_seconds, lease.opened + most - now)
         return min(claim.extend_seconds, most)
 
-    async def _extend(self, name: Name, owner: Client, seconds: float) -> str:
+    async def _extend(self, name: Name, asked: LeaseEntry, seconds: float) -> str:
         sent = time.monotonic()
-        request = LeaseExtend(request_id=name[1], seconds=seconds)
+        request = LeaseExtend(request_id=name[1], seconds=seconds, opening=asked.opening)
         try:
-            answer = await self._ask(owner.route, request, self.settings.confirm_seconds)
+            answer = await self._ask(asked.owner.route, request, self.settings.confirm_seconds)
         except TimeoutError:
             return f"its scheduler did not confirm within {self.settings.confirm_seconds:g} s; this is what is left"
         if not isinstance(answer, LeaseClaimed):
             return (
                 f"its scheduler did not confirm: {getattr(answer, 'message', answer)}; this is what is left"
             )
-        lease = self.table.get(name)
-        if lease is None:
+        if (lease := self.table.get(name)) is not asked:
             return ""
         if answer.seconds <= 0:
-            self._remove(name)
+            self._remove(name, "expired")
             return answer.reason or "its scheduler holds the lease no longer"
         self._keep_until(name, lease, sent + min(answer.seconds, self.settings.max_seconds))
         self._emit("extended", name, seconds=answer.seconds)
@@ -365,15 +356,16 @@ class LeaseTable:
             self._end(name, "expired", "")
 
     def _end(self, name: Name, end: LeaseEnd, result: str) -> None:
-        lease = self._remove(name)
-        self._send(lease.owner.route, LeaseEnded(request_id=name[1], end=end))
+        lease = self._remove(name, end)
+        self._send(lease.owner.route, LeaseEnded(request_id=name[1], end=end, opening=lease.opening))
         self._emit(end, name, by="kvd", result=result, readers=len(lease.readers) + len(lease.gone))
 
     def _emit(self, what: str, name: Name, **detail: Detail) -> None:
         self._events.counters[f"leases.{what}"] += 1
         self._events.emit(f"lease.{what}", name[1], engine=name[0], **detail)
 
-    def _remove(self, name: Name) -> LeaseEntry:
+    def _remove(self, name: Name, end: LeaseEnd | None = None) -> LeaseEntry:
+        """Take a lease out; ``end``: it has ended for its owner too, whose messages from before that may still come."""
         lease = self.table.pop(name)
         lease.timer.cancel()
         self._open_of.add(lease.owner.uid, -1)
@@ -381,6 +373,10 @@ class LeaseTable:
         self.readers -= sum(reader != INHERITED for reader in lease.readers)
         for claimant, count in lease.held.items():
             self._held.add(claimant, -count)
+        if end is not None:
+            owner = lease.owner
+            ended = EndedLease(owner.incarnation, lease.opening, owner.uid, end, time.monotonic())
+            self._ended.add(name, ended)
         return lease
 
     def _not_of(self, engine_id: str, request_id: str) -> None:
@@ -388,13 +384,3 @@ class LeaseTable:
         requests.discard(request_id)
         if not requests:
             self._of_engine.pop(engine_id, None)
-
-    def _remember_end(self, name: Name) -> None:
-        # The owner may be away just now: it is told when it comes back and still lists the lease.
-        now = time.monotonic()
-        self._ended[name] = now
-        self._ended.move_to_end(name)
-        while self._ended and (
-            len(self._ended) > ENDED_KEPT or next(iter(self._ended.values())) < now - ENDED_KEPT_SECONDS
-        ):
-            self._ended.popitem(last=False)

@@ -6,7 +6,7 @@ Without keys (a peer socket on loopback) nobody can be told apart, and everybody
 from __future__ import annotations
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.leases import Claimant, host_claimant
+from kvd.service.engines.claimant import Claimant, host_claimant
 from kvd.service.engines.local_engine import Client
 from kvd.service.errors import RequestRefused
 from kvd.service.sockets.router import Caller

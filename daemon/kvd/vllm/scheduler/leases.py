@@ -32,15 +32,16 @@ class Delivery(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """One request's blocks are kept until ``expires`` (time.monotonic() seconds)."""
+    """One request's blocks are kept until ``expires`` (time.monotonic() seconds). ``opening`` as in `OpenLease`."""
 
     request_id: str
     expires: float
     blocks: int
+    opening: int = 0
 
     def left(self, now: float) -> OpenLease:
         """What remains of it."""
-        return OpenLease(self.request_id, max(0.0, self.expires - now), self.blocks)
+        return OpenLease(self.request_id, max(0.0, self.expires - now), self.blocks, self.opening)
 
 
 class Leases:
@@ -53,11 +54,13 @@ class Leases:
         self._lock = threading.Lock()
         self._open: dict[str, Lease] = {}
         self._ended: set[str] = set()
+        self._openings = 0
 
     def open(self, request_id: str, seconds: float, blocks: int, now: float) -> None:
         """Keep a request's blocks for ``seconds`` from ``now``."""
         with self._lock:
-            self._open[request_id] = Lease(request_id, now + seconds, blocks)
+            self._openings += 1
+            self._open[request_id] = Lease(request_id, now + seconds, blocks, self._openings)
 
     def held(self, now: float) -> tuple[OpenLease, ...]:
         """All open leases with what remains of them, for a kvd that has to learn them again.
@@ -71,7 +74,7 @@ class Leases:
         """Take kvd's word on a lease. Answers an extension with what now remains."""
         if isinstance(message, LeaseEnded):
             with self._lock:
-                ended = message.request_id in self._open and message.request_id not in self._ended
+                ended = self._is_open(message)
                 if ended:
                     self._ended.add(message.request_id)
             if ended and message.end == "expired":
@@ -79,14 +82,21 @@ class Leases:
             return None
         if isinstance(message, LeaseExtend):
             with self._lock:
-                lease = self._open.get(message.request_id)
-                if lease is None or message.request_id in self._ended:
+                if not self._is_open(message):
                     return LeaseClaimed(
                         request_id=message.request_id, seconds=0.0, reason="the lease has ended"
                     )
+                lease = self._open[message.request_id]
                 lease.expires = max(lease.expires, now + message.seconds)
                 return LeaseClaimed(request_id=message.request_id, seconds=lease.expires - now)
         return None
+
+    def _is_open(self, message: LeaseEnded | LeaseExtend) -> bool:
+        """Whether kvd speaks of a lease that is open, and not of an earlier one of that request id."""
+        lease = self._open.get(message.request_id)
+        if lease is None or message.request_id in self._ended:
+            return False
+        return message.opening in {0, lease.opening}
 
     def take_freed(self, now: float, closed: Callable[[str], None]) -> list[str]:
         """Requests whose blocks are to be freed now.

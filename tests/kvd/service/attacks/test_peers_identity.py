@@ -226,7 +226,9 @@ def test_a_host_that_is_trusted_while_kvd_runs_comes_in() -> None:
 def test_a_list_that_cannot_be_read_changes_nothing_and_says_so() -> None:
     with hosts("near", "far") as fleet:
         near, far = fleet["near"], fleet["far"]
-        near.trusted.write_text("this is no key\n")
+        written = near.folder / "written elsewhere"
+        written.write_text("this is no key\n")
+        written.replace(near.trusted)  # what is written in its place is empty first, which is another test's
         wait_for(lambda: near.counter("keys.unreadable"))
         wait_for(lambda: "line 1" in near.daemon.log)
         with speaking(far.pair, near) as spoken:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from kvd.service.config import LeaseSettings
 from kvd.service.engines import leases as module
+from kvd.service.engines.claimant import Claimant, host_claimant
 from kvd.service.engines.lease_entry import MAX_READERS, MAX_READERS_OF_ONE
-from kvd.service.engines.leases import Claimant, LeaseTable, host_claimant
+from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused

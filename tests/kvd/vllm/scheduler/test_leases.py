@@ -77,14 +77,16 @@ def test_an_ended_lease_cannot_be_extended() -> None:
 def test_a_kvd_that_starts_anew_learns_what_is_still_held() -> None:
     leases = opened()
     leases.open("s", 10.0, 2, 100.0)
-    assert leases.held(115.0) == (OpenLease("r", 15.0, 4), OpenLease("s", 0.0, 2))
+    assert leases.held(115.0) == (OpenLease("r", 15.0, 4, 1), OpenLease("s", 0.0, 2, 2))
     leases.pushed(LeaseEnded(request_id="r", end="released"), 115.0)
-    assert leases.held(115.0) == (OpenLease("s", 0.0, 2),), "what ended must not be claimed from the new one"
+    assert leases.held(115.0) == (OpenLease("s", 0.0, 2, 2),), (
+        "what ended must not be claimed from the new one"
+    )
 
 
 def test_the_announcement_says_what_remains_when_it_is_sent() -> None:
     leases = opened()
-    assert leases.opened_message("e", "r", 112.0).leases == (OpenLease("r", 18.0, 4),)
+    assert leases.opened_message("e", "r", 112.0).leases == (OpenLease("r", 18.0, 4, 1),)
     leases.pushed(LeaseEnded(request_id="r", end="released"), 112.0)
     assert leases.opened_message("e", "r", 112.0).leases == ()
 
@@ -106,7 +108,7 @@ def test_a_registration_lists_the_leases_that_last_longest() -> None:
     listed = longest(held)
     assert len(listed) == MOST_LEASES_HELD
     assert set(held) - set(listed) == set(held[:10])
-    assert leases.opened_message("e", "r3", 101.0).leases == (OpenLease("r3", 3.0, 1),)
+    assert leases.opened_message("e", "r3", 101.0).leases == (OpenLease("r3", 3.0, 1, 4),)
     assert leases.opened_message("e", "no", 101.0).leases == ()
 
 
