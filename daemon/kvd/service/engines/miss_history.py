@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
-from kvd.wire.order import MISS_ENDS, Miss, OrderState
+from kvd.service.fairness.tally import Tally
+from kvd.wire.order import MISS_ENDS, Miss, OrderState, PlannedMiss
 
 ORDERS_KEPT = 64
 """Of one user's engines: nobody pushes out the orders to another user's."""
@@ -22,13 +24,22 @@ LONGEST_CAUSE = 500
 """Characters of a miss's cause that are kept, and that go into an event."""
 MOST_STEPS = 16
 """Steps of a miss that are kept, of which there are five."""
+LONGEST_STEP = 32
+"""Characters of a step's name that are kept."""
+MOST_BYTES_OF_USER = 16 << 20
+"""Of the orders to one user's engines: 64 orders of some hundred requests each take half of it. Beyond it the order
+that was reported of longest ago is forgotten, and then the oldest misses of the only one."""
+MOST_BYTES = 32 << 20
+"""Of all users' together. Beyond it the user that has most loses one."""
+REQUEST_BYTES, MISS_BYTES, STEP_BYTES = 150, 500, 120
+"""What a planned miss, a miss and a step of it take besides their texts."""
 
 
 @dataclass(slots=True)
 class OrderHistory:
     """One order: as it was reported last, its misses by request, and who waits for a change.
 
-    ``uid`` is the user of the engine that it was given to.
+    ``uid`` is the user of the engine that it was given to. ``size`` is about what all of it takes, in bytes.
     """
 
     order: OrderState
@@ -36,6 +47,7 @@ class OrderHistory:
     misses: dict[str, Miss] = field(default_factory=dict)
     revision: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    size: int = 0
 
 
 class MissHistory:
@@ -44,6 +56,8 @@ class MissHistory:
     def __init__(self) -> None:
         self._kept: OrderedDict[str, OrderHistory] = OrderedDict()
         self._of: OrderedDict[int, OrderedDict[str, None]] = OrderedDict()
+        """Orders by user; what was reported of last is at the end."""
+        self._bytes: Tally[int] = Tally()
 
     def get(self, order_id: str) -> OrderHistory | None:
         """An order by id, the newest where none is given; None where it is not known."""
@@ -66,12 +80,17 @@ class MissHistory:
             history = self._keep(OrderHistory(order, uid))
         else:
             history.order = _newer(history.order, order)
+            self._of[history.uid].move_to_end(order_id)
         before = None
         if miss is not None:
             before = history.misses.get(miss.request_id)
             if before is None or len(miss.steps) > len(before.steps) or miss.state in MISS_ENDS:
-                history.misses[miss.request_id] = _bounded(miss)
-                _trim(history.misses)
+                miss = _bounded(miss)
+                history.misses[miss.request_id] = miss
+                self._grow(history, _size_of(miss) - (_size_of(before) if before is not None else 0))
+                if len(history.misses) > MISSES_KEPT:
+                    self._trim(history)
+        self._make_room(history.uid)
         history.revision += 1
         history.changed.set()
         history.changed = asyncio.Event()
@@ -86,18 +105,48 @@ class MissHistory:
         of = self._of.setdefault(history.uid, OrderedDict())
         of[order_id] = None
         self._of.move_to_end(history.uid)
+        self._grow(history, MISS_BYTES + sum(map(_size_of_planned, plan.requests)))
         if len(of) > ORDERS_KEPT:
-            del self._kept[of.popitem(last=False)[0]]
+            self._drop(next(iter(of)))
         if len(self._of) > USERS_KEPT:
-            for gone in self._of.popitem(last=False)[1]:
-                del self._kept[gone]
+            for gone in tuple(next(iter(self._of.values()))):
+                self._drop(gone)
         return history
+
+    def _drop(self, order_id: str) -> None:
+        history = self._kept.pop(order_id)
+        self._grow(history, -history.size)
+        of = self._of[history.uid]
+        del of[order_id]
+        if not of:
+            del self._of[history.uid]
+
+    def _grow(self, history: OrderHistory, more: int) -> None:
+        history.size += more
+        self._bytes.add(history.uid, more)
+
+    def _make_room(self, uid: int) -> None:
+        """Forget until that user's orders, and those of all, take no more than they may."""
+        while self._bytes[uid] > MOST_BYTES_OF_USER:
+            last = next(iter(self._of[uid]))
+            if len(self._of[uid]) > 1:
+                self._drop(last)
+            elif self._kept[last].misses:
+                self._trim(self._kept[last])
+            else:
+                break  # a plan alone is no more than a message may have
+        while self._bytes.total > MOST_BYTES:
+            most = max(self._bytes.of, key=self._bytes.of.__getitem__)
+            self._drop(next(iter(self._of[most])))
+
+    def _trim(self, history: OrderHistory) -> None:
+        ended = (name for name, miss in history.misses.items() if miss.state in MISS_ENDS)
+        gone = history.misses.pop(next(ended, next(iter(history.misses))))
+        self._grow(history, -_size_of(gone))
 
 
 def _bounded(miss: Miss) -> Miss:
-    if len(miss.steps) <= MOST_STEPS and len(miss.cause) <= LONGEST_CAUSE:
-        return miss
-    steps = dict(itertools.islice(miss.steps.items(), MOST_STEPS))
+    steps = {name[:LONGEST_STEP]: at for name, at in itertools.islice(miss.steps.items(), MOST_STEPS)}
     return msgspec.structs.replace(miss, steps=steps, cause=miss.cause[:LONGEST_CAUSE])
 
 
@@ -111,7 +160,10 @@ def _newer(one: OrderState, other: OrderState) -> OrderState:
     )
 
 
-def _trim(misses: dict[str, Miss]) -> None:
-    if len(misses) > MISSES_KEPT:
-        ended = (name for name, miss in misses.items() if miss.state in MISS_ENDS)
-        del misses[next(ended, next(iter(misses)))]
+def _size_of(miss: Miss) -> int:
+    texts = sys.getsizeof(miss.request_id) + sys.getsizeof(miss.prefiller) + sys.getsizeof(miss.cause)
+    return MISS_BYTES + texts + STEP_BYTES * len(miss.steps)
+
+
+def _size_of_planned(miss: PlannedMiss) -> int:
+    return REQUEST_BYTES + sys.getsizeof(miss.request_id) + sys.getsizeof(miss.prefiller)

@@ -19,22 +19,25 @@ FORGET_SECONDS = 30.0
 PRUNE_SECONDS = 1.0
 MOST = 8192
 """Most subscribers that are remembered; the one that was silent for longest goes first."""
+MOST_OF_KEY = 64
+"""Most of one host. Its kvd has one connection here; those before it are remembered until they are forgotten."""
 MOST_USED = 1024
 """Most engines of ours that one of them may say it uses; what comes after these is not looked at."""
 
 
 @dataclass(slots=True)
 class Subscriber:
-    """One other kvd: the engines (id, generation) of ours that it uses, and when it was given each card.
+    """One other kvd: the generations of engines of ours that it uses, by engine, and when it was given each card.
 
-    ``heard`` and the times in ``given`` are time.monotonic(). ``key`` is its host's, empty where peers have none.
+    Only what is here now is remembered: a peer may name whatever it likes. ``heard`` and the times in ``given`` are
+    time.monotonic(). ``key`` is its host's, empty where peers have none.
     """
 
     kvd_id: str
     key: bytes = b""
-    using: set[tuple[str, str]] = field(default_factory=set)
+    using: dict[str, str] = field(default_factory=dict)
     heard: float = field(default_factory=time.monotonic)
-    given: dict[tuple[str, str], float] = field(default_factory=dict)
+    given: dict[str, float] = field(default_factory=dict)
 
 
 class Subscribers:
@@ -42,6 +45,8 @@ class Subscribers:
 
     def __init__(self) -> None:
         self._by_route: OrderedDict[bytes, Subscriber] = OrderedDict()
+        self._of: dict[bytes, OrderedDict[bytes, None]] = {}
+        """Routes by key."""
         self._pruned = time.monotonic()
 
     def described(self, route: bytes, kvd_id: str, engine: LocalEngine, key: bytes = b"") -> None:
@@ -49,10 +54,10 @@ class Subscribers:
         now = time.monotonic()
         subscriber = self._by_route.get(route) or Subscriber(kvd_id, key)
         self._put(route, subscriber)
-        pair = engine.facts.engine_id, engine.generation
-        if pair in subscriber.using or len(subscriber.using) < MOST_USED:
-            subscriber.using.add(pair)
-            subscriber.given[pair] = now
+        engine_id = engine.facts.engine_id
+        if engine_id in subscriber.using or len(subscriber.using) < MOST_USED:
+            subscriber.using[engine_id] = engine.generation
+            subscriber.given[engine_id] = now
 
     def pinged(
         self, route: bytes, ping: Ping, registry: Registry, key: bytes = b""
@@ -60,18 +65,35 @@ class Subscribers:
         """Take note of what the peer uses; returns the part of it that is gone."""
         now = time.monotonic()
         self._prune(now)
-        before = self._by_route.get(route)
-        given = {pair: at for pair, at in before.given.items() if now - at < GIVEN_SECONDS} if before else {}
-        using = ping.using[:MOST_USED]
-        self._put(route, Subscriber(ping.kvd_id, key, {*using, *given}, now, given))
-        return tuple(pair for pair in using if registry.ended(*pair))
+        before = self._by_route.get(route) or Subscriber("")
+        given = {name: at for name, at in before.given.items() if now - at < GIVEN_SECONDS}
+        using = {name: before.using[name] for name in given if name in before.using}
+        listed = ping.using[:MOST_USED]
+        for engine_id, generation in listed:
+            engine = registry.engines.get(engine_id)
+            if engine is not None and generation and engine.generation == generation:
+                using[engine.facts.engine_id] = engine.generation
+        self._put(route, Subscriber(ping.kvd_id, key, using, now, given))
+        return tuple(pair for pair in listed if registry.ended(*pair))
 
     def _put(self, route: bytes, subscriber: Subscriber) -> None:
         """The newest stands last."""
+        self._drop(route)
         self._by_route[route] = subscriber
-        self._by_route.move_to_end(route)
+        mine = self._of.setdefault(subscriber.key, OrderedDict())
+        mine[route] = None
+        if subscriber.key and len(mine) > MOST_OF_KEY:
+            self._drop(next(iter(mine)))
         if len(self._by_route) > MOST:
-            self._by_route.popitem(last=False)
+            self._drop(next(iter(self._by_route)))
+
+    def _drop(self, route: bytes) -> None:
+        if (one := self._by_route.pop(route, None)) is None:
+            return
+        mine = self._of[one.key]
+        del mine[route]
+        if not mine:
+            del self._of[one.key]
 
     def _prune(self, now: float) -> None:
         if now - self._pruned < PRUNE_SECONDS:
@@ -79,27 +101,22 @@ class Subscribers:
         self._pruned = now
         for route, subscriber in list(self._by_route.items()):
             if now - subscriber.heard > FORGET_SECONDS:
-                del self._by_route[route]
+                self._drop(route)
 
     def uses(self, key: bytes, engine_id: str) -> bool:
         """Whether the host of that key uses an engine of ours, in whatever generation."""
-        return any(
-            used == engine_id
-            for subscriber in self._by_route.values()
-            if subscriber.key == key
-            for used, _ in subscriber.using
-        )
+        return any(engine_id in self._by_route[route].using for route in self._of.get(key, ()))
 
     def forget_key(self, key: bytes) -> None:
         """The host of that key is trusted no longer, and told nothing any more."""
-        for route in [route for route, one in self._by_route.items() if one.key == key]:
-            del self._by_route[route]
+        for route in tuple(self._of.get(key, ())):
+            self._drop(route)
 
     def users(self, engine: LocalEngine) -> list[str]:
         """Ids of the kvds that use an engine's present generation."""
-        wanted = (engine.facts.engine_id, engine.generation)
+        engine_id, generation = engine.facts.engine_id, engine.generation
         return sorted(
-            {subscriber.kvd_id for subscriber in self._by_route.values() if wanted in subscriber.using}
+            {one.kvd_id for one in self._by_route.values() if one.using.get(engine_id) == generation}
         )
 
     def engine_ended(
@@ -107,7 +124,7 @@ class Subscribers:
     ) -> None:
         """Tell all that use that generation."""
         for route, subscriber in self._by_route.items():
-            if (engine_id, generation) in subscriber.using:
-                subscriber.using.discard((engine_id, generation))
-                subscriber.given.pop((engine_id, generation), None)
+            if subscriber.using.get(engine_id) == generation:
+                del subscriber.using[engine_id]
+                subscriber.given.pop(engine_id, None)
                 send(route, EngineEnded(engine_id=engine_id, generation=generation, reason=reason))

@@ -1,0 +1,105 @@
+"""What others have kvd remember for them: it is limited by the bytes that it takes, and not by numbers alone.
+
+A text of 500 letters and one wide character has 504 bytes on the wire and 2,000 in memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from kvd.wire.frame import Message, decode, encode
+from kvd.wire.handshake import Ping
+from kvd.wire.order import PlannedMiss, ReportForced
+from kvd.wire.registration import Registered
+from kvd.wire.reply import Ok, Refused
+from tests.support.attacked import assert_unfelled, attack, attacked
+from tests.support.daemons import daemons, facts, scheduler, wait_for
+from tests.support.orders import order
+
+WIDE = "\U0001f600"
+
+
+def spoken(dealer: zmq.Socket[bytes], message: Message, of: int) -> Message:
+    """The answer to a message."""
+    dealer.send(encode(message, of))
+    while True:
+        answer, to = decode(dealer.recv())
+        if to == of:
+            return answer
+
+
+def give_large_orders(directory: Path) -> None:
+    """As many orders as are kept, each about as many requests as are kept, with the longest ids."""
+    requests = tuple(
+        PlannedMiss(
+            request_id=f"{number:05}{'r' * 500}{WIDE}", prefiller=f"{'p' * 500}{WIDE}", loading=False, tokens=1,
+            keeps=0, recomputes=1,
+        )
+        for number in range(2048)
+    )  # fmt: skip
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{directory}/kvd.sock")
+        card = scheduler(facts("e"))
+        assert isinstance(spoken(dealer, card, 1), Registered)
+        for number in range(64):
+            given = order("e", f"o{number}", card.incarnation)
+            given = msgspec.structs.replace(
+                given, plan=msgspec.structs.replace(given.plan, requests=requests)
+            )
+            assert spoken(dealer, ReportForced(order=given), 2 + number) == Ok()
+
+
+def test_large_orders_are_remembered_by_their_bytes() -> None:
+    """64 orders of one user: kvd had 593 MiB."""
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(give_large_orders, kvd.directory, seconds=60.0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
+
+
+def register_wide_facts(directory: Path) -> None:
+    """Schedulers whose facts have nearly the bytes that a registration may have, until no more are taken."""
+    wide = {f"f{n}": "x" * 16_000 + WIDE for n in range(240)}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger, dealer.rcvtimeo = 0, 20_000
+        dealer.connect(f"ipc://{directory}/kvd.sock")
+        for number in range(40):
+            engine = msgspec.structs.replace(facts(f"e{number}"), facts=dict(wide))
+            answer = spoken(dealer, scheduler(engine), 1 + number)
+            if isinstance(answer, Refused):
+                assert answer.code == "KVD-TOO-MANY"
+                return
+
+
+def test_facts_of_wide_characters_count_as_what_they_take() -> None:
+    """What counted as the 128 MiB of cards that one user may have: kvd had 569 MiB."""
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(register_wide_facts, kvd.directory, seconds=60.0)
+            wait_for(lambda: kvd.status().counters.get("refused.KVD-TOO-MANY", 0) > 0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
+
+
+def ping_of_much(port: int) -> None:
+    """Another kvd that says on each of its connections that it uses a thousand engines, which are not there."""
+    using = tuple((f"{n:04}{'e' * 480}{WIDE}", f"{'g' * 480}{WIDE}") for n in range(1024))
+    frame = encode(Ping(kvd_id="x", kvd_generation="y", using=using), 1)
+    with zmq.Context() as context:
+        for _ in range(100):
+            with context.socket(zmq.DEALER) as dealer:
+                dealer.linger, dealer.rcvtimeo = 0, 20_000
+                dealer.connect(f"tcp://127.0.0.1:{port}")
+                dealer.send(frame)
+                dealer.recv()
+
+
+def test_what_a_peer_says_that_it_uses_is_remembered_where_it_is_here() -> None:
+    """A hundred connections, each for half a minute: kvd had 459 MiB."""
+    with daemons() as (kvd,):
+        with attacked(kvd) as watch:
+            assert attack(ping_of_much, kvd.port, seconds=60.0)
+        assert_unfelled(watch.verdict(), ping_seconds=0.1)
