@@ -16,6 +16,7 @@ from kvd.installed import own_version
 from kvd.service.config import Config, load
 from kvd.service.ending import FAULT, end_with_threads
 from kvd.service.errors import ServiceError
+from kvd.service.init import init
 from kvd.service.log import marking, to_journal, writing
 from kvd.service.loop_monitor import LoopMonitor, event_loop
 from kvd.service.notify import from_environment
@@ -34,9 +35,9 @@ SWITCH_SECONDS = 0.0005
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point. Exit codes: 0 stopped as told, 1 a fault of its own, 2 bad flags, settings or sockets."""
-    given = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        sys.exit(_act(given))
+        sys.exit(init(words[1:]) if words[:1] == ["init"] else _act(_parser().parse_args(words)))
     except ServiceError as error:
         told = f"kvd: {error.message}" + (f"\nkvd: next: {error.hint}" if error.hint else "")
         marked = marking(sys.stderr.fileno())
@@ -83,7 +84,8 @@ def _serve(given: argparse.Namespace, config: Config) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvd",
-        description="Control plane of KV cache transfer between vLLM engines: one daemon a host.",
+        description="Control plane of KV cache transfer between vLLM engines: one daemon a host. "
+        "`kvd init` makes what a host needs before the first one; `kvd init --dry-run` says what that is.",
         epilog="Exit codes: 0 stopped as told, 1 a fault of its own, 2 bad flags, settings or sockets. "
         "SIGTERM drains and stops, SIGHUP reloads. KVD_SECTION_KEY variables override the file, flags override both.",
     )
