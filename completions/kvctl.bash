@@ -114,8 +114,12 @@ _kvctl() {
         connector-config:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto staged" -- "$current")); return ;;
         connector-config:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         connector-config:--set) COMPREPLY=(); return ;;
+        install-files:--prefix) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        install-files:--root) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        install-files:--programs) COMPREPLY=($(compgen -f -- "$current")); return ;;
         keys:--key-file) COMPREPLY=($(compgen -f -- "$current")); return ;;
         keys:--list) COMPREPLY=($(compgen -f -- "$current")); return ;;
+        ports:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
         wait:--for) COMPREPLY=($(compgen -W "ready gone" -- "$current")); return ;;
         *:--output|*:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml" -- "$current")); return ;;
         *:--color) COMPREPLY=($(compgen -W "auto always never" -- "$current")); return ;;
@@ -128,7 +132,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config keys wait completion schema version' ;;
+            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
         doctor)
             options='--quick --from --to --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -189,9 +193,15 @@ _kvctl() {
         connector-config)
             options='--role --engine-id --policy --backend --mode --set --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        install-files)
+            options='--prefix --dry-run --root --programs --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         keys)
             options='--key-file --list --output --color --timeout --runtime-dir --socket --config --help --replace'
             words='generate revoke show trust' ;;
+        ports)
+            options='--all --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         wait)
             options='--for --output --color --timeout --runtime-dir --socket --config --help'
             words='kvd engine/ID...' ;;
@@ -200,7 +210,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys KeptTrace KindName Kinds Pair Probe Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

@@ -1,0 +1,67 @@
+"""The Ports document: what `kvctl ports` prints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from kvctl.views.registry import View
+from kvctl.views.screen import Column, Part, Styled, number, table
+from kvd.addresses import join_address
+
+
+class ListeningSocket(Struct, frozen=True, kw_only=True):
+    """A socket on this host that accepts connections."""
+
+    host: Annotated[str, Meta(description="address; empty for a Unix socket")]
+    port: Annotated[int, Meta(ge=0, le=65535, description="0 for a Unix socket")]
+    path: Annotated[str, Meta(description="of a Unix socket")]
+    pids: Annotated[
+        tuple[int, ...], Meta(description="who has it open; empty where this user may not see that")
+    ]
+    process: Annotated[str, Meta(description="the first one's name")]
+    what: Annotated[str, Meta(description="what it is for, as far as known")]
+
+
+class PortFinding(Struct, frozen=True, kw_only=True):
+    """Something about ports that keeps a process from starting, or may."""
+
+    code: Annotated[str, Meta(description="stable")]
+    state: Annotated[
+        Literal["failed", "warning"], Meta(description="failed: two want one port; warning: they may")
+    ]
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    found: str
+    hint: Annotated[str, Meta(description="what to do")]
+
+
+class Ports(Struct, frozen=True, kw_only=True):
+    """Who listens where on this host, and what collides."""
+
+    sockets: tuple[ListeningSocket, ...]
+    findings: tuple[PortFinding, ...]
+
+
+def ports_screen(body: Ports, _wide: bool) -> Part:
+    """The sockets, then what is wrong."""
+    parts: list[Part] = []
+    if body.sockets:
+        parts.append(
+            table(
+                body.sockets,
+                Column("LISTENS", lambda one: one.path or join_address(one.host, one.port)),
+                number("PID", lambda one: ",".join(map(str, one.pids)) or None),
+                Column("PROCESS", lambda one: one.process or None),
+                Column("NOTE", lambda one: one.what or "-"),
+            )
+        )
+    for one in body.findings:
+        style = "red" if one.state == "failed" else "yellow"
+        parts += ["", (Styled(f"{one.state}  ", style), f"{one.code}: {one.found}; {one.hint}")]
+    if not body.findings:
+        parts += ["", Styled("no two want one port", "green")]
+    return parts if body.sockets else parts[1:]
+
+
+VIEWS = (View(Ports, ports_screen, "sockets", ListeningSocket),)
