@@ -18,7 +18,7 @@ ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class OpenSocket:
     """A socket that accepts connections: ``host`` and ``port``, or the ``path`` of a Unix socket.
 
     ``pids`` are the processes that have it open, none where this user may not see that; ``uid`` is whose it is, -1
@@ -41,16 +41,16 @@ class Program:
     environment: Mapping[str, str]
 
 
-def listeners(proc: Path = PROC) -> list[Listener]:
+def listeners(proc: Path = PROC) -> list[OpenSocket]:
     """All listening TCP and Unix sockets of this network namespace, by port and path."""
     holders = _holders(proc)
     found = [
-        Listener(host, port, "", tuple(holders.get(inode, ())), uid)
+        OpenSocket(host, port, "", tuple(holders.get(inode, ())), uid)
         for name in ("tcp", "tcp6")
         for host, port, uid, inode in _tcp(proc / "net" / name)
     ]
     found += [
-        Listener("", 0, path, tuple(holders.get(inode, ())), -1) for path, inode in _unix(proc / "net/unix")
+        OpenSocket("", 0, path, tuple(holders.get(inode, ())), -1) for path, inode in _unix(proc / "net/unix")
     ]
     return sorted(found, key=lambda one: (one.port, one.host, one.path))
 

@@ -31,7 +31,7 @@ _SETTING = re.compile(r"^( *)([a-z_]+):")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class HostStep:
     """One thing to make. ``left`` says why it is left alone, and is empty where ``take`` is to be called."""
 
     what: str
@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class HostPlaces:
     """Where things go, and whose they are. ``owner`` None: whoever makes them, on a host of several users."""
 
     settings: Path
@@ -146,14 +146,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _of_host(given: argparse.Namespace) -> Places:
+def _of_host(given: argparse.Namespace) -> HostPlaces:
     root = (given.root or Path("/")).absolute()
     group = given.group or given.user
     text = shipped("systemd").joinpath("kvd.service").read_text()
     for old, new in (("ExecStart=/usr/bin/env kvd", f"ExecStart={_itself()}"), ("User=kvd", f"User={given.user}"),
                      ("Group=kvd", f"Group={group}")):  # fmt: skip
         text = text.replace(f"\n{old}\n", f"\n{new}\n")
-    return Places(
+    return HostPlaces(
         settings=root / "etc/kvd/kvd.yaml",
         unit=root / "etc/systemd/system/kvd.service",
         unit_text=text,
@@ -166,13 +166,13 @@ def _of_host(given: argparse.Namespace) -> Places:
     )
 
 
-def _of_user(environment: Mapping[str, str]) -> Places:
+def _of_user(environment: Mapping[str, str]) -> HostPlaces:
     home = Path(environment.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir)
     config = Path(environment.get("XDG_CONFIG_HOME") or home / ".config")
     state = Path(environment.get("XDG_STATE_HOME") or home / ".local/state", "kvd")
     session = environment.get("XDG_RUNTIME_DIR")
     text = shipped("systemd").joinpath("kvd-user.service").read_text()
-    return Places(
+    return HostPlaces(
         settings=config / "kvd/kvd.yaml",
         unit=config / "systemd/user/kvd.service",
         unit_text=text.replace("ExecStart=/usr/bin/env kvd", f"ExecStart={_itself()}"),
@@ -191,11 +191,11 @@ def _itself() -> str:
 # --- the steps ---
 
 
-def _steps(places: Places, text: str, given: argparse.Namespace) -> Iterator[Step]:
+def _steps(places: HostPlaces, text: str, given: argparse.Namespace) -> Iterator[HostStep]:
     if places.owner is not None:
         yield _account(places, places.owner)
     yield _directory(places.settings.parent, 0o755 if places.owner else 0o700)
-    yield Step(
+    yield HostStep(
         f"{places.keys}, a pair of keys (mode 0600)",
         "it exists" * places.keys.exists(),
         lambda: _make_keys(places),
@@ -206,7 +206,7 @@ def _steps(places: Places, text: str, given: argparse.Namespace) -> Iterator[Ste
     yield _file(places.settings, text, "the settings", kept)
     packaged = next((str(path) for path in places.packaged if path.exists()), "")
     if packaged:
-        yield Step(str(places.unit), f"{packaged} is there", lambda: None)
+        yield HostStep(str(places.unit), f"{packaged} is there", lambda: None)
         return
     if places.unit.exists():
         same = places.unit.read_text() == places.unit_text
@@ -215,12 +215,12 @@ def _steps(places: Places, text: str, given: argparse.Namespace) -> Iterator[Ste
             if same
             else "it exists, and is another than this kvd would make; move it away for that"
         )
-        yield Step(str(places.unit), kept, lambda: None)
+        yield HostStep(str(places.unit), kept, lambda: None)
         return
     yield _file(places.unit, places.unit_text, "the unit", "")
 
 
-def _account(places: Places, user: str) -> Step:
+def _account(places: HostPlaces, user: str) -> HostStep:
     users, groups = (_names(places.root, name) for name in ("passwd", "group"))
     what = f"user {user}, group {places.group}"
     if user in users:
@@ -229,7 +229,7 @@ def _account(places: Places, user: str) -> Step:
             if places.group in groups
             else f"user {user} exists, and no group {places.group}"
         )
-        return Step(what, kept, lambda: None)
+        return HostStep(what, kept, lambda: None)
     own_group = ["--user-group"] if places.group == user and user not in groups else ["--gid", places.group]
     elsewhere = ["--prefix", str(places.root)] if places.root != Path("/") else []
     command = [
@@ -247,7 +247,7 @@ def _account(places: Places, user: str) -> Step:
         if done.returncode:
             raise StartError(f"useradd {user}: {done.stderr.strip()}", hint=f"type `{' '.join(command)}`")
 
-    return Step(what, "", add)
+    return HostStep(what, "", add)
 
 
 def _names(root: Path, table: str) -> dict[str, int]:
@@ -263,31 +263,31 @@ def _names(root: Path, table: str) -> dict[str, int]:
     return {row[0]: int(row[2]) for row in rows if len(row) > 2}
 
 
-def _directory(path: Path, mode: int) -> Step:
+def _directory(path: Path, mode: int) -> HostStep:
     def make() -> None:
         path.mkdir(parents=True)
         path.chmod(mode)  # whatever the umask here
 
-    return Step(f"{path}, a directory (mode {mode:04o})", "it exists" * path.is_dir(), make)
+    return HostStep(f"{path}, a directory (mode {mode:04o})", "it exists" * path.is_dir(), make)
 
 
-def _make_keys(places: Places) -> None:
+def _make_keys(places: HostPlaces) -> None:
     write_pair(places.keys)
     if places.owner is not None:
         os.chown(places.keys, _names(places.root, "passwd")[places.owner], -1)
 
 
-def _file(path: Path, text: str, what: str, kept: str) -> Step:
+def _file(path: Path, text: str, what: str, kept: str) -> HostStep:
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
             file.write(text)
         path.chmod(0o644)
 
-    return Step(f"{path}, {what}", kept * path.exists(), write)
+    return HostStep(f"{path}, {what}", kept * path.exists(), write)
 
 
-def _take(step: Step) -> None:
+def _take(step: HostStep) -> None:
     try:
         step.take()
     except OSError as error:
@@ -300,7 +300,7 @@ def _take(step: Step) -> None:
 # --- what is left to a person ---
 
 
-def _next(places: Places, given: argparse.Namespace) -> Iterator[str]:
+def _next(places: HostPlaces, given: argparse.Namespace) -> Iterator[str]:
     itself = _itself()
     command = "kvd" if shutil.which("kvd") else itself
     if places.owner is None:

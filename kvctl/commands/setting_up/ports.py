@@ -15,7 +15,7 @@ from kvctl import daemon
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.errors import KvctlError, UsageError
-from kvctl.processes.listening import Listener, ancestry, command, ephemeral, listeners, overlap, programs
+from kvctl.processes.listening import OpenSocket, ancestry, command, ephemeral, listeners, overlap, programs
 from kvctl.views.output import show
 from kvctl.views.setting_up.ports import ListeningSocket, PortFinding, Ports
 from kvd.addresses import join_address, split_address
@@ -162,7 +162,7 @@ def _model(words: Sequence[str]) -> str:
 # --- what collides ---
 
 
-def _taken(wants: Iterable[Want], sockets: Sequence[Listener]) -> Iterator[PortFinding]:
+def _taken(wants: Iterable[Want], sockets: Sequence[OpenSocket]) -> Iterator[PortFinding]:
     for want in wants:
         for one in sockets:
             if one.port != want.port or not overlap(one.host, want.host) or not one.pids:
@@ -205,7 +205,7 @@ def _pid(want: Want) -> str:
     return f", pid {want.pid}," if want.pid else ""
 
 
-def _shared(sockets: Sequence[Listener], wants: Iterable[Want]) -> Iterator[PortFinding]:
+def _shared(sockets: Sequence[OpenSocket], wants: Iterable[Want]) -> Iterator[PortFinding]:
     """Two programs behind one port, which the kernel lets those have that ask for it: each gets some connections."""
     ours = {want.port for want in wants}
     for one, other in combinations([one for one in sockets if one.port in ours and one.pids], 2):
@@ -241,7 +241,7 @@ def _early(wants: Iterable[Want]) -> Iterator[PortFinding]:
 
 
 def _row(
-    one: Listener,
+    one: OpenSocket,
     status: query.KvdStatus | None,
     workers: dict[int, str],
     named: dict[int, str],
@@ -258,7 +258,7 @@ def _row(
 
 
 def _what(
-    one: Listener,
+    one: OpenSocket,
     status: query.KvdStatus | None,
     workers: dict[int, str],
     named: dict[int, str],

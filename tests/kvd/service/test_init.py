@@ -75,7 +75,7 @@ def test_a_host_gets_a_user_keys_settings_and_a_unit(image: Path, capsys: pytest
     assert (user[5], user[6]) == ("/var/lib/kvd", "/usr/sbin/nologin")
     assert "\nkvd:" in (etc / "group").read_text()
     assert read_trusted(etc / "kvd/trusted.keys") == ()
-    assert read_pair(etc / "kvd/host.keys")
+    assert len(read_pair(etc / "kvd/host.keys").public) == 40
     assert (etc / "kvd/host.keys").stat().st_uid == int(user[2])
     config = load(etc / "kvd/kvd.yaml", {})
     assert (config.peer.listen, config.peer.advertise) == ("0.0.0.0:7766", "10.0.0.7:7766")

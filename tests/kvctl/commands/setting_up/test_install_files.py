@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from kvctl.commands.setting_up import install_files
 from kvctl.errors import EXIT_CODES
 from kvctl.main import group
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import Run
+
+
+@pytest.fixture(autouse=True)
+def _kvd_tells_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its flags: asking it takes two processes."""
+    monkeypatch.setattr(install_files, "_page_of_kvd", TOLD)
+
+
+TOLD = functools.cache(install_files._page_of_kvd)
 
 
 def test_everything_goes_below_the_prefix_once_and_a_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
