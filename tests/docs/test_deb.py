@@ -43,6 +43,6 @@ def test_the_package_has_an_environment_that_runs(tmp_path: Path) -> None:
     control = tmp_path / "control"
     subprocess.run(["dpkg-deb", "--control", package, control], check=True)
     assert f"Depends: python3 (>= 3.{sys.version_info[1]})" in (control / "control").read_text()
-    for script in ("postinst", "prerm", "postrm"):
-        subprocess.run(["sh", "-n", control / script], check=True)
+    for maintainers in ("postinst", "prerm", "postrm"):
+        subprocess.run(["sh", "-n", control / maintainers], check=True)
     assert "/opt/kvd/bin/kvd init\n" in (control / "postinst").read_text()
