@@ -35,7 +35,10 @@ def vllm_version() -> str:
 def engine_facts(
     vllm_config: Any, groups: tuple[GroupFacts, ...], settings: ConnectorSettings, layers: int, safe: Safety
 ) -> EngineFacts:
-    """What is the same for all workers of this engine, and what compatibility is decided on."""
+    """What is the same for all workers of this engine, and what compatibility is decided on.
+
+    ``layers`` are those of this process. With pipeline stages no process knows how many the engine has.
+    """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     transfer = vllm_config.kv_transfer_config
     speculative = getattr(vllm_config, "speculative_config", None)
@@ -58,7 +61,7 @@ def engine_facts(
             "cache_dtype": str(cache.cache_dtype),
             "kv_heads": model.get_total_num_kv_heads(),
             "head_size": model.get_head_size(),
-            "layers": layers,
+            **({"layers": layers} if parallel.pipeline_parallel_size == 1 else {}),
             "hidden_layers": getattr(text, "num_hidden_layers", None),
             "layout": str(getattr(cache, "kv_cache_layout", None) or ""),
             "vllm_version": vllm_version(),

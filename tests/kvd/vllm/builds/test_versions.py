@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from kvd.service.engines.contradictions import contradiction
 from kvd.vllm.builds import versions
+from kvd.vllm.builds.probe import Safety
 from kvd.vllm.builds.versions import (
     check_sleep,
+    engine_facts,
     joins_layers,
     lookahead,
     one_engine,
@@ -77,6 +80,34 @@ def test_sleep_mode_needs_a_vllm_that_tells_of_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(versions, "tells_of_sleep", lambda: True)
     check_sleep(sleeps)
+
+
+def split(stages: int) -> Any:
+    """An engine of three layers with so many pipeline stages."""
+    text = SimpleNamespace(num_hidden_layers=3)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            hf_text_config=text,
+            hf_config=text,
+            model="m",
+            dtype="float32",
+            get_total_num_kv_heads=lambda: 4,
+            get_head_size=lambda: 32,
+        ),
+        cache_config=SimpleNamespace(cache_dtype="auto", enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(
+            pipeline_parallel_size=stages, tensor_parallel_size=1, decode_context_parallel_size=1
+        ),
+        kv_transfer_config=SimpleNamespace(engine_id="e", kv_role="kv_both"),
+    )
+
+
+def test_pipeline_stages_of_unlike_many_layers_say_the_same_of_their_engine() -> None:
+    settings, safe = read_settings({"weights": "off"}), Safety("request")
+    here, there = (engine_facts(split(2), (), settings, layers, safe) for layers in (2, 1))
+    assert contradiction(here, there) is None
+    assert here.world_size == 2
+    assert engine_facts(split(1), (), settings, 3, safe).facts["layers"] == 3
 
 
 def on_node(rank: int, nodes: int = 2) -> Any:
