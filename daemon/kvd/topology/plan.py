@@ -6,7 +6,7 @@ descriptors of it and of a request's block ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -149,15 +149,19 @@ def plan_worker(
 
 
 def plan_layers(
-    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry]
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    of: Container[str] | None = None,
 ) -> dict[str, Plan]:
     """`plan_worker` layer by layer: a plan for each, which together read the same bytes from the same workers.
 
-    A layer that reuses another's cache has none: its bytes move with the other's.
+    A layer that reuses another's cache has none: its bytes move with the other's. With ``of`` only these layers are
+    planned, and ``remotes`` need be no more than those that hold one of them.
     """
     reads: dict[str, list[Read]] = {}
     cuts = Cuts()
-    for alike, parts in _found(local, peers, remotes, cuts).items():
+    for alike, parts in _found(local, peers, remotes, cuts, of).items():
         for part in parts:
             reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
     return {name: _plan(local, remotes, reads[name], cuts) for name in local.layers if name in reads}
@@ -232,9 +236,16 @@ _Parts = list[tuple[Layer, Layer, Piece]]
 
 
 def _found(
-    local: WorkerGeometry, peers: Sequence[WorkerGeometry], remotes: Sequence[WorkerGeometry], cuts: Cuts
+    local: WorkerGeometry,
+    peers: Sequence[WorkerGeometry],
+    remotes: Sequence[WorkerGeometry],
+    cuts: Cuts,
+    of: Container[str] | None = None,
 ) -> dict[_Alike, _Parts]:
-    """Which piece of which remote layer belongs in which local layer, by what makes layers one read."""
+    """Which piece of which remote layer belongs in which local layer, by what makes layers one read.
+
+    Of all layers, or only ``of`` these; whose turn it is to supply one is the same either way.
+    """
     memory = _Memory({}, cuts)
     for workers in (peers, remotes):
         if id(workers) not in cuts.kinds:
@@ -252,15 +263,17 @@ def _found(
             if place in placed:
                 continue
             placed.add(place)
+            turn += 1
+            if of is not None and layer.name not in of:
+                continue
             if (kind, layer.name) not in cuts.wanted:
                 cuts.wanted[kind, layer.name] = _wanted(layer, group, ours, theirs, cuts.numbers)
             wanted = cuts.wanted[kind, layer.name]
             for piece, remote_group, remote_layer in _sources(
-                wanted, local.rank, peers, ours, theirs, turn, memory
+                wanted, local.rank, peers, ours, theirs, turn - 1, memory
             ):
                 alike = _Alike(group.index, remote_group.index, layer.stride, remote_layer.stride, id(piece))
                 found.setdefault(alike, []).append((layer, remote_layer, piece))
-            turn += 1
     return found
 
 

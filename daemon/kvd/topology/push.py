@@ -43,14 +43,14 @@ def plan_push(
 ) -> dict[str, LayerPush]:
     """What worker ``source`` of the prefilling engine writes to ``target``, by layer; nothing where others supply it.
 
-    ``targets`` and ``sources`` are all workers of the two engines. Raises what `plan_worker` raises, and
-    `UnknownEngine` where the prefilling engine has no such worker.
+    ``targets`` are all workers of their engine; of ``sources`` those of the same pipeline stage are enough. Raises what
+    `plan_worker` raises, of the layers of ``source``, and `UnknownEngine` where there is no such worker among them.
     """
     position = next((i for i, worker in enumerate(sources) if worker.rank == source), None)
     if position is None:
         raise UnknownEngine(f"no worker {source} among the {len(sources)} of the prefilling engine")
     pushes: dict[str, LayerPush] = {}
-    for layer, whole in plan_layers(target, targets, sources).items():
+    for layer, whole in plan_layers(target, targets, sources, sources[position].layers).items():
         reads = tuple(read for read in whole.reads if read.remote == position)
         if not reads:
             continue

@@ -16,7 +16,7 @@ from kvd.topology.compile import compile_plan
 from kvd.topology.descriptors import Descriptors, concatenate
 from kvd.topology.errors import BlockMismatch, UnknownEngine
 from kvd.topology.plan import plan_layers, plan_worker
-from kvd.topology.push import compile_chunk, plan_push, sendable
+from kvd.topology.push import LayerPush, compile_chunk, plan_push, sendable
 from tests.kvd.topology.test_oracle import THOROUGH, cases
 from tests.support import oracle, samples
 
@@ -123,6 +123,26 @@ def windowed(name: str, block: int, window: int) -> EngineGeometry:
 
 def ids(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.array(numbers, np.int64)
+
+
+@settings(THOROUGH, max_examples=min(100, THOROUGH.max_examples))
+@given(cases())
+def test_a_worker_that_knows_its_own_pipeline_stage_writes_what_it_would_if_it_knew_all(case: Case) -> None:
+    local, remote, rank, _ = case
+    for worker in remote.workers:
+        stage = [other for other in remote.workers if other.rank.pp == worker.rank.pp]
+        known, all_of_it = (
+            plan_push(local.workers[rank], local.workers, sources, worker.rank)
+            for sources in (stage, remote.workers)
+        )
+        assert list(known) == list(all_of_it)
+        assert [rows(push) for push in known.values()] == [rows(push) for push in all_of_it.values()]
+
+
+def rows(push: LayerPush) -> list[list[int]]:
+    """What is copied of block 0, column by column."""
+    found = concatenate([read.rows for read in push.plan.reads])
+    return [column.tolist() for column in (found.local, found.remote, found.length)]
 
 
 def test_chunks_end_where_blocks_of_both_sides_end() -> None:
