@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from kvctl.cli.units import Mode
+from tests.support.deployments import HYBRID_BLOCK
 
 Connector = Literal["KvdConnector", "NixlConnector", "NixlPushConnector"]
 COLUMNS: dict[str, tuple[Connector, Mode]] = {
@@ -36,6 +37,11 @@ class Configuration:
         beside: a connector that stands behind ours in a MultiConnector, on both engines.
         request: what goes with each request besides its prompt; `tests.support.asked.Request` has the names.
         ranks: data-parallel ranks of the two engines.
+        ranks_named: whether a request names the ranks that are to answer; else vLLM balances.
+        at_once: requests on their way at the same time.
+        lengths: tokens of the prompts that are asked.
+        continued: whether each prompt goes on where the one before ended, which both engines still have cached.
+        step: most tokens in a step of either engine.
         token_bytes: what moves of a token, a drafter's part too, with blocks of 128; not looked at where it is 0.
         workers: workers of an engine that decodes; each writes a record of its part.
         found: what came of it, by column, where that is not `WORKS`.
@@ -52,6 +58,11 @@ class Configuration:
     beside: Mapping[str, Any] | None = None
     request: Mapping[str, Any] = field(default_factory=dict)
     ranks: tuple[int, int] = (1, 1)
+    ranks_named: bool = True
+    at_once: int = 1
+    lengths: tuple[int, ...] = (100, 700)
+    continued: bool = False
+    step: int = 256
     token_bytes: int = 0
     workers: int = 1
     found: Mapping[str, str] = field(default_factory=dict)
@@ -81,6 +92,11 @@ def _lacks(words: str) -> dict[str, str]:
     return dict.fromkeys(COLUMNS, f"not run: vLLM says `{words}`")
 
 
+def _says(came: str, words: str, *columns: str) -> dict[str, str]:
+    """What came of a configuration in these columns, with what an engine's log says of it."""
+    return dict.fromkeys(columns, f"{came}: `{words}`")
+
+
 def _blocks(tokens: int) -> dict[str, Any]:
     return {"block_size": tokens}
 
@@ -92,6 +108,10 @@ _TRACED = {"enforce_eager": False, "compilation_config": {"mode": 2, "backend": 
 _PP2 = {"pipeline_parallel_size": 2, **_TRACED}
 _DCP2 = {**_TP2, "decode_context_parallel_size": 2}
 _PCP2 = {"prefill_context_parallel_size": 2}
+_LAYERS = "Number of KV layers must match between prefill and decode"
+_UNDIVIDED = "Local block size 32 is not divisible by remote block size 128 or vice versa"
+_PREFIXES: Any = {"continued": True, "lengths": (700, 1000, 1300)}
+_STATES: Any = {"continued": True, "lengths": (900, 1500), "step": HYBRID_BLOCK, "both": {"max_num_seqs": 1}}
 FP8 = {"kv_cache_dtype": "fp8"}
 NGRAM = _drafts("ngram", prompt_lookup_max=3, prompt_lookup_min=1)
 DRAFT = _drafts("draft_model")
@@ -104,7 +124,13 @@ CONFIGURATIONS = (
     Configuration(name="chunks of 64 tokens", both={"max_num_batched_tokens": 64, "max_num_seqs": 8}),
     Configuration(name="ngram speculation", both=NGRAM),
     Configuration(name="a draft model", both=DRAFT, draft="llama", token_bytes=6 * LAYER),
-    Configuration(name="a draft model on the decoder alone", decode=DRAFT, draft="llama"),
+    Configuration(
+        name="a draft model on the decoder alone",
+        decode=DRAFT,
+        draft="llama",
+        found=_says("computed again", "layer names is 6 here and 3 there", "pull", "push")
+        | _says("computed again", _LAYERS, "stock pull", "stock push"),
+    ),
     Configuration(name="EAGLE", both=_drafts("eagle"), draft="eagle", token_bytes=4 * LAYER),
     Configuration(
         name="MTP",
@@ -117,11 +143,38 @@ CONFIGURATIONS = (
     Configuration(name="blocks of 32 to 128", prefill=_blocks(32), decode=_blocks(128)),
     Configuration(name="blocks of 128 to 32", prefill=_blocks(128), decode=_blocks(32)),
     Configuration(name="fp8 KV", both=FP8),
-    Configuration(name="fp8 KV, blocks of 32 to 128", both=FP8, prefill=_blocks(32), decode=_blocks(128)),
-    Configuration(name="PP 2 to 1", prefill=_PP2),
-    Configuration(name="PP 1 to 2", decode=_PP2, workers=2),
+    Configuration(
+        name="fp8 KV, blocks of 32 to 128",
+        both=FP8,
+        prefill=_blocks(32),
+        decode=_blocks(128),
+        found={"stock pull": "wrong answer", **_says("no answer", _UNDIVIDED, "stock push")},
+    ),
+    Configuration(name="PP 2 to 1", prefill=_PP2, found=_says("computed again", _LAYERS, "stock pull")),
+    Configuration(
+        name="PP 1 to 2",
+        decode=_PP2,
+        workers=2,
+        found=_says(
+            "does not start",
+            "NixlPushConnector consumer (decode) does not support pipeline_parallel_size > 1",
+            "stock pull",
+            "stock push",
+        ),
+    ),
     Configuration(name="DP 2 to 1", prefill={"data_parallel_size": 2}, ranks=(2, 1)),
     Configuration(name="DP 1 to 2", decode={"data_parallel_size": 2}, ranks=(1, 2)),
+    Configuration(
+        name="DP 1 to 2, no rank named", decode={"data_parallel_size": 2}, ranks=(1, 2), ranks_named=False
+    ),
+    Configuration(name="eight requests at once", at_once=8),
+    Configuration(name="TP 1 to 2, prefixes cached", decode=_TP2, workers=2, **_PREFIXES),
+    Configuration(name="TP 2 to 1, prefixes cached", prefill=_TP2, **_PREFIXES),
+    Configuration(name="GDN, prefixes cached", model="qwen3.5-gdn", **_STATES),
+    Configuration(
+        name="GDN, TP 1 to 2, prefixes cached", model="qwen3.5-gdn", decode=_TP2, workers=2, **_STATES
+    ),
+    Configuration(name="GDN, TP 2 to 1, prefixes cached", model="qwen3.5-gdn", prefill=_TP2, **_STATES),
     Configuration(
         name="experts, EP 2 to 1", model="experts", prefill={**_TP2, "enable_expert_parallel": True}
     ),
