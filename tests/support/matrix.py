@@ -138,8 +138,10 @@ OF_CONFIGURATIONS = Table(
     "Configurations",
     """Two prompts, for each data-parallel rank: one of a chunk and one of several. `works`: the answer was, token for
 token, that of the decoder alone; all of the prompt was loaded, as the ledger and vLLM's own count say, and none of it
-computed again; as many drafts were accepted as without a hand-over. Pull and push are KvdConnector's; `stock` are
-vLLM's NixlConnector and NixlPushConnector on the same engines.""",
+computed again; as many drafts were accepted as without a hand-over. `prefixes cached`: prompts that go on where the
+one before ended, of which nothing was moved again that the decoder has in whole blocks; of GDN the right answer is that
+of a hand-over with empty caches. Pull and push are KvdConnector's; `stock` are vLLM's NixlConnector and
+NixlPushConnector on the same engines. Where something else came of it, the words in backticks are an engine's.""",
     "configuration",
     tuple(row.name for row in CONFIGURATIONS),
     tuple(COLUMNS),
@@ -162,6 +164,42 @@ def place_of(file: str, test: str, cell: Cell) -> Place | None:
     return (table.title, row, column) if (row, column) in table.places else None
 
 
+@dataclass(frozen=True)
+class NotHere:
+    """What stock connectors do and KvdConnector does not: what happens ``here``, and ``why``."""
+
+    what: str
+    here: str
+    why: str
+
+
+NOT_HERE = (
+    NotHere(
+        "a prefiller reads from a decoder what that has of an earlier turn (`bidirectional_kv_xfer`)",
+        "without effect: the prefiller has the turn in its own cache, or computes it. `kv_both` "
+        "engines read from each other",
+        "a decoder would keep blocks that nobody may ever ask for, out of the memory that it decodes in",
+    ),
+    NotHere(
+        "push from several data-parallel ranks, none of them named",
+        "the router names the rank to both engines "
+        "([routers.md](routers.md#prefillers-with-several-data-parallel-ranks)). A pull needs no "
+        "name",
+        "a push begins before the prefiller has answered: nobody knows yet which rank it will be",
+    ),
+    NotHere(
+        "sleep mode on vLLM before 0.33",
+        "the engine does not start",
+        "vLLM tells no connector before it unmaps memory that peers read",
+    ),
+    NotHere(
+        "kinds of cache that [connector.md](connector.md#limits-of-this-version) names",
+        "the engine does not start, and names the layer",
+        "their pages are no boxes of heads and tokens, so that nothing says what of them another "
+        "engine needs",
+    ),
+)
+"""At most five."""
 PAGE = """# What was tried with what
 
 Written by `make e2e-matrix`; a run of some cells leaves the others as they were. Each cell is a pair of vLLM engines on
@@ -183,7 +221,10 @@ def page(found: Mapping[Place, str], versions: Mapping[str, str]) -> str:
                 for column in table.columns
             ]
             parts += [f"| {row} | {' | '.join(values)} |\n"]
-    return "".join(parts)
+    parts += [
+        "\n## What stock connectors do and KvdConnector does not\n\n| what | here | why |\n|---|---|---|\n"
+    ]
+    return "".join([*parts, *(f"| {one.what} | {one.here} | {one.why} |\n" for one in NOT_HERE)])
 
 
 def read(text: str) -> dict[Place, str]:
