@@ -89,7 +89,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Engines that do not start: the log of the one that ended first."""
+    """Engines that do not start: why, and their logs."""
 
     log: str
 
@@ -111,8 +111,8 @@ def pair(
         try:
             for engine in begun:
                 engine.wait_ready(SECONDS)
-        except EngineStartFailed:
-            yield Refusal(logs(*specs))
+        except EngineStartFailed as refused:
+            yield Refusal(f"{refused}\n{logs(*specs)}")
             return
         more = dict(setup.configuration.request)
         if "adapter" in more:

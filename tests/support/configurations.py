@@ -167,6 +167,11 @@ CONFIGURATIONS = (
     Configuration(
         name="DP 1 to 2, no rank named", decode={"data_parallel_size": 2}, ranks=(1, 2), ranks_named=False
     ),
+    Configuration(
+        name="DP 2 to 1, external balancing",
+        prefill={"data_parallel_size": 2, "data_parallel_rank": 0},
+        found=_lacks("Non-MoE models do not support external data parallel mode"),
+    ),
     Configuration(name="eight requests at once", at_once=8),
     Configuration(name="TP 1 to 2, prefixes cached", decode=_TP2, workers=2, **_PREFIXES),
     Configuration(name="TP 2 to 1, prefixes cached", prefill=_TP2, **_PREFIXES),
