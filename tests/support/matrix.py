@@ -193,10 +193,14 @@ NOT_HERE = (
         "vLLM tells no connector before it unmaps memory that peers read",
     ),
     NotHere(
-        "kinds of cache that [connector.md](connector.md#limits-of-this-version) names",
-        "the engine does not start, and names the layer",
-        "their pages are no boxes of heads and tokens, so that nothing says what of them another "
-        "engine needs",
+        "the host pool of HiSparse",
+        "the engine does not start, and names the group ([connector.md](connector.md#kinds-of-cache))",
+        "the pool has blocks of its own, which geometries cannot say",
+    ),
+    NotHere(
+        "circular buffers that `--decode-context-parallel-size` spreads",
+        "the same",
+        "nobody knows which rank has which rows; stock takes every rank's for whole",
     ),
 )
 """At most five."""
