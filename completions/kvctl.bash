@@ -132,7 +132,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
+            words='doctor engines events slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
         doctor)
             options='--quick --from --to --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -147,6 +147,9 @@ _kvctl() {
             words='' ;;
         status)
             options='--watch --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
+        top)
+            options='--once --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         trace)
             options='--last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --help --name --replace'
@@ -210,7 +213,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

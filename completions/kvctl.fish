@@ -1,11 +1,12 @@
 # fish completion for kvctl; made by `make completions`, not by hand.
 complete -c kvctl -f
-set -l kvctl_commands doctor engines events slow status trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version
+set -l kvctl_commands doctor engines events slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a doctor -d 'What is wrong on this host, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a engines -d 'The engines that kvd knows, local ones and peers'\''.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a events -d 'Follow what happens, one event a line.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a slow -d 'What transfers spend their time on, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a status -d 'How this host'\''s kvd is: peers, counters, gauges.'
+complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a top -d 'What moves now, full screen: engines, pairs, transfers in flight, misses.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a trace -d 'Recorded transfers as a file, enough to replay them elsewhere.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a transfer -d 'One transfer whole: all workers'\'' parts and when each did what.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a transfers -d 'The newest KV transfers in kvd'\''s ledger.'
@@ -86,6 +87,14 @@ complete -c kvctl -n "__fish_seen_subcommand_from status" -l runtime-dir -r -F -
 complete -c kvctl -n "__fish_seen_subcommand_from status" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
 complete -c kvctl -n "__fish_seen_subcommand_from status" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "__fish_seen_subcommand_from status" -s h -l help -d 'Show this message and exit.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l once -d 'Print one plain page, as where stdout is no terminal.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l timeout -x -d 'How long to wait for an answer.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l runtime-dir -r -F -d 'Directory of kvd'\''s sockets.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -l config -r -F -d 'Defaults in YAML.'
+complete -c kvctl -n "__fish_seen_subcommand_from top" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from trace" -a 'export import show'
 complete -c kvctl -n "__fish_seen_subcommand_from trace" -l last -l limit -s n -x -d 'The newest so many.'
 complete -c kvctl -n "__fish_seen_subcommand_from trace" -l engine -s e -x -d 'Only to or from this engine.'
@@ -338,7 +347,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from wait" -l config -r -F -d 'Defa
 complete -c kvctl -n "__fish_seen_subcommand_from wait" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -a 'bash zsh fish'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -s h -l help -d 'Show this message and exit.'
-complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers'
+complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Awaited Benchmark Check ClearedOrders ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l timeout -x -d 'How long to wait for an answer.'

@@ -12,7 +12,7 @@ from kvctl.errors import UsageError
 from kvctl.ledger.options import From
 from kvctl.ledger.rows import rows
 from kvctl.views.output import show
-from kvctl.views.transfers.whole import whole_transfer
+from kvctl.views.transfers.whole import WholeTransfer, whole_transfer
 from kvd.wire.transfer import ListTransfers
 
 SECTION = "Look"
@@ -32,6 +32,11 @@ def transfer(
     Of a request that was transferred more than once it is the newest. -o wide adds the blocks. Exit code 2 where
     there is none of that id.
     """
+    show(whole(settings, which, source), settings)
+
+
+def whole(settings: Settings, which: str, source: str = "") -> WholeTransfer:
+    """The newest transfer that the id names, with the parts of all workers. Raises `KvctlError`."""
     if not which:
         raise UsageError("ID is empty", "kvctl transfers -o wide lists ids")
     asked = ListTransfers(any_id=which, blocks=True)
@@ -52,4 +57,4 @@ def transfer(
         engine_id=record.local_engine,
         peer=record.remote_engine,
     )
-    show(whole_transfer(newest, rows(settings, same, MOST_WORKERS, source).rows), settings)
+    return whole_transfer(newest, rows(settings, same, MOST_WORKERS, source).rows)

@@ -50,6 +50,12 @@ def drawn(screen: Part, settings: Settings) -> str:
     return "".join(line.rstrip() + "\n" for line in text.splitlines())
 
 
+def as_text(screen: Part, width: int) -> Text:
+    """The screen for a terminal of so many columns, as text with styles."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
+    return Text("\n").join(_lines(screen, console))
+
+
 def _lines(part: Part, console: Console, indent: int = 0) -> Iterator[Text]:
     if isinstance(part, TextTable):
         yield from _columns(part, console) if part.headers else _pairs(part, console)

@@ -110,6 +110,22 @@ def engine_row(name: str, role: Role, tp: int, *, model: str = MODEL, heads: int
     )
 
 
+LEASES = query.LeaseList(
+    rows=(
+        query.LeaseRow(
+            engine_id="prefill-1",
+            request_id="cmpl-4-p",
+            reader="decode-0",
+            age=0.25,
+            left=28.5,
+            readers=1,
+            endpoint=Endpoint("10.0.0.8", 7766),
+        ),
+    ),
+    open=2,
+    taken=1,
+)
+
 ENGINES = (
     msgspec.structs.replace(engine_row("decode-0", "decode", 2), peers=("prefill-1",)),
     engine_row("prefill-1", "prefill", 4),
@@ -304,6 +320,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             query.ListEngines: _engines,
             query.ListWorkers: lambda _: query.WorkerList(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
+            query.ListLeases: lambda _: LEASES,
             ListTransfers: _transfers,
             GetOutcomes: lambda _: Outcomes(rows=SERVED),
             **order_answers.ANSWERS,

@@ -99,6 +99,7 @@ BYTES = {
     # What operators are shown: a row for each engine, worker, transfer.
     "engines": 64 * MIB,
     "workers": 64 * MIB,
+    "leases": 8 * MIB,
     "transfers": 64 * MIB,
     "status": 4 * MIB,
     # Requests that wait at an engine, and what became of each.

@@ -92,6 +92,46 @@ class WorkerList(Reply, tag="workers", frozen=True, kw_only=True):
     more: Text = ""
 
 
+class ListLeases(Request, tag="list_leases", frozen=True, kw_only=True):
+    """Leases of the engines here that have readers, and leases of other engines that those here read under.
+
+    Each is a transfer on its way. The ``limit`` oldest of both are shown. Answered by `LeaseList`.
+    """
+
+    limit: Count = 256
+
+
+class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease of ``engine_id``, a prefiller, on the blocks of ``request_id``.
+
+    ``reader`` is the engine here that claimed it; empty of a lease of an engine here, which has ``readers`` and
+    ``blocks``. ``age``: seconds since it was opened, or claimed. ``left``: seconds for which it is kept.
+    """
+
+    engine_id: Id
+    request_id: Id
+    reader: Id = ""
+    age: Seconds = 0.0
+    left: Seconds = 0.0
+    readers: Count = 0
+    blocks: Count = 0
+    endpoint: Endpoint = Endpoint()
+
+
+class LeaseList(Reply, tag="leases", frozen=True, kw_only=True):
+    """Leases that somebody reads under, the oldest first, and how many there are of each kind.
+
+    ``given`` are those of engines here that have readers, ``open`` also those that nobody has claimed, ``taken`` those
+    that engines here read under. Of ``hidden`` others the asker may see nothing: they are of other users' engines.
+    """
+
+    rows: Annotated[tuple[LeaseRow, ...], Meta(max_length=MOST_ROWS)]
+    open: Count = 0
+    given: Count = 0
+    taken: Count = 0
+    hidden: Count = 0
+
+
 class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):
     """How this kvd is. Answered by `KvdStatus`."""
 

@@ -63,7 +63,7 @@ def completed(line: str) -> list[str]:
         ("kvctl engines --state re", ["ready"]),
         ("kvctl engines -o js", ["json", "jsonl"]),
         ("kvctl -o ya", ["yaml"]),
-        ("kvctl schema Top", ["Topology"]),
+        ("kvctl schema Topo", ["Topology"]),
         ("kvctl completion z", ["zsh"]),
         ("kvctl engines --timeout 5 --lo", ["--local"]),
     ],

@@ -15,7 +15,7 @@ from kvctl.main import group
 
 COMMANDS: tuple[Row, ...] = group().rows
 
-HEAVY = {"torch", "vllm", "nixl", "mooncake", "transformers"}
+HEAVY = {"torch", "vllm", "nixl", "mooncake", "transformers", "textual"}
 LOADED = """
 import json, sys
 from kvctl.main import main

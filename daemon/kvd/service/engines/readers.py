@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvd.service.engines.leases import MAX_OPEN, MAX_OPEN_OF_UID
 from kvd.service.engines.local_engine import Client
@@ -36,12 +36,16 @@ Release = Callable[[LeaseRelease, Client], Awaitable[object]]
 
 @dataclass(slots=True)
 class Reader:
-    """A local client's claim on a lease; after ``until`` (time.monotonic()) it has ended by itself."""
+    """A local client's claim on a lease, made at ``since``; after ``until`` it has ended by itself.
+
+    Both are time.monotonic(). Of a claim that a kvd before this one saw made, ``since`` is when it was presented here.
+    """
 
     client: Client
     reader: str
     key: LeaseKey
     until: float
+    since: float = field(default_factory=time.monotonic)
 
 
 class Readers:
@@ -149,6 +153,8 @@ class Readers:
 
     def _remember(self, reader: Reader) -> None:
         client, now = reader.client, time.monotonic()
+        if (known := self.remembered.get(reader.reader)) is not None:
+            reader.since = known.since
         self._forget(reader.reader)
         self.remembered[reader.reader] = reader
         self._of_client.setdefault(client.incarnation, {})[reader.reader] = None

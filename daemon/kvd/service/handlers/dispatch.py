@@ -12,6 +12,7 @@ from kvd.service.handlers import (
     checksums,
     handshake,
     leases,
+    open_leases,
     orders,
     outcomes,
     parts,
@@ -28,7 +29,7 @@ from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
 from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
-from kvd.wire.query import GetStatus, ListEngines, ListWorkers
+from kvd.wire.query import GetStatus, ListEngines, ListLeases, ListWorkers
 from kvd.wire.registration import Heartbeat, RegisterScheduler, RegisterWorker, Unregister
 from kvd.wire.transfer import GetKeptEngine, ListTransfers, ReportTransfers
 
@@ -63,6 +64,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         GetKeptEngine: partial(reports.get_kept_engine, daemon),
         ListEngines: partial(queries.list_engines, daemon),
         ListWorkers: partial(queries.list_workers, daemon),
+        ListLeases: partial(open_leases.list_leases, daemon),
         GetStatus: lambda *_: queries.status(daemon),
         ReportOutcomes: partial(outcomes.report_outcomes, daemon),
         GetOutcomes: partial(outcomes.get_outcomes, daemon),

@@ -1,0 +1,1 @@
+"""`kvctl top`: what it asks, and the full screen."""
