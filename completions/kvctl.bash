@@ -16,6 +16,7 @@ _kvctl() {
         doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
+        engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); return ;;
@@ -49,8 +50,10 @@ _kvctl() {
         transfers:--by) COMPREPLY=($(compgen -W "peer pair rank backend mode state code cause" -- "$current")); return ;;
         transfers:--from) COMPREPLY=(); return ;;
         transfers:--watch|transfers:-w) COMPREPLY=(); return ;;
+        transfers:--output|transfers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         workers:--engine|workers:-e) COMPREPLY=(); return ;;
         workers:--watch|workers:-w) COMPREPLY=(); return ;;
+        workers:--output|workers:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         describe-topology:--model|describe-topology:-m) COMPREPLY=(); return ;;
         describe-topology:--local|describe-topology:--to) COMPREPLY=(); return ;;
         describe-topology:--remote|describe-topology:--from) COMPREPLY=(); return ;;
@@ -185,7 +188,7 @@ _kvctl() {
             options='--memory --device --key-file --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         demo)
-            options='--mode --backend --simulate --keep --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
+            options='--mode --backend --simulate --keep --loop --dir --keep-files --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         force-miss)
             options='--engine --waiting --next --ratio --seed --for --when --group --layer --rank --yes --wait --order --clear --output --color --timeout --runtime-dir --socket --config --help'

@@ -15,7 +15,7 @@ from kvctl import errors
 from kvctl.cli.discovery import commands
 from kvctl.cli.loading import CONTEXT_SETTINGS, group_of, quick
 from kvctl.cli.options import with_given
-from kvctl.cli.parsing import keys_as_values
+from kvctl.cli.parsing import keys_as_values, watched
 from kvctl.cli.settings import OUTPUT_FORMATS, Given, resolve
 
 EPILOG = "\n".join(
@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> int:
 def _invoke(arguments: list[str]) -> int:
     try:
         command = group()
-        with command.make_context("kvctl", keys_as_values(arguments)) as context:
+        with command.make_context("kvctl", keys_as_values(watched(arguments))) as context:
             command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

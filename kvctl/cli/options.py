@@ -14,16 +14,23 @@ from typing import Annotated, Any
 import typer
 
 from kvctl.cli.option_kinds import duration
-from kvctl.cli.settings import COLOR_MODES, DRAWINGS, OUTPUT_FORMATS, Given, Settings, resolve
+from kvctl.cli.settings import COLOR_MODES, DRAWINGS, NAMES, OUTPUT_FORMATS, Given, Settings, resolve
 
 Watch = Annotated[
     float | None,
-    duration("--watch", "-w", metavar="SECONDS", help="Ask again every so many seconds until Ctrl-C."),
+    duration(
+        "--watch",
+        "-w",
+        metavar="SECONDS",
+        help="Ask again every 2 s, or so many, until Ctrl-C; changes are marked.",
+    ),
 ]
 
 
 DrawnSettings = Annotated[Settings, DRAWINGS]
 """The settings of a command whose answer can also be had as a drawing."""
+ListSettings = Annotated[Settings, NAMES]
+"""The settings of a command whose answer is a list of things with names."""
 
 
 def _common(drawings: tuple[str, ...]) -> dict[str, inspect.Parameter]:

@@ -148,6 +148,18 @@ def _device(text: str) -> int | None:
     return int(number or "0")
 
 
+def watched(arguments: Iterable[str]) -> list[str]:
+    """Arguments in which a bare ``-w`` or ``--watch``, before another option or at the end, is every two seconds."""
+    given = list(arguments)
+    options = given[: given.index("--")] if "--" in given else given
+    bare = [
+        at
+        for at, one in enumerate(options)
+        if one in ("-w", "--watch") and (at + 1 == len(given) or given[at + 1].startswith("-"))
+    ]
+    return ["--watch=2" if at in bare else one for at, one in enumerate(given)]
+
+
 def keys_as_values(arguments: Iterable[str]) -> list[str]:
     """Arguments in which a public key that begins with ``-`` is no option: a blank before it, which keys do without.
 

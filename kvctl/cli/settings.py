@@ -10,12 +10,14 @@ from typing import Any, Literal, TypeVar, cast, get_args
 from kvctl.cli.parsing import near_misses, one_of, seconds
 from kvctl.errors import UsageError
 
-OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg"]
+OutputFormat = Literal["table", "wide", "json", "jsonl", "yaml", "dot", "mermaid", "svg", "name"]
 ColorMode = Literal["auto", "always", "never"]
 
 OUTPUT_FORMATS = ("table", "wide", "json", "jsonl", "yaml")
 DRAWINGS = ("dot", "mermaid", "svg")
 """Forms in which only some documents can be had."""
+NAMES = ("name",)
+"""The form in which lists can be had: what each item is called, one a line, as other commands take it."""
 COLOR_MODES = get_args(ColorMode)
 KVDS = (
     "state_dir", "log_level", "drain_seconds", "local", "peer", "liveness", "leases", "ledger", "orders", "access",

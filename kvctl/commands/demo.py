@@ -44,6 +44,10 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Leave everything running after the summary, until Ctrl-C.")
     ] = False,
+    loop: Annotated[
+        bool,
+        typer.Option("--loop", help="Keep sending requests after the summary, until Ctrl-C: for kvctl top."),
+    ] = False,
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -73,6 +77,7 @@ def demo(
         backend=backend,
         simulate=simulate,
         keep=keep,
+        loop=loop,
         directory=directory,
         keep_files=keep_files,
     )

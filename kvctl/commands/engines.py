@@ -8,7 +8,7 @@ import typer
 
 from kvctl import daemon
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Watch
+from kvctl.cli.options import ListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import Engines, engine_document
@@ -20,7 +20,7 @@ STATES = ("ready", "partial", "gone", "unreachable")
 
 
 def engines(
-    settings: Settings,
+    settings: ListSettings,
     *,
     state: Annotated[str | None, choice("--state", STATES, help="Only engines in this state.")] = None,
     local: Annotated[bool, typer.Option("--local", help="Only engines of this host.")] = False,

@@ -7,9 +7,8 @@ from typing import Annotated
 import msgspec
 
 from kvctl.cli.option_kinds import choice
-from kvctl.cli.options import Watch
+from kvctl.cli.options import ListSettings, Watch
 from kvctl.cli.parsing import near_misses, typed_duration
-from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.ledger import options
 from kvctl.ledger.known import refuse_unknown
@@ -28,7 +27,7 @@ ELSEWHERE = "it has what engines of this host loaded; what a prefiller here gave
 
 
 def transfers(  # noqa: PLR0913 (options)
-    settings: Settings,
+    settings: ListSettings,
     *,
     last: Annotated[
         int | None, options.last_option(f"At most so many. [{LAST}; with --by the newest {LAST_GROUPED}]")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvctl import daemon
-from kvctl.cli.options import Watch
+from kvctl.cli.options import ListSettings, Watch
 from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.views.engines import endpoint_name
@@ -18,7 +18,7 @@ SECTION = "Look"
 
 
 def workers(
-    settings: Settings,
+    settings: ListSettings,
     *,
     engine: Annotated[
         str | None, typer.Option("--engine", "-e", metavar="ENGINE", help="Only workers of this engine.")

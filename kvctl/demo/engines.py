@@ -123,7 +123,7 @@ def _wait_ready(engines: dict[str, EngineProcess], board: Board) -> None:
 
 def _serve(number: int, deployment: Deployment, single: EngineProcess) -> DemoOutcome:
     """One prompt through both engines, and through the single one at the same time."""
-    tokens = prompt(number, PROMPTS[number])
+    tokens = prompt(number, PROMPTS[number % len(PROMPTS)])
     expected = single.submit_alone(tokens, NEW_TOKENS)
     asked = deployment.ask(tokens, NEW_TOKENS, ANSWER_SECONDS)
     alone = expected.result(ANSWER_SECONDS)

@@ -15,7 +15,7 @@ from pathlib import Path
 from kvctl.cli.settings import Settings
 from kvctl.cli.units import Mode
 from kvctl.demo.engines import real
-from kvctl.demo.running import Running, send_requests, summarize
+from kvctl.demo.running import DemoOutcome, Running, keep_sending, send_requests, summarize
 from kvctl.demo.screen import board
 from kvctl.demo.simulate import simulated
 from kvctl.errors import CheckFailed, UsageError
@@ -35,6 +35,7 @@ def run(
     backend: str | None,
     simulate: bool,
     keep: bool,
+    loop: bool,
     directory: Path | None,
     keep_files: bool,
 ) -> None:
@@ -69,8 +70,8 @@ def run(
                         running = stack.enter_context(real(mode, backend, folder, lasting, steps))
                     document = summarize(running, send_requests(running, steps), began)
                 show(document, settings)
-                if keep:
-                    _keep(running)
+                if keep or loop:
+                    _keep(running, loop=loop)
                 if not interrupted() or sys.stderr.isatty():
                     _say(ENDING)
         except (DaemonStartFailed, EngineError, WorkerFailed, ClientError) as error:
@@ -125,10 +126,11 @@ def _workplace(given: Path | None, *, keep_files: bool) -> Iterator[tuple[Path, 
         yield folder, made
 
 
-def _keep(running: Running) -> None:
-    """Say what can be tried, then wait for Ctrl-C."""
+def _keep(running: Running, *, loop: bool) -> None:
+    """Say what can be tried, then wait for Ctrl-C; with ``loop`` requests go on meanwhile."""
     here, there = (shlex.quote(str(host.directory)) for host in (running.decode_host, running.prefill_host))
     commands = (
+        f"kvctl --runtime-dir {here} top",
         f"kvctl --runtime-dir {here} describe-topology -o wide",
         f"kvctl --runtime-dir {here} transfers -o wide",
         f"kvctl --runtime-dir {here} engines",
@@ -137,10 +139,22 @@ def _keep(running: Running) -> None:
         f"kvctl --runtime-dir {there} events",
     )
     _say("", "Everything still runs. Try in another terminal:", *(f"  {line}" for line in commands))
-    _say("Ctrl-C ends it all.")
+    _say("Requests go on; Ctrl-C ends it all." if loop else "Ctrl-C ends it all.")
+    sent = 0
+
+    def told(number: int, one: DemoOutcome) -> None:
+        nonlocal sent
+        sent = number + 1
+        if one.problem or not one.equal:
+            _say(f"demo: {one.name}: {one.problem or 'the output differs'}")
+
     with contextlib.suppress(KeyboardInterrupt):
+        if loop:
+            keep_sending(running, told)
         while True:
             time.sleep(3600)
+    if loop:
+        _say(f"demo: {max(sent, len(running.prompts))} requests were sent")
 
 
 def _say(*lines: str) -> None:

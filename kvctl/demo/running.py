@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from typing import NoReturn
 
 from kvctl.cli.units import Mode
 from kvctl.demo.screen import Board
@@ -19,6 +21,8 @@ from kvctl.views.topology.document import Topology, pair_document
 from kvd.wire.query import EngineList, GetStatus, KvdStatus, ListEngines
 from kvd.wire.transfer import LedgerRow, ListTransfers, TransferList
 
+PAUSE = 0.2
+"""Seconds between two pairs of requests that are sent on and on."""
 LEDGER_SECONDS = 5.0
 """How long to wait for what workers report on their own time: the ledger's rows, the release of leases."""
 
@@ -43,8 +47,8 @@ class DemoOutcome:
 class Running:
     """Two hosts that are up.
 
-    ``serve`` takes a request, by its position in ``prompts`` (lengths in tokens), through both engines; it may be
-    called from several threads.
+    ``serve`` takes a request, by its number, through both engines; it may be called from several threads. ``prompts``
+    are the lengths of the first ones in tokens, and again of those after them.
     """
 
     prefill_host: Kvd
@@ -80,6 +84,20 @@ def send_requests(running: Running, board: Board) -> list[DemoOutcome]:
     return served
 
 
+def keep_sending(running: Running, told: Callable[[int, DemoOutcome], None]) -> NoReturn:
+    """Send further requests, two at a time, until the process is interrupted; ``told`` of each that has ended."""
+    threads = ThreadPoolExecutor(2)
+    try:
+        for first in itertools.count(len(running.prompts), 2):
+            wait(started := [threads.submit(_served, running, number) for number in (first, first + 1)])
+            for number, future in enumerate(started, first):
+                told(number, future.result())
+            time.sleep(PAUSE)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    raise AssertionError("numbers end")
+
+
 def summarize(running: Running, served: Sequence[DemoOutcome], began: float) -> Demo:
     """The document: what was served, joined with what the kvds know. ``began`` is in monotonic seconds.
 
@@ -102,19 +120,23 @@ def summarize(running: Running, served: Sequence[DemoOutcome], began: float) -> 
     )
 
 
-def _serve(running: Running, number: int, board: Board) -> DemoOutcome:
+def _served(running: Running, number: int) -> DemoOutcome:
     try:
-        one = running.serve(number)
+        return running.serve(number)
     except (EngineError, WorkerFailed, TimeoutError) as error:
-        one = DemoOutcome(
+        return DemoOutcome(
             name=f"request-{number + 1}",
-            prompt_tokens=running.prompts[number],
+            prompt_tokens=running.prompts[number % len(running.prompts)],
             external_tokens=0,
             output_tokens=0,
             handed_over="",
             equal=False,
             problem=str(error) or type(error).__name__,
         )
+
+
+def _serve(running: Running, number: int, board: Board) -> DemoOutcome:
+    one = _served(running, number)
     good = one.equal and not one.problem
     note = f"{one.external_tokens} tokens of KV from the prefiller" if good else one.problem.splitlines()[0]
     board.end(f"request-{number}", note, good=good)

@@ -38,6 +38,10 @@ class SimulatedEngine:
         counts = [1] * (PERIOD - 1) + [-(-tokens // BLOCK_TOKENS)]
         return [[self.free.pop() for _ in range(count)] for count in counts]
 
+    def give_back(self, blocks: list[list[int]]) -> None:
+        """The blocks of a request that is done; they are used again after all others."""
+        self.free[:0] = [block for group in blocks for block in group]
+
 
 @contextlib.contextmanager
 def simulated(backend: str, folder: Path, board: Board) -> Iterator[Running]:
@@ -109,18 +113,19 @@ def _serve(
     number: int, prefill: SimulatedEngine, decode: SimulatedEngine, filling: ThreadPoolExecutor
 ) -> DemoOutcome:
     """One request: prefill all of its prompt but the last token, hand over, compare."""
-    tokens = PROMPTS[number] - 1
+    tokens = PROMPTS[number % len(PROMPTS)] - 1
     name = f"request-{number + 1}"
-    there = prefill.allocate(tokens)
+    there, here = prefill.allocate(tokens), decode.allocate(tokens)
     command: dict[str, Any] = {"do": "fill", "request": name, "blocks": there}
     for done in [filling.submit(worker.ask, **command) for worker in prefill.workers]:
         done.result()
     offered = prefill.workers[0].ask(do="offer", request=name, blocks=there, tokens=tokens)
-    here = decode.allocate(tokens)
     loaded = decode.workers[0].ask(do="load", request=f"{name}-decode", blocks=here, **offered)
+    prefill.give_back(there)
+    decode.give_back(here)
     return DemoOutcome(
         name=name,
-        prompt_tokens=PROMPTS[number],
+        prompt_tokens=tokens + 1,
         external_tokens=tokens,
         output_tokens=0,
         handed_over=name,

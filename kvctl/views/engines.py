@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age
 from kvctl.cli.units import Count, RankName, Scalar, Time, filled
-from kvctl.views.registry import View, moment
+from kvctl.views.registry import View, moment, named
 from kvctl.views.screen import Column, Part, number, sizes, state, table
 from kvd.addresses import join_address
 from kvd.wire.identity import Endpoint, Role
@@ -105,4 +105,6 @@ def engines_screen(body: Engines, wide: bool) -> Part:
     )
 
 
-VIEWS = (View(Engines, engines_screen, "engines", EngineDocument),)
+VIEWS = (
+    View(Engines, engines_screen, "engines", EngineDocument, named("engines", lambda one: one.engine_id)),
+)

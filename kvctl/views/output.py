@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -9,9 +10,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from kvctl.cli.settings import DRAWINGS, Settings
+from kvctl.cli import numbers
+from kvctl.cli.settings import Settings
 from kvctl.cli.talk import plain_lines
 from kvctl.views.registry import lines, view_of, wrapped
+from kvctl.views.screen import Part, marked
 from kvd.shown import has_controls, in_json
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -26,21 +29,55 @@ def show(body: msgspec.Struct, settings: Settings) -> None:
 def show_repeatedly(fetch: Callable[[], Body], settings: Settings, every: float | None) -> Body:
     """Show what ``fetch`` returns, and return it; with ``every`` (seconds), again until interrupted.
 
-    A terminal's screen is cleared each time; anywhere else the answers follow each other, tables with an empty line
-    between. The answer is fetched before the old one is cleared away, so that a daemon that is gone leaves the last one
-    standing.
+    On a terminal a table is drawn over the one before, with what changed marked. Anywhere else tables follow each other
+    as pages that begin with the time. The answer is fetched before the old one is drawn over, so that a daemon that is
+    gone leaves the last one standing.
     """
-    redrawn = every is not None and settings.output in ("table", "wide")
-    gap = ""
+    before: Part | None = None
     while True:
         body = fetch()
-        if redrawn:
-            sys.stdout.write("\x1b[H\x1b[2J" if sys.stdout.isatty() else gap)
-        show(body, settings)
         if every is None:
+            show(body, settings)
             return body
-        gap = "\n"
+        if settings.output in ("table", "wide"):
+            now = _screen(body, settings)
+            sys.stdout.write(
+                _over(now, before, settings) if sys.stdout.isatty() else _page(now, before, settings)
+            )
+            sys.stdout.flush()
+            before = now
+        else:
+            show(body, settings)
         time.sleep(every)
+
+
+def _over(now: Part, before: Part | None, settings: Settings) -> str:
+    """What draws one screen over the other without a flicker; as many lines as the terminal has."""
+    from kvctl.views.drawing import drawn
+
+    lines = drawn(now if before is None else marked(now, before), settings).splitlines()
+    room = shutil.get_terminal_size().lines - 1
+    if len(lines) > room:
+        lines = [
+            *lines[: room - 1],
+            f"... {len(lines) - room + 1} more lines: narrow it down, or make the terminal taller",
+        ]
+    clear = "\x1b[2J" if before is None else ""
+    return "\x1b[H" + clear + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
+
+
+def _page(now: Part, before: Part | None, settings: Settings) -> str:
+    from kvctl.views.drawing import drawn
+
+    moment = numbers.now().astimezone().isoformat(timespec="seconds")
+    return ("" if before is None else "\n") + f"{moment}\n{drawn(now, settings)}"
+
+
+def _screen(body: msgspec.Struct, settings: Settings) -> Part:
+    view = view_of(body)
+    if view.screen is None:
+        raise TypeError(f"{view.struct.__name__} has no screen")
+    return view.screen(body, settings.output == "wide")
 
 
 def text_of(body: msgspec.Struct, settings: Settings) -> str:
@@ -50,13 +87,11 @@ def text_of(body: msgspec.Struct, settings: Settings) -> str:
     if settings.output in ("json", "yaml"):
         return plain_text(wrapped(body), settings)
     view = view_of(body)
-    if settings.output in DRAWINGS:
+    if settings.output in view.drawings:
         return plain_lines(view.drawings[settings.output](body))
-    if view.screen is None:
-        raise TypeError(f"{view.struct.__name__} has no screen")
     from kvctl.views.drawing import drawn
 
-    return drawn(view.screen(body, settings.output == "wide"), settings)
+    return drawn(_screen(body, settings), settings)
 
 
 def plain_text(document: dict[str, Any], settings: Settings) -> str:

@@ -27,7 +27,7 @@ class View(NamedTuple):
     """One kind of document: its struct, and ``screen(body, wide)``, how it looks at a terminal.
 
     A list has the name of the ``items``' field and their struct ``item``, which is a kind of its own. ``drawings`` make
-    text of it by the name of an output format. The kind's name is the struct's.
+    text of it by the name of an output format; `named` is one of them. The kind's name is the struct's.
     """
 
     struct: type[msgspec.Struct]
@@ -35,6 +35,11 @@ class View(NamedTuple):
     items: str = ""
     item: type[msgspec.Struct] | None = None
     drawings: Mapping[str, Callable[[Any], str]] = {}
+
+
+def named(items: str, of: Callable[[Any], str]) -> dict[str, Callable[[Any], str]]:
+    """The drawing of a list as the names of its items, one a line."""
+    return {"name": lambda body: "".join(f"{of(item)}\n" for item in getattr(body, items))}
 
 
 def kind_of(struct: type[msgspec.Struct]) -> str:

@@ -105,3 +105,92 @@ def sizes(**sizes: int) -> str:
 def spaced(parts: Iterable[Part]) -> list[Part]:
     """The parts with an empty line between two of them."""
     return [one for part in parts for one in ("", part)][1:]
+
+
+# --- what changed between two screens of one document ---
+
+MARK = "reverse"
+"""The style of what changed."""
+PASSING = frozenset(("SINCE", "HEARD", "REGISTERED", "LAST", "RTT"))
+"""Headers of columns that change by themselves, as time passes."""
+PASSING_FACTS = frozenset(("up", "loop.lag_seconds", "uptime_seconds"))
+"""The same of facts, gauges and counters."""
+KEYS = frozenset(("ENGINE", "REQUEST", "FROM", "TO", "RANK", "SEQ", "PEER", "BACKEND", "GAUGE", "COUNTER"))
+"""Headers of the columns that say which row it is."""
+
+
+def marked(now: Part, before: Part) -> Part:
+    """The screen ``now``, with what is not as it was in ``before`` in the style `MARK`.
+
+    The n-th table is compared with the n-th that has the same first column. A row that was not there is new, and marked
+    whole. Lines of text, and parts that depend on the width, are as they are.
+    """
+    return _marked(now, _tables(before))
+
+
+def _tables(part: Part) -> list[TextTable]:
+    if isinstance(part, TextTable):
+        return [part]
+    if isinstance(part, list):
+        return [table for one in part for table in _tables(one)]
+    return []
+
+
+def _marked(part: Part, tables: list[TextTable]) -> Part:
+    if isinstance(part, TextTable):
+        before = next((one for one in tables if one.headers[:1] == part.headers[:1]), None)
+        if before is None:
+            return part
+        tables.remove(before)
+        return _compared(part, before)
+    if isinstance(part, list):
+        return [_marked(one, tables) for one in part]
+    return part
+
+
+def _compared(now: TextTable, before: TextTable) -> TextTable:
+    names = [at for at, header in enumerate(now.headers) if header in KEYS] or [0]
+    known = {_key(row, before.headers, now.headers, names): row for row in before.rows}
+    same = {header: at for at, header in enumerate(before.headers)}
+    rows: list[Sequence[Cell]] = []
+    for row in now.rows:
+        old = known.get(_key(row, now.headers, now.headers, names))
+        if old is None:
+            rows.append([_with_mark(cell) for cell in row])
+        elif not now.headers:
+            rows.append([row[0], _compare(row[1], old[1], passing=_plain(row[0]) in PASSING_FACTS)])
+        else:
+            rows.append(
+                [
+                    _compare(
+                        cell,
+                        old[same[header]] if header in same else "",
+                        passing=header in PASSING or _plain(row[0]) in PASSING_FACTS,
+                    )
+                    for header, cell in zip(now.headers, row, strict=True)
+                ]
+            )
+    return now._replace(rows=rows)
+
+
+def _key(
+    row: Sequence[Cell], headers: Sequence[str], wanted: Sequence[str], names: Sequence[int]
+) -> tuple[str, ...]:
+    """The cells that name a row, also where its table has other columns beside."""
+    if not headers:
+        return (_plain(row[0]),)
+    at = {header: number for number, header in enumerate(headers)}
+    return tuple(_plain(row[at[wanted[name]]]) for name in names if wanted[name] in at)
+
+
+def _compare(now: Cell, before: Cell, *, passing: bool) -> Cell:
+    return now if passing or _plain(now) == _plain(before) else _with_mark(now)
+
+
+def _with_mark(cell: Cell) -> Cell:
+    style = cell.style if isinstance(cell, Styled) else ""
+    return Styled(_plain(cell), f"{style} {MARK}".strip())
+
+
+def _plain(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Styled) else cell

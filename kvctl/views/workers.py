@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import age, size, span
 from kvctl.cli.units import Bytes, Count, RankName, Seconds, Time, filled
-from kvctl.views.registry import View, moment
+from kvctl.views.registry import View, moment, named
 from kvctl.views.screen import Column, Part, number, state, table
 from kvd.wire.query import WorkerRow
 
@@ -74,4 +74,8 @@ def workers_screen(body: Workers, wide: bool) -> Part:
     )
 
 
-VIEWS = (View(Workers, workers_screen, "workers", Worker),)
+def _name(worker: Worker) -> str:
+    return f"{worker.engine_id}/{worker.rank or worker.client}"
+
+
+VIEWS = (View(Workers, workers_screen, "workers", Worker, named("workers", _name)),)

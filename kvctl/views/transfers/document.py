@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import clock, rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, RankName, Seconds, Time, filled
 from kvctl.ledger.statistics import moving, took
-from kvctl.views.registry import View, moment
+from kvctl.views.registry import View, moment, named
 from kvctl.views.screen import Column, Part, number, state, table
 from kvd.wire.transfer import BlockRuns, LedgerRow, TransferState
 
@@ -168,4 +168,6 @@ def stages(transfer: TransferDocument) -> str:
     return ", ".join(took) or "-"
 
 
-VIEWS = (View(Transfers, transfers_screen, "transfers", TransferDocument),)
+# The number: a request may have many transfers, and its id may hold anything.
+_NAMES = named("transfers", lambda one: str(one.seq))
+VIEWS = (View(Transfers, transfers_screen, "transfers", TransferDocument, _NAMES),)

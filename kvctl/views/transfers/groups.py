@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds
 from kvctl.ledger.statistics import moving, quantile, took
-from kvctl.views.registry import View
+from kvctl.views.registry import View, named
 from kvctl.views.screen import Column, Part, number, table
 from kvd.wire.transfer import LedgerRow, TransferList, TransferRecord
 
@@ -99,4 +99,5 @@ def transfer_groups_screen(body: TransferGroups, wide: bool) -> Part:  # noqa: A
     return [counted, "", f"the newest {body.counted} of {body.total}; --last looks at more"]
 
 
-VIEWS = (View(TransferGroups, transfer_groups_screen, "groups", TransferGroup),)
+_NAMES = named("groups", lambda group: group.key)
+VIEWS = (View(TransferGroups, transfer_groups_screen, "groups", TransferGroup, _NAMES),)

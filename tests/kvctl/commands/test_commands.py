@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,7 +68,7 @@ def test_watching_transfers_as_lines_prints_each_once(
     assert [m.after for m in daemon.asked if isinstance(m, ListTransfers)] == [0, 3, 3]
 
 
-def test_watching_a_table_repeats_it_with_a_gap_when_piped(
+def test_watching_a_table_prints_pages_with_their_times_when_piped(
     run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     naps = iter((None,))
@@ -77,9 +78,27 @@ def test_watching_a_table_repeats_it_with_a_gap_when_piped(
             raise KeyboardInterrupt
 
     monkeypatch.setattr("kvctl.views.output.time.sleep", nap)
+    monkeypatch.setattr("kvctl.cli.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
     lines = run("engines", "-w", "2", "--socket", daemon.directory).out.splitlines()
-    once = ["ENGINE", "decode-0", "prefill-1", "prefill-0"]
+    once = ["2026-11-18T11:10:00+00:00", "ENGINE", "decode-0", "prefill-1", "prefill-0"]
     assert [line.split(" ")[0] for line in lines] == [*once, "", *once]
+
+
+@pytest.mark.parametrize("bare", [("-w", "--local"), ("--local", "--watch"), ("--local", "-w")])
+def test_watch_without_a_number_asks_every_two_seconds(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, bare: tuple[str, ...]
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvctl.views.output.time.sleep", nap)
+    outcome = run("--socket", daemon.directory, "engines", *bare)
+    assert (outcome.code, naps) == (130, [2.0])
+    assert "decode-0" in outcome.out
+    assert "prefill-1" not in outcome.out
 
 
 def test_events_end_after_the_count(run: Run, daemon: FakeDaemon) -> None:

@@ -143,6 +143,26 @@ def test_kept_running_it_shows_commands_that_work_and_ends_with_ctrl_c(place: Pa
     assert "decode-engine (tp1" in outputs["describe-topology"]
 
 
+def test_looped_it_sends_more_requests_than_its_engines_have_blocks_for_and_top_shows_them(
+    place: Path,
+) -> None:
+    process = start(place, "--loop")
+    assert process.stderr is not None
+    where = next(line.split()[2] for line in process.stderr if line.startswith("  kvctl ") and " top" in line)
+
+    def top() -> Any:
+        ask = [sys.executable, "-m", "kvctl", "--runtime-dir", where, "top", "-o", "json"]
+        return json.loads(subprocess.run(ask, capture_output=True, text=True, check=True).stdout)
+
+    shown = wait_for(lambda: one if len((one := top())["transfers"]) > 3 * len(PROMPTS) else None, 60)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [pair["misses"] for pair in shown["pairs"]] == [0]
+    assert shown["bytes_per_second"] > 0
+    assert "requests were sent" in err
+
+
 def test_a_killed_demo_takes_its_processes_along(place: Path) -> None:
     process = start(place)
     assert process.stderr is not None

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import msgspec
 import pytest
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.settings import Settings
 from kvctl.views.drawing import drawn
-from kvctl.views.screen import Indented, Part, Styled, TextTable, facts
+from kvctl.views.screen import Indented, Part, Styled, TextTable, facts, marked
+from kvd.wire.query import ListWorkers, WorkerList
 from kvd.wire.transfer import ListTransfers, TransferList
-from tests.kvctl.conftest import ledger_row
+from tests.kvctl.conftest import WORKERS, ledger_row
 
 if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
@@ -107,16 +110,57 @@ def on_screen(part: Part, width: int) -> list[str]:
         return drawn(part, Settings(color="never")).splitlines()
 
 
-def test_watching_on_a_terminal_clears_the_screen(
+def test_watching_on_a_terminal_draws_over_what_was_there_and_marks_what_changed(
+    terminal: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, silent = WORKERS[0].state, msgspec.structs.replace(WORKERS[0], state="silent", heartbeat_age=9.0)
+    answers = iter((WORKERS, (silent, WORKERS[1]), (silent, WORKERS[1])))
+    daemon.answers[ListWorkers] = lambda _: WorkerList(rows=next(answers))
+    naps = iter((None, None))
+
+    def nap(_: float) -> None:
+        if next(naps, "enough") == "enough":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvctl.views.output.time.sleep", nap)
+    out = terminal(80, "workers", "-w", "--socket", daemon.directory).out
+    first, second, third = out.split("\x1b[H")[1:]
+    assert state != "silent"
+    assert first.startswith("\x1b[2J")
+    assert all(page.endswith("\x1b[K\n\x1b[J") for page in (first, second, third))
+    marked = re.findall(r"\x1b\[[0-9;]*7[0-9;]*m([^\x1b]*)", second)
+    assert marked == ["silent"], "the state, and not how long ago it was heard of"
+    assert not re.search(r"\x1b\[[0-9;]*7[;m]", first + third)
+
+
+def test_a_row_that_is_new_is_marked_whole_and_columns_may_come() -> None:
+    before = TextTable(("ENGINE", "STATE"), [("a", "ready")])
+    now = TextTable(("ENGINE", "STATE", "REASON"), [("a", "ready", "-"), ("b", "ready", "-")])
+    (shown,) = cast("list[TextTable]", marked([now], [before]))
+    assert [[isinstance(cell, Styled) for cell in row] for row in shown.rows] == [
+        [False, False, True],
+        [True] * 3,
+    ]
+
+
+def test_facts_that_changed_are_marked_and_those_that_time_changes_are_not() -> None:
+    now = cast(
+        "TextTable",
+        marked(facts(("state", "draining"), ("up", "5s")), facts(("state", "serving"), ("up", "4s"))),
+    )
+    assert now.rows == [["state", Styled("draining", "reverse")], ["up", "5s"]]
+
+
+def test_a_list_taller_than_the_terminal_ends_with_how_much_is_missing(
     terminal: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kvctl.views.output.time.sleep", interrupt)
-    assert terminal(80, "engines", "--watch", "1", "--socket", daemon.directory).out.startswith(
-        "\x1b[H\x1b[2J"
-    )
+    monkeypatch.setenv("LINES", "4")
+    lines = terminal(80, "engines", "-w", "--color", "never", "--socket", daemon.directory).out.splitlines()
+    assert re.match(r"\.\.\. [0-9] more lines", lines[2])
 
 
 @pytest.mark.parametrize(
