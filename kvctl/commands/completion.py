@@ -9,6 +9,7 @@ import typer
 
 from kvctl.cli.completion import SHELLS, script
 from kvctl.cli.parsing import one_of
+from kvctl.explained.entries import codes
 from kvctl.views.registry import views
 
 if TYPE_CHECKING:
@@ -29,4 +30,9 @@ def completion(
     source. Packages install the same scripts from completions/.
     """
     group = cast("LazyGroup", context.find_root().command)
-    sys.stdout.write(script(shell, group, {"schema": tuple(views())}))
+    sys.stdout.write(script(shell, group, words()))
+
+
+def words() -> dict[str, tuple[str, ...]]:
+    """What commands take that do not say so themselves."""
+    return {"schema": tuple(views()), "explain": codes()}

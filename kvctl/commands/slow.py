@@ -30,7 +30,7 @@ def slow(
     """What transfers spend their time on, and what to do about it.
 
     One line for each pair of engines and backend; SPENT ON says which part of all their time each stage took. Below
-    stands what is worth doing, worst first. Exit code 0 also where there is
+    stands what is worth doing, worst first: kvctl explain CODE says more of each. Exit code 0 also where there is
     something, 2 where --engine or --peer names an engine that nobody knows, unless it is waited for with --watch.
     """
     asked = question(engine=engine, peer=peer, backend=backend, since=since)

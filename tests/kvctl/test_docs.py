@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvctl.engines.options import option_names
+from kvctl.explained.entries import Kind, entries
 from kvctl.main import group
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ DOCS = Path(__file__).parents[2] / "docs"
 TOPOLOGY = Path(__file__).parents[2] / "daemon" / "kvd" / "topology"
 FINDINGS = (TOPOLOGY / "findings.py", TOPOLOGY / "stock" / "findings.py")
 SLOW = Path(__file__).parents[2] / "kvctl" / "ledger" / "slow_findings.py"
+ABOUT_CODES = """`kvctl explain CODE` prints what stands here. An error of kvctl ends with its code in brackets; kvd's
+log, `kvctl doctor`, `slow`, `describe-topology` and `transfers` show theirs. Each code has the test that brings its
+situation about. No code at all? [Symptoms](symptoms.md). This page is made of `kvctl/explained`; do not edit it by
+hand."""
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +61,29 @@ def test_every_example_is_what_the_program_prints(example: Callable[[str], str],
         page.write_text(now)
     else:
         assert written == now
+
+
+def page_of_codes() -> str:
+    """docs/codes.md, of the texts that `kvctl explain` prints."""
+    lines = ["# Codes", "", ABOUT_CODES]
+    of: Kind | None = None
+    for kind, code, text in entries():
+        if kind is not of:
+            lines += ["", f"## {kind.heading}"]
+        of = kind
+        parts = (("Cause", text.cause), ("Look at", text.evidence), ("Do", text.next))
+        lines += ["", f"### `{code}`", "", f"{text.says[0].upper()}{text.says[1:]}.", ""]
+        lines += [f"- **{name}**: {told}" for name, told in parts]
+        lines += [f"- **Test**: `{text.test}`"] if text.test else []
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_of_codes_has_the_texts_that_explain_prints() -> None:
+    page = DOCS / "codes.md"
+    if os.environ.get("WRITE_DOCS"):
+        page.write_text(page_of_codes())
+    else:
+        assert page.read_text() == page_of_codes()
 
 
 def test_every_command_has_a_section() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from kvctl.cli import completion
 from kvctl.cli.completion import SHELLS
+from kvctl.commands.completion import words
 from kvctl.main import group
-from kvctl.views.registry import views
 
 FOLDER = Path(__file__).parents[3] / "completions"
 FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
@@ -19,7 +19,7 @@ FILES = {"bash": "kvctl.bash", "zsh": "_kvctl", "fish": "kvctl.fish"}
 
 
 def script(shell: str) -> str:
-    return completion.script(shell, group(), {"schema": tuple(views())})
+    return completion.script(shell, group(), words())
 
 
 @pytest.mark.parametrize("shell", SHELLS)

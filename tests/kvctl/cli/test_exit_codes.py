@@ -176,6 +176,7 @@ def test_following_events_says_that_kvd_went_away_and_is_3_when_it_stays_away() 
     assert following.returncode == 3
     assert err.splitlines()[0] == "kvctl: kvd went away; waiting for it to come back"
     assert "kvd went away and did not come back" in err.splitlines()[1]
+    assert err.endswith(" [KVD-CTL-UNREACHABLE]\n")
 
 
 @pytest.mark.parametrize("command", ["version", "--help", "schema HostKeys"])
@@ -198,6 +199,31 @@ def test_every_error_ends_with_its_code(run: Run, daemon: FakeDaemon, tmp_path: 
         (("engines", "--socket", daemon.directory), "KVD-NO"),
     ):
         assert run(*arguments).err.endswith(f" [{code}]\n")
+
+
+def test_kvctls_own_codes_say_what_kind_of_error_it_is(run: Run, daemon: FakeDaemon, tmp_path: Path) -> None:
+    at = ("--socket", daemon.directory)
+    pair = (tmp_path / "pair", "--list", tmp_path / "trusted")
+    assert run("keys", "generate", "--key-file", *pair, *at).code == 0
+    for arguments, code, exit_code in (
+        (("trace", "export", "/dev/null", "--request", "none"), "KVD-CTL-CHECK", 1),
+        (("describe-topology", "prefill-0", "decode-0"), "KVD-CTL-TIMEOUT", 4),
+        (("keys", "generate", "--key-file", *pair), "KVD-CTL-REFUSED", 5),
+    ):
+        outcome = run(*arguments, *at)
+        assert (outcome.code, outcome.err.endswith(f" [{code}]\n")) == (exit_code, True), outcome.err
+
+
+def test_a_file_of_keys_that_may_not_be_written_is_6(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/etc/kvd/trusted")
+
+    monkeypatch.setattr("kvctl.keys.trusting.listed", denied)
+    key = "A" * 40
+    outcome = run("keys", "trust", key, "a:1", "--list", tmp_path / "trusted")
+    assert (outcome.code, outcome.err.endswith(" [KVD-CTL-PERMISSION]\n")) == (6, True), outcome.err
 
 
 def test_a_ledger_that_is_away_is_1_since_nothing_was_refused_for_safety(

@@ -38,4 +38,4 @@ def test_one_that_is_not_installed_is_left_out_with_what_to_install(monkeypatch:
     monkeypatch.setattr(of_backends, "MEASURED", ("mooncake",))
     monkeypatch.setattr(of_backends, "available", lambda: {"mooncake": "not installed: install x"})
     [found] = backend_checks()
-    assert (found.state, found.hint) == ("skipped", "pip install 'kvctl[mooncake]'")
+    assert (found.code, found.state, found.hint) == ("MOONCAKE", "skipped", "pip install 'kvctl[mooncake]'")

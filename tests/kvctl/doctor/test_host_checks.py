@@ -118,3 +118,12 @@ def test_an_engine_whose_connector_vllm_replaces_is_told(root: Path, flag: tuple
     assert found.state == "warning"
     assert "pid 8 is given KvdConnector" in found.found
     assert "MultiConnector" in found.hint
+
+
+def test_few_open_files_are_told_with_how_many_are_wanted(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 1024))
+    found = checks(root)["FILES"]
+    assert (found.state, found.found) == ("warning", "a process may open 256 files")
+    assert "4096" in found.hint

@@ -168,3 +168,17 @@ def test_no_engine_at_all_says_how_one_is_started(daemon: FakeDaemon) -> None:
     engines(daemon)
     found = checks(daemon)["ENGINES"]
     assert (found.state, "KvdConnector" in found.hint) == ("warning", True)
+
+
+@pytest.mark.parametrize(("state", "code"), [("gone", "ENGINE_GONE"), ("unreachable", "ENGINE_UNREACHABLE")])
+def test_an_engine_that_is_not_there_is_told_by_its_state(daemon: FakeDaemon, state: Any, code: str) -> None:
+    engines(daemon, msgspec.structs.replace(ENGINES[0], state=state, reason="it ended"))
+    assert checks(daemon)[code].found == f"decode-0 is {state}, 2 of 2 ranks: it ended"
+
+
+def test_one_pair_of_keys_for_all_hosts_is_told_and_a_pair_for_each_is_well(daemon: FakeDaemon) -> None:
+    status(daemon, keys=query.PeerKeys(identity="shared"))
+    assert "kvctl keys generate" in checks(daemon)["KEYS_SHARED"].hint
+    status(daemon, keys=query.PeerKeys(identity="per host", trusted=3))
+    found = checks(daemon)["KEYS"]
+    assert (found.state, found.found) == ("ok", "a key for each host, 3 trusted")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from kvctl.cli.settings import Settings
 from kvctl.doctor.transfer_checks import transfer_checks
 from kvctl.views.doctor import Check
@@ -88,6 +90,17 @@ def test_a_pair_that_does_not_fit_fails_with_the_factor_and_both_values(daemon: 
     assert found.found.startswith("decode-0 from prefill-2 cannot be read: ")
     assert "8 of head here and 4 there" in found.found
     assert found.hint == "kvctl diff decode-0 prefill-2"
+
+
+def test_a_pair_with_a_card_that_cannot_be_read_fails_with_what_is_wrong(daemon: FakeDaemon) -> None:
+    [prefill] = [row for row in ENGINES if row.engine.engine_id == "prefill-1"]
+    assert prefill.card is not None
+    spoilt = tuple(msgspec.structs.replace(worker, geometry=b"{}") for worker in prefill.card.workers)
+    card = msgspec.structs.replace(prefill.card, workers=spoilt)
+    rows = (ENGINES[0], msgspec.structs.replace(prefill, card=card))
+    daemon.answers[query.ListEngines] = lambda _: query.EngineList(rows=rows)
+    found = checks(daemon)["PAIR"]
+    assert (found.state, found.found.startswith("decode-0 from prefill-1: ")) == ("failed", True)
 
 
 def test_a_ledger_of_which_nothing_may_be_seen_is_not_called_well(daemon: FakeDaemon) -> None:

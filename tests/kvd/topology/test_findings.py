@@ -54,6 +54,15 @@ def test_unequal_blocks_are_told_with_both_sizes() -> None:
     assert "blocks of 16 tokens here and of 64 there" in blocks.message
 
 
+def test_a_reader_that_fails_requests_whose_load_misses_is_told() -> None:
+    local = engine("d", ("full", 16, None, llama(TWO)))
+    there = engine("p", ("full", 16, None, llama(TWO)))
+    failing = replace(local, facts={**local.facts, "load_failure_policy": "fail"})
+    [told] = found(describe(failing, there), "LOAD_FAILURE_FAIL")
+    assert (told.severity, "recompute" in told.hint) == ("warning", True)
+    assert found(describe(local, there), "LOAD_FAILURE_FAIL") == []
+
+
 def test_states_have_no_blocks_to_compare() -> None:
     shape = gated_delta_net(TWO)
     pair = describe(engine("d", ("mamba", 640, None, shape)), engine("p", ("mamba", 128, None, shape)))

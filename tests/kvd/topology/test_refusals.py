@@ -11,7 +11,15 @@ import pytest
 from kvd.geometry.model import EngineGeometry, Field, WorkerGeometry
 from kvd.topology.blocks import BlockList
 from kvd.topology.compile import compile_plan
-from kvd.topology.errors import BlockMismatch, FieldMismatch, LayerMissing, NotCovered, TopologyError
+from kvd.topology.effort import refuse_large
+from kvd.topology.errors import (
+    BlockMismatch,
+    FieldMismatch,
+    LayerMissing,
+    NotCovered,
+    TooMuchToCompare,
+    TopologyError,
+)
 from kvd.topology.plan import Plan, plan_worker
 from tests.support.samples import NUM_BLOCKS, engine, gated_delta_net, llama
 
@@ -74,6 +82,16 @@ def test_a_rank_that_is_missing() -> None:
     remote = engine("p", ("full", 16, None, llama(ONE)), tp=4)
     with pytest.raises(NotCovered, match=r"field k: .* head 2\.\.3"):
         plan(local, (remote.workers[0], *remote.workers[2:]))
+
+
+def test_engines_that_nobody_could_compare_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = engine("d", ("full", 16, None, llama(ONE)))
+    refuse_large(local, local)
+    monkeypatch.setattr("kvd.topology.effort.MAX_LAYERS", 0)
+    with pytest.raises(
+        TooMuchToCompare, match=r"engine d: layers of all its workers: 1; at most 0 are compared"
+    ):
+        refuse_large(local, local)
 
 
 def test_a_layer_that_is_missing() -> None:

@@ -44,6 +44,7 @@ def test_loads_that_were_under_way_fail_in_the_next_life(rig: Rig) -> None:
     assert results.received == results.failed == {"d-1", "d-2"}
     assert results.bad_blocks == {2, 9, 3, 4}
     assert outcomes.loads == {"d-1": SHUTTING_DOWN, "d-2": SHUTTING_DOWN}
+    assert SHUTTING_DOWN.code == "SHUTDOWN"
     assert (rig.script.closed, rig.backend.closed, rig.gates.closed) == (True, True, rig.gates.opened)
     rig.faults.release(0)
     assert rig.untouched(2, 9, 3, 4), "nothing lands any more"

@@ -178,8 +178,9 @@ def test_one_host_has_only_so_many_readers_in_all(monkeypatch: pytest.MonkeyPatc
     async def work(table: Table) -> None:
         for number in range(3):
             await table.claim(host(0), str(number))
-        with pytest.raises(RequestRefused, match="3 are the most"):
+        with pytest.raises(RequestRefused, match="3 are the most") as refused:
             await table.claim(host(0), "more")
+        assert refused.value.code == "KVD-TOO-MANY-READERS"
         for number in range(10):
             table.release(host(0), f"stranger-{number}")
         assert (await table.claim(host(1), "other")).seconds > 0

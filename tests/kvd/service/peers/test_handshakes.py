@@ -209,3 +209,15 @@ def test_discovery_hands_over_a_peer_once_and_asks_no_more(monkeypatch: pytest.M
         assert made.users(THERE, "p", peer.generation) == {"d": made._registry.engines["d"].generation}
 
     asyncio.run(run())
+
+
+def test_params_that_name_no_address_of_a_kvd_are_refused_with_what_they_name() -> None:
+    async def run() -> RequestRefused:
+        with pytest.raises(RequestRefused) as refused:
+            await handshakes_with(OtherKvd(described()), Counter()).get(
+                GetPeer(local_engine="d", engine_id="p", endpoint=Endpoint("there", 70_000))
+            )
+        return refused.value
+
+    refused = asyncio.run(run())
+    assert (refused.code, "'there' port 70000 is no address" in refused.message) == ("KVD-PEER-ADDRESS", True)

@@ -43,8 +43,11 @@ def test_what_becomes_of_a_second_card_of_an_engine(
 ) -> None:
     found = displaced(A, new, [(B, there, True)], {HERE, *trusted})
     if outcome == "refused":
-        with pytest.raises(RequestRefused, match="a:1 and the one at b:2 both say that engine 'p' is theirs"):
+        with pytest.raises(
+            RequestRefused, match="a:1 and the one at b:2 both say that engine 'p' is theirs"
+        ) as refused:
             list(found)
+        assert refused.value.code == "KVD-PEER-CONTRADICTION"
     else:
         assert list(found) == ([(B, there)] if outcome == "displaces" else [])
 

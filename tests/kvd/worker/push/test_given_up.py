@@ -182,6 +182,7 @@ def test_a_push_that_nobody_waits_for_is_given_up_at_once(rig: PushRig) -> None:
     rig.say(quiet=True)
     assert rig.results().failed == {"d-1"}
     assert rig.causes() == {"d-1": "the request is over"}
+    assert rig.record().code == "REQUEST_OVER"
 
 
 def test_a_push_that_is_dropped_while_its_peer_is_asked_for_is_never_announced() -> None:
@@ -281,6 +282,7 @@ def test_a_source_that_falls_quiet_by_itself_has_given_up(two: PushRig) -> None:
     two.say(tp=1, quiet=True)
     assert two.results().failed == {"d-1"}
     assert two.causes() == {"d-1": "prefiller p/tp0 writes no more of it"}
+    assert two.record().code == "PREFILL_ENDED"
 
 
 def test_progress_of_unknown_transfers_is_no_error(rig: PushRig) -> None:

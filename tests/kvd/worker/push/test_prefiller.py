@@ -325,6 +325,7 @@ def test_decoders_that_are_gone_make_room_for_others(rig: SendRig, monkeypatch: 
     )
     assert not refused.final, "room may be made before its time is up"
     assert "another prefiller" in refused.hint
+    assert refused.code == "KVD-CONNECTOR-PUSH"
     (before,) = pushing._senders.values()
     rig.decoder_gone()
     eventually(lambda: before.idle)
