@@ -108,10 +108,10 @@ def _unknown_engines(daemon: Daemon, records: tuple[TransferRecord, ...]) -> lis
         local = daemon.registry.ready(key[0])
         if local is not None and local.generation == key[1]:
             found[key] = local.card()
-    if wanted.difference(found):
-        for (_, peer_id), peer in daemon.handshakes.peers.items():
-            if (key := (peer_id, peer.card.generation)) in wanted:
-                found.setdefault(key, peer.card)
+    for key in wanted.difference(found):
+        for peer in daemon.handshakes.peers.named(key[0]).values():
+            if peer.card.generation == key[1]:
+                found[key] = peer.card
     return list(found.values())
 
 
@@ -137,6 +137,5 @@ async def get_kept_engine(daemon: Daemon, caller: Caller, message: GetKeptEngine
 def _known_to(daemon: Daemon, own: frozenset[str], engine_id: str) -> bool:
     """Whether an engine is one of these, or a peer that one of them was given."""
     return engine_id in own or any(
-        peer_id == engine_id and not own.isdisjoint(peer.friends)
-        for (_, peer_id), peer in daemon.handshakes.peers.items()
+        not own.isdisjoint(peer.friends) for peer in daemon.handshakes.peers.named(engine_id).values()
     )

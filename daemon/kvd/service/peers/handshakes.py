@@ -20,7 +20,7 @@ from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.links import PeerLinks
 from kvd.service.peers.one_card import displaced
 from kvd.service.peers.peer_engine import Key, PeerEngine
-from kvd.service.peers.room import room_for
+from kvd.service.peers.peer_store import PeerStore
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import DescribeEngine, GetPeer, PeerGone, PeerReady
@@ -60,7 +60,7 @@ class Handshakes:
         compatibility: CompatibilityCache,
         peer: PeerSettings,
     ) -> None:
-        self.peers: dict[Key, PeerEngine] = {}
+        self.peers = PeerStore()
         self.trusted = {HERE}  # besides them, whom clients name
         self._peer = peer
         self._myself = myself
@@ -198,7 +198,7 @@ class Handshakes:
 
     def known_ids(self, endpoint: Endpoint) -> tuple[str, ...]:
         """Ids of all engines behind an endpoint that are known, gone ones too: their next generation is of interest."""
-        return tuple(engine_id for where, engine_id in self.peers if where == endpoint)
+        return tuple(self.peers.at(endpoint))
 
     async def located(self, engine_id: str, endpoint: Endpoint, generation: str) -> PeerEngine:
         """The peer engine as the kvd at ``endpoint`` described it, fetched from there where it is not known.
@@ -219,8 +219,8 @@ class Handshakes:
         """The engines (id, generation) behind an endpoint that local ones use."""
         return tuple(
             (engine_id, peer.card.generation)
-            for (where, engine_id), peer in self.peers.items()
-            if where == endpoint and peer.state != "gone"
+            for engine_id, peer in self.peers.at(endpoint).items()
+            if peer.state != "gone"
         )
 
     def link_up(self, endpoint: Endpoint) -> None:
@@ -283,7 +283,7 @@ class Handshakes:
         """
         for key, peer in list(self.peers.items()):
             if peer.state != "ready" and peer.since < before:
-                del self.peers[key]
+                self.peers.drop(key)
 
     def _key(self, ask: GetPeer) -> Key:
         given = ask.endpoint
@@ -335,13 +335,13 @@ class Handshakes:
         same = known is not None and known.state != "gone" and known.card.generation == card.generation
         live = [
             (where, peer.card, peer.state == "ready")
-            for (where, engine_id), peer in self.peers.items()
-            if engine_id == key[1] and peer.state != "gone"
+            for where, peer in self.peers.named(key[1]).items()
+            if peer.state != "gone"
         ]
         fetched = PeerEngine(card, uid=uid)
         # Whatever refuses it does so before anything is taken back for its sake.
         others = list(displaced(key[0], card, live, self.trusted))
-        leaving = [] if same or key[0] == HERE else room_for(self.peers, key, fetched.size)
+        leaving = [] if same or key[0] == HERE else self.peers.room_for(key, fetched.size)
         for where, old in others:
             self.peer_engine_gone(where, key[1], old.generation, "another kvd, which is configured, has it")
         if known is not None and same:
@@ -353,8 +353,8 @@ class Handshakes:
             )
             fetched.friends |= known.friends
         for at in leaving:
-            del self.peers[at]
-        self.peers[key] = fetched
+            self.peers.drop(at)
+        self.peers.put(key, fetched)
         return fetched
 
     async def _refuse_incompatible(self, engine: LocalEngine, where: Endpoint, peer: PeerEngine) -> bool:
@@ -384,8 +384,8 @@ class Handshakes:
             del self._refused[pair]
 
     def _mark(self, endpoint: Endpoint, state: Literal["ready", "unreachable"], reason: str) -> None:
-        for (where, _), peer in self.peers.items():
-            if where == endpoint and peer.state not in ("gone", state):
+        for peer in self.peers.at(endpoint).values():
+            if peer.state not in ("gone", state):
                 peer.change(state, reason)
 
 

@@ -15,7 +15,7 @@ from kvd.service.config import PeerSettings
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import RequestRefused
-from kvd.service.peers import discovery, room
+from kvd.service.peers import discovery, peer_store
 from kvd.service.peers.comparer.messages import Found
 from kvd.service.peers.comparer.pool import Whose
 from kvd.service.peers.compatibility import CompatibilityCache
@@ -120,7 +120,7 @@ def test_engines_whose_kvd_stays_away_are_forgotten_so_that_its_link_can_end() -
         handshakes.forget(time.time() - 60)
         assert [e for e, _ in handshakes.using(THERE)] == ["p"], "it was away for a moment only"
         handshakes.forget(time.time() + 60)
-        assert (handshakes.using(THERE), handshakes.peers) == ((), {})
+        assert (handshakes.using(THERE), [*handshakes.peers]) == ((), [])
 
     asyncio.run(run())
 
@@ -150,19 +150,19 @@ def test_a_refusal_of_the_other_kvd_is_passed_on_whole() -> None:
 
 
 def test_a_card_that_finds_no_room_takes_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 2000)
+    monkeypatch.setattr(peer_store, "MOST_BYTES_OF_ONE", 2000)
 
     async def run() -> None:
         made = handshakes_with(OtherKvd(Refused(code="KVD-ENGINE-UNKNOWN", message="none")), Counter())
         used, unused = (THERE, "p"), (THERE, "q")
         for key in (used, unused):
-            made.peers[key] = PeerEngine(EngineCard(engine=facts(key[1]), generation="g", workers=()))
-        made.peers[used].users["d"] = "g"
+            made.peers.put(key, PeerEngine(EngineCard(engine=facts(key[1]), generation="g", workers=())))
+        made.peers.at(THERE)["p"].users["d"] = "g"
         larger = EngineCard(engine=facts("p", model="m" * 3000), generation="h", workers=())
         with pytest.raises(RequestRefused, match="one more of"):
             made._keep(used, larger)
         assert list(made.peers) == [used, unused]
-        assert made.peers[used].state == "ready"
+        assert made.peers.at(THERE)["p"].state == "ready"
 
     asyncio.run(run())
 

@@ -1,4 +1,4 @@
-"""Room for peers: who is not used makes place, who is used stays; and greetings are bounded."""
+"""Peers that are known: found by kvd and by id; who is unused makes place, who is used stays. Greetings are bounded."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from kvd.service.errors import RequestRefused
-from kvd.service.peers import greetings, room
+from kvd.service.peers import greetings, peer_store
 from kvd.service.peers.greetings import Greetings
 from kvd.service.peers.peer_engine import Key, PeerEngine
-from kvd.service.peers.room import room_for
+from kvd.service.peers.peer_store import PeerStore
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import Endpoint, EngineCard
 from tests.support.daemons import facts
@@ -19,45 +19,72 @@ from tests.support.daemons import facts
 ONE, OTHER = Endpoint("one", 1), Endpoint("other", 1)
 
 
-def known(*keys: Key, used: tuple[Key, ...] = ()) -> dict[Key, PeerEngine]:
-    peers = {}
+def known(*keys: Key, used: tuple[Key, ...] = ()) -> PeerStore:
+    peers = PeerStore()
     for number, key in enumerate(keys):
         peer = PeerEngine(EngineCard(engine=facts(key[1]), generation="g", workers=()), size=10)
         peer.since = float(number)
         peer.users = {"d": "g"} if key in used else {}
-        peers[key] = peer
+        peers.put(key, peer)
     return peers
 
 
+def test_peers_are_found_by_their_kvd_and_by_their_id_until_they_are_dropped() -> None:
+    a, b, other = (ONE, "a"), (ONE, "b"), (OTHER, "a")
+    peers = known(a, b, other)
+    again = PeerEngine(EngineCard(engine=facts("a"), generation="h", workers=()), size=30)
+    peers.put(a, again)
+    assert (len(peers), set(peers)) == (3, {a, b, other})
+    assert peers.get(a) is peers.at(ONE)["a"] is peers.named("a")[ONE] is again
+    assert (set(peers.at(ONE)), set(peers.named("a"))) == ({"a", "b"}, {ONE, OTHER})
+    for key in (a, a, b, other):
+        peers.drop(key)
+    assert (len(peers), [*peers], dict(peers.at(ONE)), dict(peers.named("a"))) == (0, [], {}, {})
+
+
+def test_room_is_counted_in_what_is_known_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_store, "MOST_BYTES_OF_ONE", 40)
+    a, b = (ONE, "a"), (ONE, "b")
+    peers = known(a, b, used=(a, b))
+    assert not peers.room_for((ONE, "c"), 20)
+    peers.put(
+        a, PeerEngine(EngineCard(engine=facts("a"), generation="h", workers=()), size=30, users={"d": "g"})
+    )
+    with pytest.raises(RequestRefused, match="cards of 40 bytes"):
+        peers.room_for((ONE, "c"), 1)
+    peers.drop(b)
+    assert not peers.room_for((ONE, "c"), 10)
+
+
 def test_the_oldest_that_nobody_uses_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_OF_ONE", 3)
+    monkeypatch.setattr(peer_store, "MOST_OF_ONE", 3)
     a, b, c, d = ((ONE, name) for name in "abcd")
     peers = known(a, b, c, used=(a,))
-    assert room_for(peers, d, 10) == [b]
-    del peers[b]
-    assert not room_for(peers, a, 10), "its own earlier card does not count"
+    assert peers.room_for(d, 10) == [b]
+    peers.drop(b)
+    assert not peers.room_for(a, 10), "its own earlier card does not count"
 
 
 def test_where_all_are_used_one_more_is_refused_with_figure_and_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "MOST_BYTES_OF_ONE", 25)
+    monkeypatch.setattr(peer_store, "MOST_BYTES_OF_ONE", 25)
     a, b = (ONE, "a"), (ONE, "b")
     peers = known(a, b, used=(a, b))
     with pytest.raises(
         RequestRefused, match="2 engines in use here, with cards of 20 bytes; one more of 10 bytes"
     ):
-        room_for(peers, (ONE, "c"), 10)
-    assert not room_for(peers, (OTHER, "c"), 10)
+        peers.room_for((ONE, "c"), 10)
+    assert not peers.room_for((OTHER, "c"), 10)
     assert list(peers) == [a, b]
 
 
 def test_what_is_kept_for_one_kvd_is_counted_in_the_room_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_OF_ONE", 1)
-    monkeypatch.setattr(room, "MOST", 2)
+    monkeypatch.setattr(peer_store, "MOST_OF_ONE", 1)
+    monkeypatch.setattr(peer_store, "MOST", 2)
     a, b = (ONE, "a"), (OTHER, "b")
     peers = known(a, b, used=(b,))
-    assert room_for(peers, (ONE, "c"), 10) == [a]
+    assert peers.room_for((ONE, "c"), 10) == [a]
 
 
 async def turns() -> None:
