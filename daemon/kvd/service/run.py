@@ -28,6 +28,7 @@ from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.engines.readers import Readers
 from kvd.service.engines.registry import Registry
 from kvd.service.errors import ConfigError, LedgerError, StartError
+from kvd.service.freed_memory import give_back
 from kvd.service.handlers import dispatch, leases, outcomes, queries, registration
 from kvd.service.ledger.ledger import Ledger
 from kvd.service.log import writers
@@ -194,7 +195,7 @@ async def _running(
             stack.callback(server.close)
         work: list[Coroutine[Any, Any, None]] = [
             bound.sockets.run(), daemon.liveness.run(), daemon.links.prune(), _forget(daemon),
-            ledger.watch(), _prepare(daemon),
+            ledger.watch(), _prepare(daemon), give_back(daemon.counters),
         ]  # fmt: skip
         work += [key_changes.follow(daemon, keys)] if keys is not None else []
         daemon.links.kept = {Endpoint(*endpoint(text, "peer.connect")) for text in config.peer.connect}
