@@ -53,6 +53,15 @@ def test_tables_fit_80_columns(terminal: Run, daemon: FakeDaemon, command: str) 
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("command", ["engines", "workers", "transfers"])
+def test_wide_folds_nothing_however_narrow_the_terminal(
+    terminal: Run, daemon: FakeDaemon, command: str
+) -> None:
+    """One item stays one line, for ``less -S``: nothing is cut, folded or put below its row."""
+    shown = ("-o", "wide", "--color", "never", "--socket", daemon.directory)
+    assert terminal(40, command, *shown).out == terminal(1000, command, *shown).out
+
+
 @pytest.mark.parametrize("width", [20, 80, 160])
 @pytest.mark.parametrize("command", ["engines", "workers", "transfers"])
 def test_no_width_loses_a_column(terminal: Run, daemon: FakeDaemon, command: str, width: int) -> None:
