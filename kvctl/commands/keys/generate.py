@@ -11,8 +11,8 @@ from kvctl.cli.talk import say
 from kvctl.errors import NotPermitted, RefusedError, UsageError
 from kvctl.keys.places import UNKNOWN, KeyFiles, ListFile, PairFile, key_files
 from kvctl.keys.trusting import AS_OWNER, listed
-from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show
+from kvctl.views.setting_up.keys import HostKeys, trusted_hosts
 from kvd.keys import KeyFileError, write_pair
 
 SECTION = "Commands"

@@ -9,8 +9,8 @@ import typer
 from kvctl.cli.settings import Settings
 from kvctl.keys.places import TAKEN, ListFile, key_files, kvd_follows, taken_note
 from kvctl.keys.trusting import revoke as remove
-from kvctl.views.keys import TrustedHosts, trusted_hosts
 from kvctl.views.output import show
+from kvctl.views.setting_up.keys import TrustedHosts, trusted_hosts
 
 SECTION = "Commands"
 

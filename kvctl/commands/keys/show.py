@@ -7,8 +7,8 @@ from kvctl.cli.talk import say
 from kvctl.errors import KvctlError, NotPermitted
 from kvctl.keys.places import UNKNOWN, ListFile, PairFile, key_files
 from kvctl.keys.trusting import AS_OWNER, listed
-from kvctl.views.keys import HostKeys, trusted_hosts
 from kvctl.views.output import show as print_document
+from kvctl.views.setting_up.keys import HostKeys, trusted_hosts
 from kvd.keys import KeyFileError, read_pair
 
 SECTION = "Commands"

@@ -10,8 +10,8 @@ from kvctl.cli.settings import Settings
 from kvctl.cli.talk import say
 from kvctl.keys.places import NOTHING_NEW, TAKEN, ListFile, key_files, kvd_follows, taken_note
 from kvctl.keys.trusting import trust as add
-from kvctl.views.keys import TrustedHosts, trusted_hosts
 from kvctl.views.output import show
+from kvctl.views.setting_up.keys import TrustedHosts, trusted_hosts
 
 SECTION = "Commands"
 
