@@ -12,6 +12,8 @@ _kvctl() {
         esac
     done
     case $command:$previous in
+        bundle:--last|bundle:--limit|bundle:-n) COMPREPLY=(); return ;;
+        bundle:--kvd-config) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--from) COMPREPLY=($(compgen -f -- "$current")); return ;;
         doctor:--to) COMPREPLY=($(compgen -f -- "$current")); return ;;
         engines:--state) COMPREPLY=($(compgen -W "ready partial gone unreachable" -- "$current")); return ;;
@@ -135,7 +137,10 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='doctor engines events explain slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
+            words='bundle doctor engines events explain slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
+        bundle)
+            options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
+            words='' ;;
         doctor)
             options='--quick --from --to --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -219,7 +224,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

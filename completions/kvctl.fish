@@ -1,6 +1,7 @@
 # fish completion for kvctl; made by `make completions`, not by hand.
 complete -c kvctl -f
-set -l kvctl_commands doctor engines events explain slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version
+set -l kvctl_commands bundle doctor engines events explain slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version
+complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a bundle -d 'What somebody needs who is to find out what is wrong here, in one file.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a doctor -d 'What is wrong on this host, and what to do about it.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a engines -d 'The engines that kvd knows, local ones and peers'\''.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -a events -d 'Follow what happens, one event a line.'
@@ -38,6 +39,15 @@ complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -l runtim
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -l config -r -F -d 'Defaults in YAML.'
 complete -c kvctl -n "not __fish_seen_subcommand_from $kvctl_commands" -s h -l help -d 'Show this message and exit.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l last -l limit -s n -x -d 'So many transfers.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l kvd-config -r -F -d 'kvd'\''s configuration.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l timeout -x -d 'How long to wait for an answer.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l runtime-dir -r -F -d 'Directory of kvd'\''s sockets.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l socket -r -F -d 'kvd'\''s socket itself: a path or ipc://...'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -l config -r -F -d 'Defaults in YAML.'
+complete -c kvctl -n "__fish_seen_subcommand_from bundle" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l quick -d 'Have no transfer engine move bytes, which takes seconds.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l from -r -F -d 'Of a pair with stock connectors: nixl://HOST:5600.'
 complete -c kvctl -n "__fish_seen_subcommand_from doctor" -l to -r -F -d 'The engine that reads from it.'
@@ -357,7 +367,7 @@ complete -c kvctl -n "__fish_seen_subcommand_from wait" -l config -r -F -d 'Defa
 complete -c kvctl -n "__fish_seen_subcommand_from wait" -s h -l help -d 'Show this message and exit.'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -a 'bash zsh fish'
 complete -c kvctl -n "__fish_seen_subcommand_from completion" -s h -l help -d 'Show this message and exit.'
-complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Awaited Benchmark Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers'
+complete -c kvctl -n "__fish_seen_subcommand_from schema" -a 'Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l output -s o -x -a 'table wide json jsonl yaml' -d 'Form of the answer on stdout.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l color -x -a 'auto always never' -d 'Colour; auto: on a terminal only.'
 complete -c kvctl -n "__fish_seen_subcommand_from schema" -l timeout -x -d 'How long to wait for an answer.'

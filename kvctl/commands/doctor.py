@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvctl.cli.settings import Settings
-from kvctl.doctor.checks import answered, checked
+from kvctl.doctor.whole import whole_checks
 from kvctl.errors import UsageError
 from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.output import show
@@ -38,24 +38,7 @@ def doctor(
     if from_ or to:
         _show(list(_stock_pair(settings, from_, to)), settings)
         return
-    from kvctl.doctor.host_checks import host_checks
-    from kvctl.doctor.kvd_checks import kvd_checks
-
-    checks, workers = kvd_checks(settings)
-    if workers is not None:
-        from kvctl.doctor.request_checks import request_checks
-        from kvctl.doctor.transfer_checks import transfer_checks
-
-        checks += answered(transfer_checks, settings)
-        checks += answered(request_checks, settings)
-    else:
-        checks.append(checked("transfers", "skipped", "TRANSFERS", "kvd does not answer"))
-    checks += host_checks(workers or ())
-    if not quick:
-        from kvctl.doctor.backend_checks import backend_checks
-
-        checks += backend_checks()
-    _show(checks, settings)
+    _show(whole_checks(settings, quick=quick), settings)
 
 
 def _show(checks: list[Check], settings: Settings) -> None:

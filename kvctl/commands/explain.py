@@ -10,7 +10,7 @@ from kvctl.cli.parsing import near_misses
 from kvctl.cli.settings import Settings
 from kvctl.errors import UsageError
 from kvctl.explained.entries import codes
-from kvctl.views.explain import codes_document, explanations_document
+from kvctl.views.first_aid.explain import codes_document, explanations_document
 from kvctl.views.output import show
 
 SECTION = "Look"
