@@ -1,10 +1,11 @@
-"""The examples in docs/ are what the program prints, and the pages tell of every command, option and finding."""
+"""Examples in docs/ and files in tests/golden are what the program prints, and the pages tell of all that there is."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import pytest
 from kvctl.engines.options import option_names
 from kvctl.explained.entries import Kind, entries
 from kvctl.main import group
+from tests.kvctl.golden_lines import HELP, LINES, SCREENS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tests.kvctl.conftest import FakeDaemon, Run
 
 DOCS = Path(__file__).parents[2] / "docs"
+GOLDEN = Path(__file__).parents[1] / "golden"
 TOPOLOGY = Path(__file__).parents[2] / "daemon" / "kvd" / "topology"
 FINDINGS = (TOPOLOGY / "findings.py", TOPOLOGY / "stock" / "findings.py")
 SLOW = Path(__file__).parents[2] / "kvctl" / "ledger" / "slow_findings.py"
@@ -84,6 +87,44 @@ def test_the_page_of_codes_has_the_texts_that_explain_prints() -> None:
         page.write_text(page_of_codes())
     else:
         assert page.read_text() == page_of_codes()
+
+
+def kept(path: Path, printed: str) -> None:
+    """Compare with a file, or with WRITE_DOCS write it."""
+    if os.environ.get("WRITE_DOCS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(printed)
+    assert path.read_text() == printed
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_answers_are_the_golden_ones_on_terminals_and_in_a_pipe(
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("kvctl.cli.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("LINES", "24")
+    parts = []
+    for line in LINES[name]:
+        seen: dict[str, str] = {}
+        for screen, width in SCREENS.items():
+            monkeypatch.setenv("COLUMNS", str(width or 80))
+            monkeypatch.setattr(sys.stdout, "isatty", lambda width=width: width is not None)
+            where = ("--color", "never", "--runtime-dir", daemon.directory)
+            outcome = run(*where, *shlex.split(line))
+            err = outcome.err.replace(str(daemon.directory), "/run/kvd")
+            text = f"{outcome.out}--- stderr\n{err}--- exit {outcome.code}\n"
+            seen.setdefault(text, screen)
+            if seen[text] != screen:
+                text = f"as on {seen[text]}\n"
+            parts.append(f"=== kvctl {line}   ({screen})\n{text}")
+    kept(GOLDEN / f"{name}.txt", "".join(parts))
+
+
+def test_help_is_the_golden_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    helps = ((name, run(*name.split(), "--help").out) for name in HELP)
+    kept(GOLDEN / "help.txt", "".join(f"=== kvctl {name} --help\n{text}" for name, text in helps))
 
 
 def test_every_command_has_a_section() -> None:
