@@ -51,6 +51,6 @@ HELP = (
     "version",
     "keys trust",
 )
-"""Commands whose help is kept, for terminals of 80 columns."""
+"""Commands whose help is kept, for terminals of 80 columns; the list of commands stands in docs/cli.md."""
 SCREENS: dict[str, int | None] = {"80 columns": 80, "140 columns": 140, "a pipe": None}
 """What stdout is: a terminal of so many columns and 24 lines, or none."""
