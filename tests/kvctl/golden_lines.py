@@ -43,7 +43,6 @@ LINES: dict[str, tuple[str, ...]] = {
 """They are typed at the fake daemon of `tests.kvctl.conftest`."""
 
 HELP = (
-    "",
     *(name for name in LINES if name != "kvctl"),
     "demo",
     "doctor",
