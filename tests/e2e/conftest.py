@@ -57,7 +57,7 @@ def _place(item: pytest.Item) -> matrix.Place | None:
     callspec = getattr(item, "callspec", None)
     params = callspec.params if callspec else {}
     for value in params.values():
-        if isinstance(value, Setup):
+        if isinstance(value, Setup) and "column" in params:
             return matrix.OF_CONFIGURATIONS.title, value.configuration.name, params["column"]
     cells = [value for value in params.values() if isinstance(value, Cell)]
     name = getattr(item, "originalname", item.name)

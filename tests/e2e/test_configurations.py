@@ -21,8 +21,12 @@ import pytest
 from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
+from kvctl.engines.probing import probed
+from kvctl.engines.stock import stock_address, stock_engine
 from kvctl.processes.daemons import Kvd, two_hosts
 from kvctl.processes.errors import EngineGone, EngineStartFailed
+from kvd.topology.compat import compare
+from kvd.topology.stock.rules import with_stock_rules
 from kvd.wire.transfer import TransferRecord
 from tests.support import nursery
 from tests.support.adapters import write_adapter
@@ -345,3 +349,36 @@ def _recorded(pair: Pair, column: str, name: str, tokens: int) -> str:
         return f"computed again: {missed[0]}"
     moved, expected = sum(record.bytes for record in records), row.token_bytes * -(-tokens // BLOCK) * BLOCK
     return WORKS if not expected or moved == expected else f"{moved} bytes moved instead of {expected}"
+
+
+UNEQUAL_BLOCKS = next(row for row in RUN if row.name == "blocks of 32 to 128")
+
+
+@pytest.mark.parametrize(
+    "pair", [pytest.param(SETUPS[UNEQUAL_BLOCKS, "NixlConnector"], id="blocks_of_32_to_128")], indirect=True
+)
+def test_stock_listeners_are_described_and_compared_and_serve_on_after_a_thousand_questions(
+    pair: Pair | Refusal,
+) -> None:
+    assert isinstance(pair, Pair)
+    places = []
+    for engine in (pair.prefill, pair.decode):
+        port = engine.spec.env["VLLM_NIXL_SIDE_CHANNEL_PORT"]
+        place = stock_address(f"nixl://127.0.0.1:{port}:model={engine.spec.model}")
+        assert place is not None
+        places.append(place)
+    source, reader = map(stock_engine, places)
+    assert [engine.engine_id.split("_")[0] for engine in (source, reader)] == ["stock-0", "stock-1"]
+    factors = {f.name: f for f in with_stock_rules(compare(reader, source), reader, source)}
+    assert factors["compatibility_hash"].same
+    assert (factors["block_size"].local, factors["block_size"].remote) == ("128", "32")
+    assert factors["dtype"].local == factors["dtype"].remote == dtype_of(UNEQUAL_BLOCKS.model)
+    assert all(factor.ok for factor in factors.values()), factors
+    for place in places:
+        answers = probed(place, 1000, 5.0)
+        assert (len(answers.seconds), len(answers.engines), answers.error) == (1000, 1, None)
+    # The decoder's own handshake comes after all of these: had the listener ended, nothing would be loaded.
+    before = pair.counted("external_prefix_cache_hits")
+    _, decoded = _handed_over(pair, "pull", prompt_of(700, seed=0), None, None)
+    assert (decoded.error, len(decoded.token_ids)) == ("", ANSWER)
+    assert pair.counted("external_prefix_cache_hits") > before
