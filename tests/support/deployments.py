@@ -91,9 +91,10 @@ PATIENT_KVD = {"KVD_PEER_HANDSHAKE_SECONDS": "30"}
 def found_out(folder: Path) -> Path:
     """vLLM's cache of what it found out about model classes: one for all modules of a run, beside their folders.
 
-    Finding out takes a process that imports vLLM, a third of what it takes to start a pair of engines.
+    Finding out takes a process that imports vLLM. Processes that share a run (pytest-xdist's) share what they find.
     """
-    return folder.parent / "vllm-cache"
+    run = folder.parent
+    return (run.parent if run.name.startswith("popen-gw") else run) / "vllm-cache"
 
 
 def loading(deployment: Deployment) -> bool:
