@@ -102,8 +102,8 @@ def _both_named(engines: list[str], local: str | None, remote: str | None) -> li
     """The pair that --to and --from name, or --local and --remote. Raises `UsageError` for half of one."""
     if local is None or remote is None or engines:
         raise UsageError(
-            "--from and --to name a pair together, and no engine beside them; --local and --remote may be options of"
-            " --model instead, and need it"
+            "--from and --to name a pair together, and no engine beside them; where --local and --remote are"
+            " options of a model, give --model as well"
         )
     return [local, remote]
 

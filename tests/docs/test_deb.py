@@ -31,7 +31,7 @@ def test_the_package_has_an_environment_that_runs(tmp_path: Path) -> None:
         assert script.stat().st_mode & 0o777 == 0o755
         # By this Python, without any other package: the environment's own is the Debian host's.
         done = subprocess.run(
-            [sys.executable, "-P", "-S", script, "--version"],
+            [sys.executable, "-P", "-S", "-B", script, "--version"],
             env=plain | {"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, f"{name} 0.1.0\n"), done.stderr

@@ -213,7 +213,7 @@ def test_a_place_for_temporary_files_that_is_too_deep_for_sockets_is_named(
     assert (outcome.code, outcome.out) == (2, "")
     last = outcome.err.splitlines()[-1]
     assert last.startswith(f"kvctl: temporary files go to {deep}, whose path has {len(str(deep))} bytes")
-    assert last.endswith("set TMPDIR to a folder with a shorter path")
+    assert "set TMPDIR to a folder with a shorter path" in last
     assert list(deep.iterdir()) == []
 
 

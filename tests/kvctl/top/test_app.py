@@ -134,19 +134,19 @@ def test_engines_pairs_flights_transfers_and_misses_fit_80_columns(kvd: Daemon) 
         assert "1 in flight  1 open lease" in engines[1]
         assert "1 Engines 2  2 Pairs 1  3 In flight 1" in engines[2]
         await pilot.press("2")
-        pairs = await until(made, pilot, "LOADS")
+        pairs = await until(made, pilot, "prefill-0 decode-0 3 1")
         assert [line for line in pairs if line.split()[:4] == ["prefill-0", "decode-0", "3", "1"]]
         await pilot.press("3")
-        flights = await until(made, pilot, "LEFT")
+        flights = await until(made, pilot, "prefill-0 decode-0 r-flying")
         assert [line for line in flights if line.split()[-3:] == ["prefill-0", "decode-0", "r-flying"]]
         await pilot.press("4")
-        transfers = await until(made, pilot, "STARTED")
+        transfers = await until(made, pilot, "decode-0/tp0")
         *others, cut = [line.split()[1] for line in transfers if "decode-0/tp0" in line][:3]
         assert others == ["missed", "small"]
         assert (cut[:5], cut[-5:], "~" in cut) == (LONG[:5], LONG[-5:], True), "its begin and its end"
         assert [line for line in transfers if line.endswith("TIME")], "all columns are in sight"
         await pilot.press("5")
-        misses = await until(made, pilot, "TOTAL")
+        misses = await until(made, pilot, "PEER_GONE 1 1")
         assert [
             line for line in misses if line.split()[:3] == ["PEER_GONE", "1", "1"] and "it went away" in line
         ]

@@ -21,6 +21,8 @@ MOST = 8192
 """Most subscribers that are remembered; the one that was silent for longest goes first."""
 MOST_OF_KEY = 64
 """Most of one host. Its kvd has one connection here; those before it are remembered until they are forgotten."""
+EXPECTED_BYTES = 16 << 10
+"""Most bytes of names, of what one of them uses and is not back yet after kvd was started."""
 MOST_USED = 1024
 """Most engines of ours that one of them may say it uses; what comes after these is not looked at."""
 
@@ -29,8 +31,9 @@ MOST_USED = 1024
 class Subscriber:
     """One other kvd: the generations of engines of ours that it uses, by engine, and when it was given each card.
 
-    Only what is here now is remembered: a peer may name whatever it likes. ``heard`` and the times in ``given`` are
-    time.monotonic(). ``key`` is its host's, empty where peers have none.
+    Remembered is what is here now, since a peer may name whatever it likes, and after a start a little of what may come
+    back: it may come and end between two pings. ``heard`` and the times in ``given`` are time.monotonic(). ``key`` is
+    its host's, empty where peers have none.
     """
 
     kvd_id: str
@@ -69,12 +72,17 @@ class Subscribers:
         given = {name: at for name, at in before.given.items() if now - at < GIVEN_SECONDS}
         using = {name: before.using[name] for name in given if name in before.using}
         listed = ping.using[:MOST_USED]
-        for engine_id, generation in listed:
+        gone = tuple(pair for pair in listed if registry.ended(*pair))
+        room = EXPECTED_BYTES
+        for engine_id, generation in set(listed).difference(gone):
             engine = registry.engines.get(engine_id)
             if engine is not None and generation and engine.generation == generation:
                 using[engine.facts.engine_id] = engine.generation
+            elif engine_id not in using and (size := len(f"{engine_id}{generation}".encode())) <= room:
+                using[engine_id] = generation
+                room -= size
         self._put(route, Subscriber(ping.kvd_id, key, using, now, given))
-        return tuple(pair for pair in listed if registry.ended(*pair))
+        return gone
 
     def _put(self, route: bytes, subscriber: Subscriber) -> None:
         """The newest stands last."""

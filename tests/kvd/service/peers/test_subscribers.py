@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from uuid import uuid4
 
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.registry import Registry
-from kvd.service.peers.subscribers import MOST_OF_KEY, Subscribers
+from kvd.service.peers.subscribers import EXPECTED_BYTES, MOST_OF_KEY, Subscribers
 from kvd.service.sockets.events import Events
 from kvd.wire.frame import Message
 from kvd.wire.handshake import Ping
@@ -44,6 +45,21 @@ def test_a_peer_uses_what_is_here_and_hears_of_the_rest() -> None:
     subscribers.engine_ended("p", engine.generation, "why", lambda *one: told.append(one))
     assert [route for route, _ in told] == [b"route"]
     assert not subscribers.uses(A, "p")
+
+
+def test_what_comes_back_after_a_start_and_ends_before_the_next_ping_is_told_of() -> None:
+    registry, subscribers = Registry(Events(None, Counter()), settled=time.monotonic() + 60), Subscribers()
+    assert not subscribers.pinged(b"route", ping(("p", "g")), registry, A), "it may be back soon"
+    told: list[tuple[bytes, Message]] = []
+    subscribers.engine_ended("p", "g", "why", lambda *one: told.append(one))
+    assert [route for route, _ in told] == [b"route"]
+
+
+def test_what_may_come_back_has_little_room() -> None:
+    registry, subscribers = Registry(Events(None, Counter()), settled=time.monotonic() + 60), Subscribers()
+    subscribers.pinged(b"route", ping(*((f"{number:0500d}", "g") for number in range(1000))), registry, A)
+    (one,) = subscribers._by_route.values()
+    assert 0 < len(one.using) <= EXPECTED_BYTES // 500
 
 
 def test_what_was_given_just_now_is_in_use_though_a_ping_does_not_say_so() -> None:
