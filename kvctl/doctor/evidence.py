@@ -43,10 +43,14 @@ PACKAGES = ("vllm", "torch", "nixl", "mooncake-transfer-engine", "pyzmq", "msgsp
 REDACTED = "(redacted)"
 SECRET = re.compile(r"secret|password|passwd|token|credential|api_?key|private", re.IGNORECASE)
 """Names of entries whose values are left out of the configuration."""
+_CALLED = r"(?:(?:api[_-]?key|secret|password|passwd|credential|private[_-]?key)[\w-]*|token(?!\w))"
+_WORTH = r"""(?:(?<=")[^"\\]+|(?<=')[^'\\]+|[^\s"',;\\]+)"""
 SECRETS_IN_TEXT = (
-    (re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"), REDACTED),
+    (re.compile(r"(?<=://)[^\s\"'<>]+(?=@)"), REDACTED),
     (re.compile(r"(?i)\b(authorization:\s*)\S+(\s+\S+)?"), rf"\1{REDACTED}"),
-    (re.compile(r"(?i)\b((?:api[_-]?key|token|secret|password|passwd)\"?\s*[=:]\s*\"?)[^\s\",;]+"), rf"\1{REDACTED}"),
+    (re.compile(r"(?i)\bbearer\s+\S+"), f"Bearer {REDACTED}"),
+    (re.compile(rf"(?i)({_CALLED}[\"'\\\\]*\s*[=:]\s*[\"'\\\\]*){_WORTH}"), rf"\1{REDACTED}"),
+    (re.compile(rf"(?i)(--[\w-]*{_CALLED}\s+[\"']?){_WORTH}"), rf"\1{REDACTED}"),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}"), REDACTED),
 )  # fmt: skip
 """Users and passwords in addresses, headers, entries that say what they are, and tokens of model hubs."""
@@ -131,9 +135,11 @@ def log_of(place: str) -> str:
         if not path.is_file():
             raise ValueError(f"kvd's log is {place}")
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES))
-            text = file.read(LOG_BYTES)
-    return text[-LOG_BYTES:].decode(errors="replace")
+            file.seek(max(0, path.stat().st_size - LOG_BYTES - 1))
+            text = file.read(LOG_BYTES + 1)
+    if len(text) > LOG_BYTES:  # a line without its beginning may have a secret without its name
+        text = text[-LOG_BYTES - 1 :].partition(b"\n")[2]
+    return text.decode(errors="replace")
 
 
 def _had(name: str, what: str, make: Callable[[], str]) -> Evidence:

@@ -103,9 +103,9 @@ def stock_engine(address: StockAddress, seconds: float = side_channel.SECONDS) -
     return _nixl(address, seconds) if address.scheme == "nixl" else _mooncake(address, seconds)
 
 
-def asked(address: StockAddress, seconds: float, *, tp: int = 0) -> StockWorker:
-    """One worker of a NixlConnector's engine; see `kvctl.stock.side_channel.ask` for which may be asked for."""
-    answer = side_channel.ask(address.host, address.port, tp=tp, seconds=seconds)
+def asked(address: StockAddress, seconds: float) -> StockWorker:
+    """The first worker of a NixlConnector's engine: the only one that is there for certain."""
+    answer = side_channel.ask(address.host, address.port, seconds=seconds)
     return decode(answer.payload, address.text)
 
 
@@ -130,11 +130,8 @@ def _nixl(address: StockAddress, seconds: float) -> EngineGeometry:
     parallel = replace(address.options.parallel, dcp=told.dcp_size or address.options.parallel.dcp)
     fitting = _fitting(address, shape, parallel, cache, sum(told.block_lens) * physical)
     engine = _chosen(address, fitting)
-    # The hash proves the model's heads, and the lengths how many of them a rank has: so many ranks there are.
-    proven = min(fitting) if key is not None else 1
-    others = [asked(address, seconds, tp=tp) for tp in range(1, proven)]
-    for tp, other in enumerate(others, 1):
-        _alike(address, worker, other, tp)
+    # Rank 0 alone was asked. Nothing that it tells proves another: half the layers with twice the heads, as pipeline
+    # stages have, are as long; and a question for a rank that is not there ends the listener.
     return replace(
         engine,
         engine_id=told.engine_id,
@@ -249,24 +246,6 @@ def _chosen(address: StockAddress, fitting: dict[int, EngineGeometry]) -> Engine
             f"give it: {address.text}:model={address.model},tp={min(fitting)}",
         )
     return next(iter(fitting.values()))
-
-
-def _alike(address: StockAddress, first: StockWorker, other: StockWorker, tp: int) -> None:
-    """Ranks of one engine must tell one shape. Raises `StockMismatch`."""
-    for name in (
-        "engine_id",
-        "block_size",
-        "num_blocks",
-        "block_lens",
-        "kv_cache_layout",
-        "attn_backend_name",
-    ):
-        mine, theirs = getattr(first.metadata, name), getattr(other.metadata, name)
-        if mine != theirs:
-            raise StockMismatch(
-                f"{address.text}: {name} of rank 0 is {str(mine)[:80]}, of rank {tp} {str(theirs)[:80]}",
-                "two engines behind one address? Give each its own VLLM_NIXL_SIDE_CHANNEL_PORT",
-            )
 
 
 def _undescribed(

@@ -139,15 +139,18 @@ def _tcp(table: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _unix(table: Path) -> Iterator[tuple[str, int]]:
-    for row in _rows(table):
-        if len(row) > 7 and int(row[3], 16) & ACCEPTS:
-            yield row[7], int(row[6])
+    for row in _rows(table, 7):
+        # Whoever binds a name chooses it, newlines included, so a line may be anything.
+        with contextlib.suppress(ValueError):
+            if len(row) > 7 and int(row[3], 16) & ACCEPTS:
+                yield row[7], int(row[6])
 
 
-def _rows(table: Path) -> Iterator[list[str]]:
+def _rows(table: Path, most: int = -1) -> Iterator[list[str]]:
     with contextlib.suppress(OSError):
-        for line in table.read_text(errors="replace").splitlines()[1:]:
-            yield line.split()
+        for line in table.read_text(errors="replace").split("\n")[1:]:
+            if line:
+                yield line.split(None, most)
 
 
 def _address(text: str) -> str:

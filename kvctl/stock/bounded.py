@@ -115,9 +115,10 @@ def connected(host: str, port: int, seconds: float) -> Iterator[Line]:
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         made = socket.create_connection((host, port), timeout=seconds)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what is no name of a host
+        why = getattr(error, "strerror", None) or error
         raise StockUnreachable(
-            f"nothing answers at {where}: {error.strerror or error}",
+            f"nothing answers at {where}: {why}",
             "LISTENER_DEAD where the engine serves: one malformed question ends NixlConnector's listener for good, and"
             " only a restart brings it back. Else: do host and port agree with VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT"
             " (localhost:5600, plus the data parallel index), or with Mooncake's bootstrap port (8998)?",

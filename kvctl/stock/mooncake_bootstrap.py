@@ -79,7 +79,7 @@ def query(host: str, port: int, *, seconds: float = SECONDS) -> BootstrapAnswer:
     try:
         told = msgspec.json.decode(body, type=Annotated[dict[str, RegisteredWorkers], _RANKS])
         engines = tuple(_engines(told))
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise StockGarbage(
             f"{where} answers GET /query with what is no list of Mooncake's workers: {error}"
         ) from None

@@ -32,7 +32,8 @@ def test_the_package_has_an_environment_that_runs(tmp_path: Path) -> None:
         # By this Python, without any other package: the environment's own is the Debian host's.
         done = subprocess.run(
             [sys.executable, "-P", "-S", "-B", script, "--version"],
-            env=plain | {"PYTHONPATH": str(site)}, capture_output=True, text=True, check=False,
+            env=plain | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (0, f"{name} 0.1.0\n"), done.stderr
     unit = (host / "usr/lib/systemd/system/kvd.service").read_text()

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvd.keys import write_pair
+from kvd.keys import KeyFileError, write_pair
 from kvd.service.config import endpoint
 from kvd.service.errors import StartError
 from kvd.shipped import shipped
@@ -290,6 +290,8 @@ def _file(path: Path, text: str, what: str, kept: str) -> HostStep:
 def _take(step: HostStep) -> None:
     try:
         step.take()
+    except KeyFileError as error:
+        raise StartError(f"cannot make {step.what}: {error.message}", hint=error.hint) from None
     except OSError as error:
         raise StartError(
             f"cannot make {step.what}: {error.strerror}",

@@ -110,6 +110,18 @@ def test_a_place_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) ->
         ("Authorization: Bearer abc.def rest", "Authorization: (redacted) rest"),
         ('"api_key": "abc", "tp": 2', '"api_key": "(redacted)", "tp": 2'),
         ("hf_" + "a" * 30, "(redacted)"),
+        ("VLLM_API_KEY=sk-1 HF_TOKEN=x", "VLLM_API_KEY=(redacted) HF_TOKEN=(redacted)"),
+        (
+            "AWS_SECRET_ACCESS_KEY=x, access_token: y",
+            "AWS_SECRET_ACCESS_KEY=(redacted), access_token: (redacted)",
+        ),
+        ("vllm serve m --api-key sk-1 --port 1", "vllm serve m --api-key (redacted) --port 1"),
+        (
+            "https://ghp_x@host/a and http://me:p/w@q@host",
+            "https://(redacted)@host/a and http://(redacted)@host",
+        ),
+        ('{\\"token\\": \\"x y\\"}', '{\\"token\\": \\"(redacted)\\"}'),
+        ("password='two words'", "password='(redacted)'"),
         ("1024 tokens in 2 ms, token_ids 5", "1024 tokens in 2 ms, token_ids 5"),
         ("kv_transfer tokens: 1024", "kv_transfer tokens: 1024"),
     ],
@@ -129,7 +141,7 @@ def test_a_configuration_keeps_its_entries_without_values_of_secrets(config: Pat
 
 def test_of_a_long_log_the_end_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "LOG_BYTES", 10)
-    (tmp_path / "log").write_text("a" * 50 + "the newest")
+    (tmp_path / "log").write_text("a" * 50 + "\nthe newest")
     assert log_of(str(tmp_path / "log")) == "the newest"
     with pytest.raises(ValueError, match="where its stderr goes"):
         log_of("where its stderr goes")

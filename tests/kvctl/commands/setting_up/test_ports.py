@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from kvctl.commands.setting_up import ports as command
-from kvctl.processes.listening import ephemeral, listeners
+from kvctl.processes.listening import _unix, ephemeral, listeners
 from kvd.wire.identity import Endpoint
 from kvd.wire.query import GetStatus, ListWorkers, WorkerList
 from tests.kvctl.conftest import STATUS, WORKERS
@@ -163,3 +163,14 @@ def test_addresses_of_both_families_are_read_as_they_were_bound() -> None:
     ):
         found = {(one.host, one.port) for one in listeners() if os.getpid() in one.pids}
         assert {four.getsockname()[:2], six.getsockname()[:2]} <= found
+
+
+def test_whoever_names_a_socket_breaks_nobodys_answer(tmp_path: Path) -> None:
+    """The kernel writes the names of sockets as they are: with newlines, blanks and words where numbers stand."""
+    table = tmp_path / "unix"
+    table.write_text(
+        "Num RefCount Protocol Flags Type St Inode Path\n"
+        "0: 2 0 10000 1 1 77 /run/my kvd/kvd.sock\n"
+        "0: 2 0 10000 1 1 78 @\na\nb c d zz e f g h\n"
+    )
+    assert list(_unix(table)) == [("/run/my kvd/kvd.sock", 77), ("@", 78)]
