@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from kvd.geometry.codec import decode_worker, shape_of
+from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import Group, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
@@ -107,13 +108,16 @@ class CheckedDocument(NamedTuple):
     rank: Rank
     regions: tuple[Region, ...]
     shape: str
+    content: int
+    """What its layers hold (`kvd.geometry.content`)."""
 
 
 class DocumentChecker:
     """Checks documents of workers, those that are alike at the cost of one, and keeps a digest of each kind alone."""
 
     def __init__(self) -> None:
-        self._good: OrderedDict[bytes, None] = OrderedDict()
+        self._good: OrderedDict[bytes, int] = OrderedDict()
+        """What the layers hold of those that were found good."""
 
     def check(self, document: bytes) -> CheckedDocument:
         """What stands in it. Raises `BadGeometry` (or another `GeometryError`) as `decode_worker` does."""
@@ -123,12 +127,13 @@ class DocumentChecker:
         if parsed is None or digest not in self._good:
             worker = decode_worker(document)
             if parsed is None or _parse(_TAIL, b"{" + tail[1:]) is None:
-                return CheckedDocument(worker.rank, worker.regions, shape_of(document))
-            self._good[digest] = None
+                content = content_of(worker.groups)
+                return CheckedDocument(worker.rank, worker.regions, shape_of(document), content)
+            self._good[digest] = content_of(worker.groups)
             if len(self._good) > KEPT_DIGESTS:
                 self._good.popitem(last=False)
         self._good.move_to_end(digest)
-        return CheckedDocument(_rank(parsed), parsed.regions, _shape(digest, parsed))
+        return CheckedDocument(_rank(parsed), parsed.regions, _shape(digest, parsed), self._good[digest])
 
 
 class PlacedShape(NamedTuple):

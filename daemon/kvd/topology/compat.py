@@ -163,7 +163,7 @@ def _fact(name: str, here: dict[str, Fact], there: dict[str, Fact]) -> Factor:
         return Factor(name, mine, theirs, ok=True, fatal=rule.fatal)
     if (excuse := _excuse(name, here, there)) is not None:
         return Factor(name, mine, theirs, ok=True, note=excuse[0], fatal=rule.fatal, alike=excuse[1])
-    if _means(name, here) == _means(name, there):
+    if meaning(name, here) == meaning(name, there):
         return Factor(
             name, mine, theirs, ok=True, note="two names of one thing", fatal=rule.fatal, alike=True
         )
@@ -204,7 +204,7 @@ def _shown(value: Fact, known: bool) -> str:
     return "none" if value is None else str(value)
 
 
-def _means(name: str, facts: dict[str, Fact]) -> str:
+def meaning(name: str, facts: Mapping[str, Fact]) -> str:
     """A fact's value in the one form in which two of them can be compared."""
     value = _shown(facts[name], known=True)
     if name == "model":
