@@ -20,6 +20,8 @@ _kvctl() {
         engines:--watch|engines:-w) COMPREPLY=(); return ;;
         engines:--output|engines:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         events:--count|events:--limit|events:-n) COMPREPLY=(); return ;;
+        leases:--engine|leases:-e) COMPREPLY=(); return ;;
+        leases:--watch|leases:-w) COMPREPLY=(); return ;;
         slow:--since) COMPREPLY=(); return ;;
         slow:--engine|slow:-e) COMPREPLY=(); return ;;
         slow:--peer|slow:-p) COMPREPLY=(); return ;;
@@ -119,6 +121,8 @@ _kvctl() {
         connector-config:--backend) COMPREPLY=($(compgen -W "nixl mooncake direct auto staged" -- "$current")); return ;;
         connector-config:--mode) COMPREPLY=($(compgen -W "pull push" -- "$current")); return ;;
         connector-config:--set) COMPREPLY=(); return ;;
+        drain:--grace) COMPREPLY=(); return ;;
+        drain:--output|drain:-o) COMPREPLY=($(compgen -W "table wide json jsonl yaml name" -- "$current")); return ;;
         install-files:--prefix) COMPREPLY=($(compgen -f -- "$current")); return ;;
         install-files:--root) COMPREPLY=($(compgen -f -- "$current")); return ;;
         install-files:--programs) COMPREPLY=($(compgen -f -- "$current")); return ;;
@@ -137,7 +141,7 @@ _kvctl() {
     case $command in
         '')
             options='--version --output --color --timeout --runtime-dir --socket --config --help'
-            words='bundle doctor engines events explain slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config install-files keys ports wait completion schema version' ;;
+            words='bundle doctor engines events explain leases slow status top trace transfer transfers workers describe-topology diff export-geometry probe benchmark replay serve demo force-miss verify connector-config drain install-files keys ports wait completion schema version' ;;
         bundle)
             options='--last --limit --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -152,7 +156,10 @@ _kvctl() {
             words='' ;;
         explain)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FORCED HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-REVOKED KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_AWAY PEER_DOWN PEER_GONE PEER_MEMORY PEER_REFUSED PEER_REINCARNATED PEER_UNTRUSTED PLAN_COST POLICY_FAIL PORT_CLASH PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
+            words='ADVERTISED_HOST_LOOPBACK BAD_PARAMS BETWEEN_STAGES BLOCK_GEOMETRY CHECKSUM_MISMATCH CLAIM_WAIT COMPARING COMPAT_MISMATCH CONNECTOR_REPLACED COPIES_WHILE_POSTING DECODER_REFUSES DESCRIPTOR_STORM DIRECT DISAGGREGATED DOES_NOT_FIT DRAINING ENGINES ENGINE_GONE ENGINE_ID_MISMATCH ENGINE_PARTIAL ENGINE_UNREACHABLE FAIL_OPEN_BUILD FILES FORCED HANDSHAKE_ON_PATH HELD_UP IDLE_SOURCES INTERNAL KEYS KEYS_PAIR KEYS_SHARED KEYS_TWICE KEYS_UNREADABLE KEY_EXPECTED KEY_REFUSED KEY_REVOKED KVD KVD-BACKEND KVD-BACKEND-LANDING KVD-BACKEND-METADATA KVD-BACKEND-REFUSED KVD-BACKEND-REGISTER KVD-BACKEND-UNAVAILABLE KVD-BACKEND-UNREACHABLE KVD-BAD-CARD KVD-BAD-ORDER KVD-BAD-PUSH KVD-BAD-QUERY KVD-BUSY KVD-CLIENT KVD-CLIENT-ERROR KVD-CLIENT-PROTOCOL KVD-COMPARE-LIMIT KVD-COMPARE-UNAVAILABLE KVD-CONNECTOR KVD-CONNECTOR-BUILD KVD-CONNECTOR-PARAMS KVD-CONNECTOR-PUSH KVD-CONNECTOR-SETTINGS KVD-CONNECTOR-SUMS KVD-CTL KVD-CTL-CHECK KVD-CTL-PERMISSION KVD-CTL-REFUSED KVD-CTL-TIMEOUT KVD-CTL-UNREACHABLE KVD-CTL-USAGE KVD-DRAINING KVD-ENGINE-CONFLICT KVD-ENGINE-DRAINING KVD-ENGINE-GONE KVD-ENGINE-PARTIAL KVD-ENGINE-UNKNOWN KVD-FORCE-BUSY KVD-FORCE-LATE KVD-FORCE-PART KVD-FORCE-POLICY KVD-FORCE-ROLE KVD-FORCE-UNKNOWN KVD-GEOMETRY KVD-GEOMETRY-BAD KVD-GEOMETRY-LAYER-IN-TWO-GROUPS KVD-GEOMETRY-UNEVEN KVD-GEOMETRY-UNKNOWN-SHAPE KVD-INCOMPATIBLE KVD-INTERNAL KVD-KEY-REVOKED KVD-LEASE-UNKNOWN KVD-LEDGER KVD-NO-ENGINE KVD-NO-WAY-BACK KVD-NOT-DESCRIBED KVD-NOT-HERE KVD-NOT-OWNER KVD-NOT-PERMITTED KVD-NOT-REGISTERED KVD-NOT-TAKEN KVD-NOT-YOUR-ENGINE KVD-ORDER-UNKNOWN KVD-OWN-GENERATION KVD-PEER-ADDRESS KVD-PEER-CARD KVD-PEER-CONTRADICTION KVD-PEER-GENERATION KVD-PEER-PROTOCOL KVD-PEER-UNREACHABLE KVD-PROTOCOL KVD-QUESTION-TOO-LONG KVD-RANK-TAKEN KVD-RANK-UNKNOWN KVD-STOCK-GARBAGE KVD-STOCK-MODEL KVD-STOCK-SILENT KVD-STOCK-UNREACHABLE KVD-TIMEOUT KVD-TOO-LARGE KVD-TOO-MANY KVD-TOO-MANY-READERS KVD-TOPOLOGY KVD-TOPOLOGY-BLOCKS KVD-TOPOLOGY-CHECKSUM KVD-TOPOLOGY-FIELD KVD-TOPOLOGY-LAYER KVD-TOPOLOGY-NOT-COVERED KVD-TOPOLOGY-OWN-ENGINE KVD-TOPOLOGY-TOO-MUCH KVD-TOPOLOGY-UNKNOWN-ENGINE KVD-TRACE KVD-TRACE-BAD KVD-TRACE-CUT KVD-TRACE-LARGE KVD-TRACE-NONE KVD-TRACE-VERSION KVD-UNENCODABLE KVD-UNREACHABLE KVD-WIRE KVD-WIRE-MALFORMED KVD-WIRE-UNKNOWN KVD-WIRE-VERSION KVD-WORKER-AWAY KVD-ZMTP KVD_DRAINING KVD_LOSSES KVD_PACE KVD_SLOW KVD_VERSION LATELY LAYERS_APART LAYOUT_MISMATCH LEASE_ENDED LEDGER_AWAY LEDGER_DAMAGED LISTENER LISTENER_DEAD LOADS_MISS LOAD_FAILURE_FAIL LONG_TAIL MANY_SMALL_COPIES MEMLOCK MISSES MODEL_UNKNOWN MOONCAKE NIXL NOBODY_ASKS NOT_ANSWERED NOT_DISAGGREGATED NOT_KEPT NOT_PUSHED NOT_SHOWN NO_KVD NO_PARAMS OTHER_PARAMS PAIR PAIRS PEERS PEER_AWAY PEER_DOWN PEER_GONE PEER_MEMORY PEER_REFUSED PEER_REINCARNATED PEER_UNTRUSTED PLAN_COST POLICY_FAIL PORT_CLASH PREFILLER_ENDED PREFILLER_KEEPS_NOTHING PREFILL_ENDED PROMPT_MISMATCH PROMPT_UNCHECKED PTRACE QUEUE_WAIT RANK_NOT_REGISTERED RDMA RDMA_PORT REFUSED REPEATED_READS REQUEST_OVER RETRIES ROLES ROUTER_ASKS_FOR_NO_HANDOVER ROUTER_ASKS_NO_PREFILLER ROUTER_DROPS_PARAMS ROUTER_PASSES_BY SHARED_MEMORY SHUTDOWN SLOW_PATH STOCK_MODEL STOCK_PAIR STRAGGLER TOO_LATE TP_UNSUPPORTED TRANSFERS TRANSFER_FAILED TWO_LIBNL UNCLAIMED UNEVEN_LOAD UNKNOWN UNUSED VERSION_SKEW WAITS_FOR_PREFILL WEIGHTS_UNKNOWN WINDOW_PARTIAL_BLOCK WORKER_SILENT' ;;
+        leases)
+            options='--engine --unclaimed --watch --output --color --timeout --runtime-dir --socket --config --help --yes'
+            words='release' ;;
         slow)
             options='--since --engine --peer --backend --last --limit --from --watch --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
@@ -163,7 +170,7 @@ _kvctl() {
             options='--once --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         trace)
-            options='--last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --help --name --replace'
+            options='--help --last --limit --engine --peer --request --state --backend --since --slower-than --hash-requests --output --color --timeout --runtime-dir --socket --config --name --replace'
             words='export import show' ;;
         transfer)
             options='--from --output --color --timeout --runtime-dir --socket --config --help'
@@ -207,11 +214,14 @@ _kvctl() {
         connector-config)
             options='--role --engine-id --policy --backend --mode --set --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
+        drain)
+            options='--wait --undo --grace --output --color --timeout --runtime-dir --socket --config --help'
+            words='ENGINE HOST' ;;
         install-files)
             options='--prefix --dry-run --root --programs --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;
         keys)
-            options='--key-file --list --output --color --timeout --runtime-dir --socket --config --help --replace'
+            options='--help --key-file --list --output --color --timeout --runtime-dir --socket --config --replace'
             words='generate revoke show trust' ;;
         ports)
             options='--all --kvd-config --output --color --timeout --runtime-dir --socket --config --help'
@@ -224,7 +234,7 @@ _kvctl() {
             words='bash zsh fish' ;;
         schema)
             options='--output --color --timeout --runtime-dir --socket --config --help'
-            words='Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Engine Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds ListeningSocket Pair Ports Probe Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
+            words='Awaited Benchmark Bundle Bundled Check ClearedOrders CodeName Codes ConnectorConfig Demo DemoRequest Diff Doctor Drains Engine EngineDrain Engines Error Event Explanation Explanations ForcedMiss ForcedRequest Geometry HandshakeBenchmark HostKeys InstalledFile InstalledFiles KeptTrace KindName Kinds Lease Leases ListeningSocket Pair Ports Probe ReleasedLease ReleasedLeases Replay Slow SlowPair Status Top Topology Trace Traces Transfer TransferGroup TransferGroups Transfers TrustedHost TrustedHosts Verification VerifiedRun Version Wait WholeTransfer Worker Workers' ;;
         version)
             options='--client --output --color --timeout --runtime-dir --socket --config --help'
             words='' ;;

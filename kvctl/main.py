@@ -44,7 +44,7 @@ def root(
 
         typer.echo(f"kvctl {own_version()}")
         raise typer.Exit
-    context.obj = given
+    context.obj = (given,)
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 

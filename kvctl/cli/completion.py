@@ -59,7 +59,8 @@ def describe(group: LazyGroup, words: Mapping[str, tuple[str, ...]]) -> tuple[Co
     def loaded(row: Row) -> Command:
         if row.rows:
             below = [loaded(child) for child in row.rows]
-            options = {option.names: option for command in below for option in command.options}
+            whole = (_command(load(row), row.name, row.summary), *below)
+            options = {option.names: option for command in whole for option in command.options}
             return Command(row.name, row.summary, tuple(options.values()), tuple(c.name for c in row.rows))
         try:
             return _command(load(row), row.name, row.summary, words.get(row.name, ()))

@@ -21,7 +21,7 @@ _SECTION = re.compile(r'^SECTION = "(.+)"$', re.MULTILINE)
 class Row(NamedTuple):
     """One command: its name, the module that has it, the line in the list of commands, the list's section.
 
-    ``rows`` are the commands below it, where it is a group; its function then only says what they are about.
+    ``rows`` are the commands below it, where it is a group; its function says what they are about, or is a command.
     """
 
     name: str

@@ -71,12 +71,12 @@ def load(row: Row) -> Any:
             f"kvctl {row.name} is not available here: {error}",
             "install kvctl with all of its packages",
         ) from error
+    unfolded = with_settings(function)
     if row.rows:
         app = typer.Typer(name=row.name, cls=group_of(row.rows), add_completion=False, rich_markup_mode=None)
-        app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(function)
-        return quick(typer.main.get_command(app), function)
+        app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(unfolded)
+        return quick(typer.main.get_command(app), unfolded)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    unfolded = with_settings(function)
     app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(unfolded)
     return quick(typer.main.get_command(app), unfolded)
 

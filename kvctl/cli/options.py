@@ -63,8 +63,9 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     drawings = _drawings(function)
 
     def settle(context: typer.Context, given: Given) -> Settings:
-        before = context.obj if isinstance(context.obj, Given) else Given()
-        return resolve((given, before), os.environ, drawings)
+        before = context.obj if isinstance(context.obj, tuple) else ()
+        context.obj = (given, *before)  # for the commands below, where this is a group
+        return resolve(context.obj, os.environ, drawings)
 
     return _unfolded(function, "settings", settle, drawings)
 

@@ -212,6 +212,11 @@ REASONS: tuple[Reason, ...] = (
         "its kvd did not answer, or knows not all of its workers: see kvctl workers and the prefiller's log",
     ),
     Reason(
+        "DRAINING", ("not_offered", "refused", "missed"), _code("DRAINING"),
+        lambda _: "they come to an engine that is draining",
+        "have the router leave it out, or take it back: kvctl drain ENGINE --undo",
+    ),
+    Reason(
         "NOT_PUSHED", ("not_offered",), _code("NOT_PUSHED"),
         lambda _: "they ask for a push that is not done",
         'the engines need "mode": "push", the router a transfer id of its own for each request; the log names each',

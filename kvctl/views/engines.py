@@ -44,6 +44,11 @@ class EngineDocument(Struct, frozen=True, kw_only=True):
         Meta(description="requests of the last minute by what became of their prompt; of local engines"),
     ]
     peers: Annotated[tuple[str, ...], Meta(description="engines whose handshake with this one is done")]
+    compatibility_class: Annotated[
+        str,
+        Meta(description="engines of one class fit, others may; empty while it is not complete"),
+    ]
+    draining: Annotated[bool, Meta(description="it is to be given nothing new: kvctl drain")]
     reason: Annotated[str, Meta(description="why it is not ready")]
     facts: Annotated[dict[str, Scalar], Meta(description="what compatibility is decided on")]
 
@@ -84,7 +89,7 @@ def engines_screen(body: Engines, wide: bool) -> Part:
         Column("ENGINE", lambda e: e.engine_id),
         Column("MODEL", lambda e: e.model),
         Column("ROLE", lambda e: e.role),
-        Column("STATE", lambda e: state(e.state)),
+        Column("STATE", lambda e: state("draining" if e.draining and e.state == "ready" else e.state)),
         number("RANKS", lambda e: f"{len(e.ranks)}/{e.world_size}"),
         Column("SHAPE", lambda e: sizes(tp=e.tp, pp=e.pp, dcp=e.dcp)),
         number("SINCE", lambda e: age(e.since)),
@@ -100,6 +105,7 @@ def engines_screen(body: Engines, wide: bool) -> Part:
         Column(
             "WEIGHTS", lambda e: str(e.facts.get("weights") or e.facts.get("weights_source") or "-"), wide
         ),
+        Column("CLASS", lambda e: e.compatibility_class or "-", wide),
         Column("PEERS", lambda e: ",".join(e.peers) or "-", wide),
         Column("REASON", lambda e: e.reason or "-", reasons),
     )

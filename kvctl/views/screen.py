@@ -76,7 +76,8 @@ Part = Cell | tuple[Cell, ...] | TextTable | Indented | Sequence["Part"] | Calla
 STATE_STYLES = {
     **dict.fromkeys(("ready", "alive", "up", "done", "recovered"), "green"),
     **dict.fromkeys(
-        ("partial", "silent", "connecting", "ordered", "forced", "reported", "rescheduled"), "yellow"
+        ("partial", "draining", "silent", "connecting", "ordered", "forced", "reported", "rescheduled"),
+        "yellow",
     ),
     **dict.fromkeys(("late", "over", "miss", "gone", "down", "unreachable"), "red"),
 }
@@ -111,7 +112,7 @@ def spaced(parts: Iterable[Part]) -> list[Part]:
 
 MARK = "reverse"
 """The style of what changed."""
-PASSING = frozenset(("SINCE", "HEARD", "REGISTERED", "LAST", "RTT"))
+PASSING = frozenset(("SINCE", "AGE", "LEFT", "HEARD", "REGISTERED", "LAST", "RTT"))
 """Headers of columns that change by themselves, as time passes."""
 PASSING_FACTS = frozenset(("up", "loop.lag_seconds", "uptime_seconds"))
 """The same of facts, gauges and counters."""

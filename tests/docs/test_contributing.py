@@ -45,9 +45,9 @@ def test_a_message_is_what_the_guide_says(family: str) -> None:
         path.replace("FAMILY", family) for path in files("A message")
     )
     assert (ROOT / module).is_file()
-    families = re.search(r"^_FAMILIES = \((.*)\)", (ROOT / frame).read_text(), re.MULTILINE)
+    families = re.search(r"^_FAMILIES = \((.*?)\)$", (ROOT / frame).read_text(), re.MULTILINE | re.DOTALL)
     assert families is not None
-    assert family in families.group(1).split(", ")
+    assert family in re.findall(r"\w+", families.group(1))
     assert f"from kvd.wire.{family} import" in (ROOT / dispatch).read_text()
 
 

@@ -21,6 +21,7 @@ from kvd.geometry.model import Group, Layer, Page, Region, WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Placement, kv_fields, share, token_axes
 from kvd.wire import query
+from kvd.wire.drain import DrainEngines, DrainRow, EnginesDraining
 from kvd.wire.event import KvdEvent
 from kvd.wire.frame import Message, decode, encode
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts, Role, WorkerCard
@@ -125,6 +126,29 @@ LEASES = query.LeaseList(
     open=2,
     taken=1,
 )
+
+DRAINING = EnginesDraining(
+    rows=(
+        DrainRow(
+            engine_id="decode-0",
+            role="decode",
+            draining=True,
+            age=7.5,
+            reads=0,
+            prefills=0,
+            pushes=0,
+            loads=0,
+        ),
+        DrainRow(engine_id="decode-1", role="decode", draining=False, reads=3, prefills=0, pushes=0, loads=5),
+    )
+)
+
+
+def _draining(message: Message) -> Message:
+    assert isinstance(message, DrainEngines)
+    rows = tuple(row for row in DRAINING.rows if message.engine_id in ("", row.engine_id))
+    return EnginesDraining(rows=rows)
+
 
 ENGINES = (
     msgspec.structs.replace(engine_row("decode-0", "decode", 2), peers=("prefill-1",)),
@@ -321,6 +345,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
             query.ListWorkers: lambda _: query.WorkerList(rows=WORKERS),
             query.GetStatus: lambda _: STATUS,
             query.ListLeases: lambda _: LEASES,
+            DrainEngines: _draining,
             ListTransfers: _transfers,
             GetOutcomes: lambda _: Outcomes(rows=SERVED),
             **order_answers.ANSWERS,

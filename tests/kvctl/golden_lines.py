@@ -20,6 +20,14 @@ LINES: dict[str, tuple[str, ...]] = {
         "workers --engine prefill-1",
         "workers --engine decode-1",
     ),
+    "drain": (
+        "drain",
+        "drain -o wide",
+        "drain decode-0 --wait",
+        "drain nobody",
+        "drain decode-0 --undo --wait",
+    ),
+    "leases": ("leases", "leases -o wide", "leases -o name", "leases release nobody"),
     "transfers": (
         "transfers",
         "transfers -o wide",

@@ -37,6 +37,7 @@ class SessionState:
     connected: bool = False
     kvd_generation: str = ""
     engine_generation: str = ""
+    compatibility_class: str = ""
     host: str = ""
     port: int = 0
     refusal: Refused | None = None

@@ -184,6 +184,7 @@ class SessionThread:
                 connected=True,
                 kvd_generation=message.kvd_generation,
                 engine_generation=message.engine_generation,
+                compatibility_class=message.compatibility_class,
                 host=message.host,
                 port=message.port,
                 registrations=state.registrations + taken,

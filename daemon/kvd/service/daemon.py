@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvd.geometry.alike import DocumentChecker
 from kvd.service.config import Config
+from kvd.service.engines.draining import DrainTable
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
 from kvd.service.engines.miss_history import MissHistory
@@ -48,6 +49,7 @@ class Daemon:
     registry: Registry
     liveness: Liveness
     leases: LeaseTable
+    drains: DrainTable
     readers: Readers
     ledger: Ledger
     links: PeerLinks

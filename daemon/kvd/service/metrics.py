@@ -6,9 +6,11 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import NamedTuple
 
 from kvd.service.sockets.acceptor import network_of
 from kvd.shown import escaped
+from kvd.wire.identity import Role
 from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
@@ -21,8 +23,26 @@ MAX_CONNECTIONS_HOST = 16
 ACCEPTS_A_TURN = 16
 """Connections that are accepted in one turn of the loop, and that the kernel keeps until then."""
 
+
+class EngineTold(NamedTuple):
+    """An engine of this host as metrics tell of it."""
+
+    engine_id: str
+    role: Role
+    compatibility_class: str
+    draining: bool
+
+
+class Told(NamedTuple):
+    """What the metrics of a moment are made of."""
+
+    status: KvdStatus
+    served: Sequence[OutcomeRow] = ()
+    engines: Sequence[EngineTold] = ()
+
+
 Page = tuple[int, str]
-Now = Callable[[], Awaitable[tuple[KvdStatus, Sequence[OutcomeRow]]]]
+Now = Callable[[], Awaitable[Told]]
 Visits = dict[Hashable, dict[asyncio.WriteTransport, None]]
 """Connections that are open, by address, the oldest first."""
 _LABELS = {"checksums": "result", "misses": "code"}
@@ -36,7 +56,7 @@ _REASONS = {
 }
 
 
-def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
+def render(status: KvdStatus, served: Sequence[OutcomeRow] = (), engines: Sequence[EngineTold] = ()) -> str:
     """Counters as ``kvd_*_total``, gauges as ``kvd_*``; peers and engines are labels."""
     lines = _counters(status)
     for name, value in sorted(status.gauges.items()):
@@ -50,6 +70,15 @@ def render(status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> str:
         lines.append("# TYPE kvd_peer_rtt_seconds gauge")
         lines += [f'kvd_peer_rtt_seconds{{peer="{_label(str(p.endpoint))}"}} {p.rtt:g}' for p in status.peers]
     lines += _served(served)
+    if engines:
+        lines.append("# TYPE kvd_engine_info gauge")
+        lines += [
+            f'kvd_engine_info{{engine="{_label(e.engine_id)}",role="{e.role}",'
+            f'compatibility_class="{e.compatibility_class}"}} 1'
+            for e in engines
+        ]
+        lines.append("# TYPE kvd_engine_draining gauge")
+        lines += [f'kvd_engine_draining{{engine="{_label(e.engine_id)}"}} {int(e.draining)}' for e in engines]
     lines += [
         "# TYPE kvd_build_info gauge",
         f'kvd_build_info{{version="{_label(status.version)}",kvd_id="{_label(status.kvd_id)}"}} 1',
@@ -98,10 +127,11 @@ def _served(rows: Sequence[OutcomeRow]) -> list[str]:
     return lines
 
 
-def page(path: str, status: KvdStatus, served: Sequence[OutcomeRow] = ()) -> Page:
+def page(path: str, told: Told) -> Page:
     """The status code and the text for a path."""
+    status = told.status
     if path == "/metrics":
-        return 200, render(status, served)
+        return 200, render(*told)
     if path == "/readyz":
         why = "draining" if status.draining else escaped(status.comparing)
         return (503, f"{why}\n") if why else (200, "ready\n")
@@ -162,7 +192,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, no
     elif (path := head[1].partition("?")[0]) == "/healthz":
         code, text = 200, "ok\n"
     else:
-        code, text = page(path, *await now())
+        code, text = page(path, await now())
     body = text.encode()
     writer.write(
         f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"

@@ -21,6 +21,7 @@ from typing import Any
 from kvd.service import key_changes, metrics
 from kvd.service.config import Config, endpoint
 from kvd.service.daemon import Daemon
+from kvd.service.engines.draining import DrainTable
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
 from kvd.service.engines.local_engine import Client, LocalEngine
@@ -56,8 +57,6 @@ from kvd.service.sockets.sockets import Sockets
 from kvd.wire.handshake import Ping
 from kvd.wire.identity import Endpoint
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
-from kvd.wire.outcomes import OutcomeRow
-from kvd.wire.query import KvdStatus
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +115,7 @@ class _Wiring:
         """Its process is not watched any more; leases die with their scheduler, and so do claims on others'."""
         self.daemon.liveness.unwatch(client)
         self.daemon.leases.owner_gone(client)
+        self.daemon.drains.gone(client)
         self.daemon.readers.client_gone(client)
         self.daemon.homes.client_gone(client)
         if client.home is not None and client.at is None:  # when its own end is over
@@ -185,6 +185,7 @@ async def _running(
         daemon = _assemble(config, myself, keys, bound, ledger)
         stack.callback(daemon.liveness.close)
         stack.callback(daemon.leases.close)
+        stack.callback(daemon.drains.close)
         stack.push_async_callback(daemon.links.close)
         stack.push_async_callback(daemon.comparers.close)
         stack.push_async_callback(daemon.readers.close)
@@ -243,6 +244,7 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
     counts = OutcomeCounts()
     ping = Ping(kvd_id=myself.kvd_id, kvd_generation=myself.generation)
     comparers = ComparerPool(counters)
+    table = LeaseTable(config.leases, events, counts, router.send, router.ask)
     links = PeerLinks(
         Dialler(bound.sockets.shared, config.peer.max_message_bytes),
         config.peer,
@@ -265,7 +267,8 @@ def _assemble(config: Config, myself: Myself, keys: Keys | None, bound: _Bound, 
         events=events,
         registry=registry,
         liveness=Liveness(registry, config.liveness),
-        leases=LeaseTable(config.leases, events, counts, router.send, router.ask),
+        leases=table,
+        drains=DrainTable(table),
         readers=Readers(lambda message, sender: leases.release(daemon, message, sender), counters),
         ledger=ledger,
         links=links,
@@ -308,9 +311,9 @@ def _advertised(config: Config, bound: tuple[str, int]) -> Endpoint:
 async def _metrics(config: Config, daemon: Daemon) -> asyncio.Server:
     host, port = endpoint(config.metrics.listen, "metrics.listen")
 
-    async def now() -> tuple[KvdStatus, tuple[OutcomeRow, ...]]:
+    async def now() -> metrics.Told:
         served = await outcomes.totals(daemon)
-        return queries.status(daemon), served
+        return metrics.Told(queries.status(daemon), served, outcomes.engines_told(daemon))
 
     try:
         return await metrics.listen(host, port, now)

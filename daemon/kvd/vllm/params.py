@@ -64,8 +64,15 @@ def wants_remote_prefill(params: object) -> bool:
     )
 
 
-def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> dict[str, Any]:
-    """The params that a prefiller's answer carries to the decoder."""
+def finished_prefill(
+    prefill: RemotePrefill,
+    *,
+    tp: int,
+    pp: int,
+    dcp: int,
+    told: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The params that a prefiller's answer carries to the decoder; what is ``told`` besides is for routers alone."""
     return {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -80,6 +87,7 @@ def finished_prefill(prefill: RemotePrefill, *, tp: int, pp: int, dcp: int) -> d
         "transfer_mode": "pull",
         "kvd_contract": CONTRACT,
         "kvd_checksum": int(prefill.checksum),
+        **(told or {}),
     }
 
 

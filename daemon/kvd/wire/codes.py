@@ -36,9 +36,11 @@ RefusalCode: TypeAlias = Literal[
     "KVD-OWN-GENERATION",
     # What is there, and what is not.
     "KVD-ENGINE-CONFLICT",
+    "KVD-ENGINE-DRAINING",
     "KVD-ENGINE-GONE",
     "KVD-ENGINE-PARTIAL",
     "KVD-ENGINE-UNKNOWN",
+    "KVD-LEASE-UNKNOWN",
     "KVD-NO-ENGINE",
     "KVD-ORDER-UNKNOWN",
     "KVD-RANK-TAKEN",

@@ -17,7 +17,7 @@ KINDS = (
     "lease.opened", "lease.extended", "lease.released", "lease.expired", "lease.aborted", "lease.owner_gone",
     "transfer.miss",
     "push.announced", "push.withdrawn", "push.failed",
-    "order.force_miss", "order.refused", "order.cleared",
+    "order.force_miss", "order.refused", "order.cleared", "order.end_lease", "order.drain",
     *(f"miss.{state}" for state in get_args(MissState)),
     "peer.up", "peer.down", "peer.impostor",
     "key.trusted", "key.revoked",

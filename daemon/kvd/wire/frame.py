@@ -30,6 +30,7 @@ from msgspec import Meta
 from kvd.shown import brief, cut, escaped
 from kvd.wire import (
     checksum,
+    drain,
     handshake,
     lease,
     order,
@@ -48,7 +49,20 @@ from kvd.wire.reply import Reply, Request
 WIRE_VERSION = 2
 
 Message: TypeAlias = Request | Reply
-_FAMILIES = (checksum, handshake, lease, order, outcomes, part, push, query, registration, reply, transfer)
+_FAMILIES = (
+    checksum,
+    drain,
+    handshake,
+    lease,
+    order,
+    outcomes,
+    part,
+    push,
+    query,
+    registration,
+    reply,
+    transfer,
+)
 MESSAGES = {
     str(struct.__struct_config__.tag): struct
     for family in _FAMILIES

@@ -148,9 +148,13 @@ class Ping(Request, tag="ping", frozen=True, kw_only=True):
 
 
 class Pong(Reply, tag="pong", frozen=True, kw_only=True):
-    """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here."""
+    """kvd to kvd: here; of the engines you use, these (id, generation) are gone; and these are ready here.
+
+    ``draining`` are the ids of those that you know, and that are to be given nothing new (`kvd.wire.drain`).
+    """
 
     kvd_id: Id
     kvd_generation: Id
     gone: Generations = ()
     ready: Generations = ()
+    draining: Annotated[tuple[Id, ...], Meta(max_length=MOST_ENGINES)] = ()

@@ -99,13 +99,15 @@ class EngineCard(Secretive, frozen=True, kw_only=True):
     """One complete engine as a peer sees it; ``generation`` is `generation_of` its workers' incarnations.
 
     ``digest_key`` is the secret under which its scheduler makes digests of prompts; empty while none is registered, and
-    for whoever has no use for it.
+    for whoever has no use for it. Engines of one ``compatibility_class`` fit (`kvd.topology.compatibility_class`): that
+    is for people and routers, and decides nothing here.
     """
 
     engine: EngineFacts
     generation: Id
     workers: Annotated[tuple[WorkerCard, ...], msgspec.Meta(max_length=MOST_RANKS)]
     digest_key: Secret = b""
+    compatibility_class: Id = ""
 
     @property
     def facts(self) -> Facts:

@@ -29,6 +29,8 @@ MOST_LEASES_OPENED = 128
 """Leases in one `LeaseOpened`: kvd opens so many within 20 ms. A scheduler sends one by one."""
 MOST_LEASES_HELD = 4096
 """Leases, and claims, that a scheduler lists when it registers. Each keeps at least a block, for a minute or so."""
+MOST_LEASE_READERS = 16
+"""Readers of a lease that an operator is shown by name."""
 MOST_RECORDS = 128
 """Records in one report: kvd takes so many within some 20 ms. Workers send one by one."""
 MOST_BLOCKS = 1 << 20
@@ -100,6 +102,7 @@ BYTES = {
     "engines": 64 * MIB,
     "workers": 64 * MIB,
     "leases": 8 * MIB,
+    "engines_draining": 16 * MIB,
     "transfers": 64 * MIB,
     "status": 4 * MIB,
     # Requests that wait at an engine, and what became of each.

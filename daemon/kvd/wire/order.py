@@ -194,3 +194,26 @@ class ForcedMisses(Reply, tag="forced", frozen=True, kw_only=True):
     misses: Annotated[tuple[Miss, ...], Meta(max_length=MOST_MISSES)]
     revision: Whole
     gone: Text = ""
+
+
+class EndLease(Request, tag="end_lease", frozen=True, kw_only=True):
+    """End a lease of an engine here before its time; unless it is to ``carry_out``, only say what that would do.
+
+    No reader is let in any more. What readers were promised is kept: they may be reading now, and their loads would
+    get another request's bytes. Answered by `LeaseEnding`.
+    """
+
+    engine_id: Id
+    request_id: Id
+    carry_out: bool = False
+
+
+class LeaseEnding(Reply, tag="lease_ending", frozen=True, kw_only=True):
+    """A lease that ends before its time, or would: when its last reader has gone, after ``seconds`` at the latest."""
+
+    engine_id: Id
+    request_id: Id
+    blocks: Count
+    readers: Count
+    seconds: Seconds
+    carried_out: bool

@@ -35,7 +35,14 @@ and where it asked for neither: ``plain``. ``code`` is `OTHER_PARAMS` where it h
 `ASKED_TO_PREFILL` where it asked a decoder to prefill for another.
 """
 NotOffered = Literal[
-    "NO_KVD", "WORKERS_MISSING", "NO_BLOCKS", "NOT_COPIED", "NOT_PUSHED", "PROMPT_LOGPROBS", "ID_TOO_LONG"
+    "NO_KVD",
+    "WORKERS_MISSING",
+    "NO_BLOCKS",
+    "NOT_COPIED",
+    "NOT_PUSHED",
+    "PROMPT_LOGPROBS",
+    "ID_TOO_LONG",
+    "DRAINING",
 ]
 """The codes of ``not_offered``; those of ``refused`` and ``missed`` are `kvd.wire.miss.MissCode`."""
 OTHER_PARAMS = "OTHER_PARAMS"

@@ -9,7 +9,18 @@ from msgspec import Meta
 
 from kvd.geometry.rank import Rank
 from kvd.wire.identity import Endpoint, EngineCard, EngineFacts
-from kvd.wire.limits import MOST_COUNTERS, MOST_RANKS, MOST_ROWS, Count, Id, Number, Seconds, Text, Whole
+from kvd.wire.limits import (
+    MOST_COUNTERS,
+    MOST_LEASE_READERS,
+    MOST_RANKS,
+    MOST_ROWS,
+    Count,
+    Id,
+    Number,
+    Seconds,
+    Text,
+    Whole,
+)
 from kvd.wire.reply import Reply, Request
 
 
@@ -29,7 +40,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     ``state``: ready, partial (ranks missing), gone (seen before, dead), unreachable (a peer's kvd is away).
 
     ``since`` is Unix time of the last change of state. ``card`` comes only when asked for. ``hidden``: it is another
-    user's, and the asker may see only its name and state.
+    user's, and the asker may see only its name and state. ``draining``: it is to be given nothing new
+    (`kvd.wire.drain`). ``compatibility_class`` as on its card, empty while it is not complete.
     """
 
     engine: EngineFacts
@@ -46,6 +58,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     peers: Annotated[tuple[Id, ...], Meta(max_length=MOST_ROWS)] = ()
     card: EngineCard | None = None
     hidden: bool = False
+    draining: bool = False
+    compatibility_class: Id = ""
 
 
 class EngineList(Reply, tag="engines", frozen=True, kw_only=True):
@@ -96,9 +110,25 @@ class ListLeases(Request, tag="list_leases", frozen=True, kw_only=True):
     """Leases of the engines here that have readers, and leases of other engines that those here read under.
 
     Each is a transfer on its way. The ``limit`` oldest of both are shown. Answered by `LeaseList`.
+
+    ``every``: also those that nobody has claimed, in pages; ``after`` is the ``more`` of the answer before. With an
+    ``engine_id`` only those that this engine gave or claimed.
     """
 
     limit: Count = 256
+    every: bool = False
+    engine_id: Id = ""
+    after: Text = ""
+
+
+class LeaseReader(msgspec.Struct, frozen=True, kw_only=True):
+    """Who claimed a lease: an engine here, or another host by its place or its key.
+
+    ``left``: seconds for which it was promised that the blocks are kept.
+    """
+
+    who: Text
+    left: Seconds
 
 
 class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +136,9 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
 
     ``reader`` is the engine here that claimed it; empty of a lease of an engine here, which has ``readers`` and
     ``blocks``. ``age``: seconds since it was opened, or claimed. ``left``: seconds for which it is kept.
+    Where ``every`` lease was asked for, ``claims`` are some of its readers, those promised most. ``ending``: nobody
+    else is let in, and it ends when its readers have gone (`kvd.wire.order.EndLease`). ``claim_id`` tells apart what
+    one engine claimed.
     """
 
     engine_id: Id
@@ -116,6 +149,9 @@ class LeaseRow(msgspec.Struct, frozen=True, kw_only=True):
     readers: Count = 0
     blocks: Count = 0
     endpoint: Endpoint = Endpoint()
+    claims: Annotated[tuple[LeaseReader, ...], Meta(max_length=MOST_LEASE_READERS)] = ()
+    ending: bool = False
+    claim_id: Id = ""
 
 
 class LeaseList(Reply, tag="leases", frozen=True, kw_only=True):
@@ -123,6 +159,7 @@ class LeaseList(Reply, tag="leases", frozen=True, kw_only=True):
 
     ``given`` are those of engines here that have readers, ``open`` also those that nobody has claimed, ``taken`` those
     that engines here read under. Of ``hidden`` others the asker may see nothing: they are of other users' engines.
+    Where ``every`` lease was asked for nothing is counted but those; ``more``: there are further ones, ask after it.
     """
 
     rows: Annotated[tuple[LeaseRow, ...], Meta(max_length=MOST_ROWS)]
@@ -130,6 +167,7 @@ class LeaseList(Reply, tag="leases", frozen=True, kw_only=True):
     given: Count = 0
     taken: Count = 0
     hidden: Count = 0
+    more: Text = ""
 
 
 class GetStatus(Request, tag="get_status", frozen=True, kw_only=True):

@@ -58,7 +58,8 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
 
     ``complete``: ``leases`` are all that it holds; else a `LeaseOpened` lists more of them after this. ``digest_key``
     is a secret of its own, for the schedulers of peers alone (`EngineCard`). ``home`` as in `RegisterWorker`; it has to
-    be the kvd that is asked. Answered by `Registered`.
+    be the kvd that is asked. ``draining``: it was told to take nothing new in so many seconds (`kvd.wire.drain`).
+    Answered by `Registered`.
     """
 
     engine: EngineFacts
@@ -70,17 +71,20 @@ class RegisterScheduler(Secretive, Request, tag="register_scheduler", frozen=Tru
     digest_key: Secret = b""
     complete: bool = True
     home: Endpoint | None = None
+    draining: Seconds | None = None
 
 
 class Registered(Reply, tag="registered", frozen=True, kw_only=True):
     """kvd knows the sender now.
 
     ``engine_generation`` is empty while workers are missing. ``endpoint`` is where peers reach this kvd (port
-    0: no peer socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender.
+    0: no peer socket). ``heartbeat_seconds`` is how often kvd wants to hear from the sender. ``compatibility_class`` is
+    its engine's, empty while workers are missing.
     """
 
     kvd_generation: Id
     engine_generation: Id = ""
+    compatibility_class: Id = ""
     host: Host = ""
     port: Port = 0
     heartbeat_seconds: Seconds = 0.25

@@ -101,6 +101,7 @@ TABLE = [
     ),
     ("UNCLAIMED", engine("p", "both", (40, 40), offered=40), ()),
     ("NO_KVD", engine("p", "prefill", not_offered__WORKERS_MISSING=20), ()),
+    ("DRAINING", engine("p", "prefill", not_offered__DRAINING=20), ()),
     ("NOT_PUSHED", engine("p", "prefill", not_offered__NOT_PUSHED=20), ()),
     ("NOT_KEPT", engine("p", "prefill", not_offered__NOT_COPIED=20), ()),
 ]

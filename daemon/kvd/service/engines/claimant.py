@@ -1,4 +1,18 @@
-"""Who claims leases, and what kvd knows of them."""
+"""Who claims leases, and what kvd knows of them.
+
+A reader belongs to its `Claimant`: to the host whose key the claim came under, or to the local
+client that claimed. It is known by both together, so what one claimant claims, renews or releases is never another's
+reader, also where it gives the same id. From this follows:
+
+- Only the claimant of a reader renews it or releases it. A release ends no claim of anybody else.
+- A release whose claim was lost on the way counts as that claim and its release in one. So it ends a lease only where
+  no other reader has time left, and only where its host was given the engine's card; else the lease runs to its time.
+- One claimant fills neither a lease (`MAX_READERS_OF_ONE`) nor the table (`MAX_HELD`).
+- A host, or an engine of another user here, asks for `LeaseSettings.peer_seconds` at most in one claim, and for
+  `LeaseSettings.max_seconds` in all after the lease was opened. It gets what the owner's scheduler confirms.
+- An engine of another user that was not given the owner's card is a stranger. Its claim holds a lease for as long as
+  its owner keeps it unasked, and its release ends none.
+"""
 
 from __future__ import annotations
 

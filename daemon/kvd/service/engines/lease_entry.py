@@ -26,7 +26,8 @@ class LeaseEntry:
     Until ``unasked`` it keeps them whether a reader asks for that or not. ``opening`` as in `OpenLease`.
     ``readers`` are those that claimed it and have not released it, with the time until which they may read. ``gone``
     are those that released it: what they sent before may arrive after. ``held`` counts both by their claimants.
-    ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon.
+    ``dropped``: its owner no longer lists it, so it is open for nobody, and is taken out soon. ``closed``:
+    why no further reader is let in. ``ending``: an operator ended it, so that its readers get no further time either.
     """
 
     owner: Client
@@ -41,10 +42,29 @@ class LeaseEntry:
     gone: set[ReaderName] = field(default_factory=set)
     held: dict[str, int] = field(default_factory=dict)
     dropped: bool = False
+    closed: str = ""
+    ending: bool = False
+
+    def promised(self) -> float:
+        """Until when somebody may read at most; 0 where it has no reader."""
+        return max(self.readers.values(), default=0.0)
 
     def until(self, *, stranger: bool) -> float:
         """Until when a reader may read; a ``stranger`` gains nothing from what others asked for."""
         return min(self.unasked, self.expires) if stranger else self.expires
+
+    def refusal(self, reader: ReaderName) -> LeaseClaimed | None:
+        """The answer to a reader that is not let in; None for one that is, or that reads already."""
+        name = self.owner.engine.engine_id, self.request_id
+        if reader in self.gone:
+            return claim_of_nothing(name, f"reader {reader[1]} has released lease {name[1]!r}", ended=True)
+        if reader in self.readers:
+            return None
+        if self.closed:
+            return claim_of_nothing(name, self.closed, ended=True)
+        if full := self.full(reader[0]):
+            return claim_of_nothing(name, f"lease {name[1]!r} {full}: no more are let in")
+        return None
 
     def full(self, claimant: str) -> str:
         """Why that claimant can have no further reader here; empty where it can."""

@@ -3,18 +3,7 @@
 A lease ends with its last reader, or by its time. A kvd that inherits a lease from one that was killed cannot know who
 reads under it: until the time that the other one may have promised, nobody's release ends it.
 
-**Whose a reader is.** A reader belongs to its `Claimant`: to the host whose key the claim came under, or to the local
-client that claimed. It is known by both together, so what one claimant claims, renews or releases is never another's
-reader, also where it gives the same id. From this follows:
-
-- Only the claimant of a reader renews it or releases it. A release ends no claim of anybody else.
-- A release whose claim was lost on the way counts as that claim and its release in one. So it ends a lease only where
-  no other reader has time left, and only where its host was given the engine's card; else the lease runs to its time.
-- One claimant fills neither a lease (`MAX_READERS_OF_ONE`) nor the table (`MAX_HELD`).
-- A host, or an engine of another user here, asks for `LeaseSettings.peer_seconds` at most in one claim, and for
-  `LeaseSettings.max_seconds` in all after the lease was opened. It gets what the owner's scheduler confirms.
-- An engine of another user that was not given the owner's card is a stranger. Its claim holds a lease for as long as
-  its owner keeps it unasked, and its release ends none.
+Whose a reader is, and what follows from that, stands in `kvd.service.engines.claimant`.
 """
 
 from __future__ import annotations
@@ -22,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 
 import msgspec
 
@@ -61,15 +51,14 @@ INHERITED: ReaderName = ("", "")
 
 
 class LeaseTable:
-    """All leases of the local engines. Methods are for the event loop."""
+    """All leases of the local engines. Methods are for the event loop. ``on_opened`` is told of each new one."""
 
     def __init__(
         self, settings: LeaseSettings, events: Events, outcomes: OutcomeCounts, send: Send, ask: Ask
     ) -> None:
         self.settings = settings
         self.table: dict[Name, LeaseEntry] = {}
-        self.readers = 0
-        """Readers of all open leases that are known by name."""
+        self.readers = 0  # of all open leases, known by name
         self._of_engine: dict[str, set[str]] = {}
         self._presented: dict[str, dict[str, PresentedLease]] = {}
         """By engine and request: leases that an owner has presented, and that are not in the table yet."""
@@ -81,6 +70,7 @@ class LeaseTable:
         self._send = send
         self._ask = ask
         self._ended = EndedLeases()
+        self.on_opened: Callable[[LeaseEntry], None] = lambda _lease: None
 
     def open(self, owner: Client, leases: tuple[OpenLease, ...], *, held: bool = False) -> None:
         """The owner opened leases, or says again how long they last. Raises `RequestRefused` for more than may be.
@@ -160,7 +150,7 @@ class LeaseTable:
         self._send(owner.route, LeaseEnded(request_id=name[1], end=ended.end, opening=lease.opening))
         return True
 
-    def _open(self, name: Name) -> LeaseEntry | None:
+    def find(self, name: Name) -> LeaseEntry | None:
         """An open lease; its owner lives."""
         self._take_over(name)
         lease = self.table.get(name)
@@ -170,6 +160,10 @@ class LeaseTable:
         """Take a lease out that its owner no longer lists, if that was not done yet."""
         if self.table.get(name := (dropped.owner.engine.engine_id, dropped.request_id)) is dropped:
             self._remove(name)
+
+    def requests_of(self, engine_id: str) -> AbstractSet[str]:
+        """The requests of an engine's open leases."""
+        return self._of_engine.get(engine_id, set()) | self._presented.get(engine_id, {}).keys()
 
     def count(self, engine_id: str) -> int:
         """Open leases of an engine."""
@@ -183,17 +177,14 @@ class LeaseTable:
         received = time.monotonic()
         name, reader = (claim.key.engine_id, claim.key.request_id), (claimant.name, claim.reader)
         self._outcomes.claimed(*name)
-        lease = self._open(name)
+        lease = self.find(name)
         if lease is None:
             ended = self._ended.get(name)
-            reason = (
-                f"engine {name[0]!r} holds no lease {name[1]!r}: {ended.end if ended else 'never opened'}"
-            )
-            return claim_of_nothing(name, reason, ended=ended is not None)
-        if reader in lease.gone:
-            return claim_of_nothing(name, f"reader {claim.reader} has released lease {name[1]!r}", ended=True)
-        if reader not in lease.readers and (full := lease.full(claimant.name)):
-            return claim_of_nothing(name, f"lease {name[1]!r} {full}: no more are let in")
+            why = ended.end if ended else "never opened"
+            nothing = f"engine {name[0]!r} holds no lease {name[1]!r}: {why}"
+            return claim_of_nothing(name, nothing, ended=ended is not None)
+        if refusal := lease.refusal(reader):
+            return refusal
         if reader in lease.readers:
             self._events.counters["leases.renewals"] += 1
         else:
@@ -204,11 +195,13 @@ class LeaseTable:
         reason = ""
         wanted = self._wanted(lease, claim, claimant, received)
         if wanted > until - received - self.settings.margin_seconds:
-            if claimant.stranger:
+            if lease.ending:
+                reason = f"{lease.closed}: this is what is left"
+            elif claimant.stranger:
                 reason = f"the reader's engine was not given the card of {name[0]!r}: nothing is kept longer for it"
             else:
                 reason = await self._extend(name, lease, wanted + self.settings.margin_seconds)
-        lease = self._open(name)
+        lease = self.find(name)
         if lease is None or reader not in lease.readers:
             return claim_of_nothing(name, reason or "the lease ended meanwhile", ended=True)
         lease.readers[reader] = until = lease.until(stranger=claimant.stranger)
@@ -220,7 +213,7 @@ class LeaseTable:
         """A reader needs the blocks no longer; with the last one the lease ends. An unknown lease is no error."""
         name, reader = (release.key.engine_id, release.key.request_id), (claimant.name, release.reader)
         self._outcomes.claimed(*name)
-        lease = self._open(name)
+        lease = self.find(name)
         if lease is None or reader in lease.gone:
             self._events.counters["leases.releases_repeated"] += 1
             return
@@ -233,7 +226,7 @@ class LeaseTable:
             # Its claim was lost on the way: what was sent before may still come.
             self._count(lease, claimant.name)
             lease.gone.add(reader)
-        left = max(lease.readers.values(), default=0.0)
+        left = lease.promised()
         if claimant.stranger or not (claimed or claimant.knows):
             self._events.counters["leases.releases_of_strangers"] += 1
         elif left <= time.monotonic():
@@ -241,10 +234,29 @@ class LeaseTable:
         elif left < lease.expires:
             self._keep_until(name, lease, left)
 
+    def end(self, lease: LeaseEntry) -> None:
+        """An operator ends an open lease: at once without readers, else when they have gone or were promised no more.
+
+        Its blocks may be read until then, and whoever reads what was computed over would not notice.
+        """
+        lease.ending = True
+        if not self.shut(lease, f"an operator ended lease {lease.request_id!r}"):
+            self._keep_until((lease.owner.engine.engine_id, lease.request_id), lease, lease.promised())
+
+    def shut(self, lease: LeaseEntry, why: str) -> bool:
+        """Let no further reader in. Whether that ended it, as nobody reads under it."""
+        name = lease.owner.engine.engine_id, lease.request_id
+        if self.find(name) is not lease:
+            return True
+        lease.closed = why
+        if ends := lease.promised() <= time.monotonic():
+            self._end(name, "aborted", "operator")
+        return ends
+
     def closed(self, closed: LeaseClosed) -> None:
         """The owner freed the blocks by itself."""
         name = (closed.engine_id, closed.request_id)
-        if self._open(name) is not None:
+        if self.find(name) is not None:
             self._remove(name, closed.end)
             self._emit(closed.end, name, by="owner")
 
@@ -298,6 +310,7 @@ class LeaseTable:
         if inherited:
             opened.readers[INHERITED] = expires
         self._emit("opened", name, seconds=seconds, blocks=lease.blocks, inherited=inherited)
+        self.on_opened(opened)
 
     def _full(self, owner: Client, more: int) -> str:
         return beyond(self._open_of, "leases", owner.uid, more, (MAX_OPEN_OF_UID, MAX_OPEN))
@@ -331,9 +344,8 @@ class LeaseTable:
         except TimeoutError:
             return f"its scheduler did not confirm within {self.settings.confirm_seconds:g} s; this is what is left"
         if not isinstance(answer, LeaseClaimed):
-            return (
-                f"its scheduler did not confirm: {getattr(answer, 'message', answer)}; this is what is left"
-            )
+            said = getattr(answer, "message", answer)
+            return f"its scheduler did not confirm: {said}; this is what is left"
         if (lease := self.table.get(name)) is not asked:
             return ""
         if answer.seconds <= 0:
@@ -352,6 +364,8 @@ class LeaseTable:
     def _expired(self, name: Name) -> None:
         if self.table[name].dropped:
             self._remove(name)
+        elif self.table[name].ending:
+            self._end(name, "aborted", "operator")
         else:
             self._end(name, "expired", "")
 

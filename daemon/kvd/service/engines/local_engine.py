@@ -14,9 +14,11 @@ from typing import Literal
 
 import msgspec
 
+from kvd.geometry.content import added
 from kvd.geometry.rank import Rank
 from kvd.service.engines.shape import engine_shape
 from kvd.service.errors import RequestRefused
+from kvd.topology.compatibility_class import class_of
 from kvd.wire.identity import HERE, Endpoint, EngineCard, EngineFacts, WorkerCard
 
 ClientState = Literal["alive", "silent", "gone"]
@@ -33,8 +35,8 @@ class Client(msgspec.Struct, gc=False):
 
     ``process`` and ``uid`` are its process and that one's user as the kernel names them: 0 where the process is in
     another PID namespace, -1 where the kernel does not say; ``pid`` is what operators are told. ``size`` is what its
-    card and facts take, in bytes. ``shape`` is the digest of a worker's geometry without addresses; ``parts``: it takes
-    cards of peers in parts.
+    card and facts take, in bytes. ``shape`` is the digest of a worker's geometry without addresses, ``content`` what
+    its layers hold; ``parts``: it takes cards of peers in parts.
     ``digest_key`` is a scheduler's. ``ended``: it is gone for certain, and not only silent.
 
     ``home`` is the kvd of its engine's scheduler if the engine is on several hosts (`kvd.wire.part`), this one being
@@ -49,6 +51,7 @@ class Client(msgspec.Struct, gc=False):
     rank: Rank | None = None
     card: WorkerCard | None = None
     shape: str = ""
+    content: int = 0
     parts: bool = False
     policy: str = ""
     digest_key: bytes = b""
@@ -112,7 +115,8 @@ def who(uid: int, process: int) -> str:
 class LocalEngine(msgspec.Struct, gc=False):
     """A local engine: the clients of it that live, all of one user.
 
-    ``generation`` and ``shape`` (`find_shape`) are empty unless all workers are here. ``home`` is as its clients say.
+    ``generation``, ``shape`` (`find_shape`) and ``compatibility_class`` are empty unless all workers are here. ``home``
+    is as its clients say.
     Of an engine whose home is elsewhere only the workers of this host are here, and it is as complete as its home has
     ``told``: the generation, empty while any worker is missing.
     """
@@ -125,6 +129,7 @@ class LocalEngine(msgspec.Struct, gc=False):
     scheduler: Client | None = None
     generation: str = ""
     shape: str = ""
+    compatibility_class: str = ""
     state: EngineState = "partial"
     since: float = msgspec.field(default_factory=time.time)
     reason: str = ""
@@ -180,7 +185,23 @@ class LocalEngine(msgspec.Struct, gc=False):
         """What peers are told of it. Only for an engine that is ready."""
         cards = tuple(worker.card for worker in self.ordered if worker.card)
         key = self.scheduler.digest_key if self.scheduler is not None else b""
-        return EngineCard(engine=self.facts, generation=self.generation, workers=cards, digest_key=key)
+        return EngineCard(
+            engine=self.facts,
+            generation=self.generation,
+            workers=cards,
+            digest_key=key,
+            compatibility_class=self.compatibility_class,
+        )
+
+    def find_class(self) -> str:
+        """Engines of one class fit (`kvd.topology.compatibility_class`); empty unless all workers are at this kvd."""
+        if self.elsewhere is not None:
+            return ""
+        backends = sorted({worker.card.backend for worker in self.workers.values() if worker.card})
+        stages = {rank.pp: worker.content for rank, worker in self.workers.items()}
+        return class_of(
+            self.facts.model, {**self.facts.facts, "backend": ",".join(backends)}, added(stages.values())
+        )
 
     def worker(self, rank: Rank) -> Client:
         """Its worker of that rank. Raises `RequestRefused`; only for an engine that is ready."""

@@ -345,6 +345,7 @@ class Registry:
         before, engine.generation = engine.generation, generation
         if generation != before:
             engine.shape = engine.find_shape() if generation else ""
+            engine.compatibility_class = engine.find_class() if generation else ""
         state: EngineState = "ready" if complete else "partial" if engine.alive else "gone"
         if state != engine.state:
             self._count(engine, -1)

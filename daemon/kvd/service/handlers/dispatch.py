@@ -10,6 +10,7 @@ from kvd.service.daemon import Daemon
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers import (
     checksums,
+    drains,
     handshake,
     leases,
     open_leases,
@@ -23,9 +24,10 @@ from kvd.service.handlers import (
 )
 from kvd.service.sockets.router import Caller, Handled, Handler
 from kvd.wire.checksum import GetSums
+from kvd.wire.drain import DrainEngines
 from kvd.wire.handshake import DescribeEngine, GetPeer, Ping
 from kvd.wire.lease import LeaseClaim, LeaseClosed, LeaseOpened, LeaseRelease
-from kvd.wire.order import ClearForced, ForceMiss, GetForced, ReportForced
+from kvd.wire.order import ClearForced, EndLease, ForceMiss, GetForced, ReportForced
 from kvd.wire.outcomes import GetOutcomes, ReportOutcomes
 from kvd.wire.part import ForWorker, FromWorker, JoinWorker, PartAlive
 from kvd.wire.push import PushAnnounce, PushDone, PushKept, PushProgress, PushWithdraw
@@ -55,6 +57,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         **dict.fromkeys(PUSHES, by_home(pushes.from_worker)),
         PushKept: partial(pushes.kept, daemon),
         GetSums: by_home(checksums.from_worker),
+        DrainEngines: partial(drains.drain_engines, daemon),
         ForceMiss: partial(orders.force_miss, daemon),
         ClearForced: partial(orders.clear_forced, daemon),
         ReportForced: partial(orders.report_forced, daemon),
@@ -65,6 +68,7 @@ def local_handlers(daemon: Daemon) -> Mapping[type[Any], Handler]:
         ListEngines: partial(queries.list_engines, daemon),
         ListWorkers: partial(queries.list_workers, daemon),
         ListLeases: partial(open_leases.list_leases, daemon),
+        EndLease: partial(open_leases.end_lease, daemon),
         GetStatus: lambda *_: queries.status(daemon),
         ReportOutcomes: partial(outcomes.report_outcomes, daemon),
         GetOutcomes: partial(outcomes.get_outcomes, daemon),

@@ -72,7 +72,14 @@ def ping(daemon: Daemon, caller: Caller, message: Ping) -> Pong:
     """Here; which of the engines in use are gone, and which there are."""
     gone = daemon.subscribers.pinged(caller.route, message, daemon.registry, caller.key)
     ready = tuple(_ready(daemon, message.known))
-    return Pong(kvd_id=daemon.myself.kvd_id, kvd_generation=daemon.myself.generation, gone=gone, ready=ready)
+    known = daemon.drains.of if message.known is None else daemon.drains.of.keys() & set(message.known)
+    return Pong(
+        kvd_id=daemon.myself.kvd_id,
+        kvd_generation=daemon.myself.generation,
+        gone=gone,
+        ready=ready,
+        draining=tuple(islice(known, MOST_READY)),
+    )
 
 
 def _ready(daemon: Daemon, known: tuple[str, ...] | None) -> Iterator[tuple[str, str]]:

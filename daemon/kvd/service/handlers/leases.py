@@ -40,6 +40,7 @@ async def lease_claim(daemon: Daemon, caller: Caller, message: LeaseClaim) -> Le
     """A decoder's claim, answered here or by the prefiller's kvd. Raises `RequestRefused`."""
     settings = daemon.config.leases
     client = _decoder(daemon, caller, message)
+    _refuse_new(daemon, client, message)
     daemon.readers.claims(client, message, settings.max_seconds)
     if is_ours(daemon, message.key.endpoint):
         answer = await daemon.leases.claim(message, local_claimant(daemon, client, message.key.engine_id))
@@ -81,6 +82,23 @@ def peer_lease_release(daemon: Daemon, caller: Caller, message: LeaseRelease) ->
     """A release of one of our own engines' leases, by a decoder of the caller's host."""
     daemon.leases.release(message, claimant_of(daemon, caller, message.key.engine_id))
     return Ok()
+
+
+def _refuse_new(daemon: Daemon, client: Client, claim: LeaseClaim) -> None:
+    """Raise `RequestRefused` where the reader's engine is to claim nothing new.
+
+    Not under policy fail: the request would fail. Its scheduler knows, and claims for what comes to it all the same.
+    """
+    engine_id = client.engine.engine_id
+    if claim.reader in daemon.readers.remembered or client.policy == "fail":
+        return
+    if daemon.drains.refuses(engine_id):
+        raise RequestRefused(
+            "KVD-ENGINE-DRAINING",
+            f"engine {engine_id!r} is draining, and claims nothing new",
+            hint="`kvctl drain --undo` has it take requests again",
+            final=True,
+        )
 
 
 def _is_current(daemon: Daemon, caller: Caller, client: Client, claim: LeaseClaim) -> bool:

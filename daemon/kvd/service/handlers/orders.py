@@ -17,6 +17,7 @@ from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.engines.miss_history import LONGEST_CAUSE, OrderHistory
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client
+from kvd.service.handlers.operators import permitted
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
 from kvd.service.sockets.router import Caller
@@ -55,7 +56,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
     message = msgspec.structs.replace(message, asker=asker)
     try:
         _check(message)
-        engine, scheduler = await _permitted(daemon, caller, message.engine_id)
+        engine, scheduler = await permitted(daemon, caller, message.engine_id)
         await _check_part(engine, message.part)
         plan = await ask_client(daemon, scheduler, message, ForcePlan, SCHEDULER_ANSWER_SECONDS, STOPPED)
     except RequestRefused as refusal:
@@ -86,7 +87,7 @@ async def force_miss(daemon: Daemon, caller: Caller, message: ForceMiss) -> Forc
 
 async def clear_forced(daemon: Daemon, caller: Caller, message: ClearForced) -> ForcedCleared:
     """End orders for further loads. Raises `RequestRefused`."""
-    _, scheduler = await _permitted(daemon, caller, message.engine_id)
+    _, scheduler = await permitted(daemon, caller, message.engine_id)
     asker = Asker(order_id=message.order_id, uid=caller.uid, pid=caller.pid)
     message = msgspec.structs.replace(message, asker=asker)
     cleared = await ask_client(daemon, scheduler, message, ForcedCleared, SCHEDULER_ANSWER_SECONDS, STOPPED)
@@ -220,31 +221,6 @@ def _layers(documents: Iterable[bytes]) -> dict[str, int]:
         geometry, _ = reader.read_document(document)
         found |= {layer.name: group.index for group in geometry.groups for layer in group.layers}
     return found
-
-
-async def _permitted(daemon: Daemon, caller: Caller, engine_id: str) -> tuple[LocalEngine, Client]:
-    """The engine and its scheduler, if the caller may order it about. Raises `RequestRefused`."""
-    engine = daemon.registry.engines.get(engine_id)
-    scheduler = engine.scheduler if engine is not None else None
-    own = scheduler is not None and caller.uid >= 0 and caller.uid == scheduler.uid
-    group = daemon.config.orders.group
-    if not own and not await daemon.operators.has(caller.uid, group):
-        also = f" and members of group {group}" if group else ""
-        raise RequestRefused(
-            "KVD-NOT-PERMITTED",
-            f"uid {caller.uid} may not give orders to engine {engine_id!r}: root, the user of kvd and that of the"
-            f" engine may{also}",
-            hint="become one of them, or have orders.group set in the configuration of kvd",
-        )
-    if engine is None or engine.state == "gone":
-        raise daemon.registry.not_ready(engine_id)
-    if scheduler is None:
-        raise RequestRefused(
-            "KVD-ENGINE-PARTIAL",
-            f"the scheduler of engine {engine_id!r} is not registered here",
-            hint="`kvctl workers` lists who is; wait for it, or see the log of the engine",
-        )
-    return engine, scheduler
 
 
 def _forced(daemon: Daemon, history: OrderHistory) -> ForcedMisses:

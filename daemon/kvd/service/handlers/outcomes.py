@@ -14,6 +14,7 @@ from kvd.service.errors import PeerAway
 from kvd.service.handlers.pages import Rows, page, place
 from kvd.service.handlers.senders import scheduler_of
 from kvd.service.handlers.sight import sight_of
+from kvd.service.metrics import EngineTold
 from kvd.service.peers.link import PeerLink
 from kvd.service.permission import EVERYTHING, Sight
 from kvd.service.sockets.router import Caller
@@ -66,6 +67,24 @@ async def totals(daemon: Daemon) -> tuple[OutcomeRow, ...]:
             yield row
 
     return tuple(await daemon.slices.collect(rows()))
+
+
+def engines_told(daemon: Daemon) -> tuple[EngineTold, ...]:
+    """The engines of this host that are there, for metrics: as many of each user."""
+    told: Counter[int] = Counter()
+    found: list[EngineTold] = []
+    for engine_id, engine in sorted(daemon.registry.engines.items()):
+        if engine.alive and told[engine.uid] < MOST_TOLD:
+            told[engine.uid] += 1
+            found.append(
+                EngineTold(
+                    engine_id,
+                    engine.facts.role,
+                    engine.compatibility_class,
+                    engine_id in daemon.drains.of,
+                )
+            )
+    return tuple(found)
 
 
 def _rows(daemon: Daemon, seconds: float, after: str, sight: Sight) -> Rows[str]:

@@ -120,6 +120,8 @@ def _local_row(daemon: Daemon, engine: LocalEngine, peers: set[str], *, cards: b
         reason=engine.reason,
         peers=tuple(sorted(peers)),
         card=_card_of(daemon, engine) if cards and engine.state == "ready" else None,
+        draining=engine_id in daemon.drains.of,
+        compatibility_class=engine.compatibility_class,
     )
 
 
@@ -150,6 +152,8 @@ def _remote_rows(daemon: Daemon, places: list[EnginePlace], seen: _Seen) -> Rows
             reason=peer.reason,
             peers=tuple(sorted(peer.users)),
             card=_without_key(peer.card) if seen.cards else None,
+            draining=peer.draining,
+            compatibility_class=peer.card.compatibility_class,
         )
         yield at, row if seen.sight.everything or own & peer.friends else hidden_engine(row)
 
@@ -271,6 +275,7 @@ def gauges(daemon: Daemon) -> dict[str, float]:
         values |= {name: float(count) for name, count in counts.of.items()}
     for link in daemon.links.links.values():
         values[f"peers.{link.state}"] += 1
+    values["engines.draining"] = float(len(daemon.drains.of))
     values["peers.untrusted"] = float(len(daemon.links.untrusted))
     values["leases.open"] = float(len(daemon.leases.table))
     values["leases.readers"] = float(daemon.leases.readers)

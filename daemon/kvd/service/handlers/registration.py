@@ -10,6 +10,7 @@ from kvd.geometry.rank import Rank
 from kvd.service.daemon import Daemon
 from kvd.service.engines.local_engine import Client, LocalEngine, size_of
 from kvd.service.errors import RequestRefused
+from kvd.service.handlers import drains
 from kvd.service.handlers.senders import client_of
 from kvd.service.sockets.router import Caller
 from kvd.shown import escaped, has_controls
@@ -67,7 +68,7 @@ def take_worker(daemon: Daemon, client: Client, card: WorkerCard, *, packed: boo
         raise RequestRefused(
             "KVD-BAD-CARD", f"the card says rank {card.rank}, its geometry says {found.rank}"
         )
-    client.shape, client.regions = found.shape, len(found.regions)
+    client.shape, client.content, client.regions = found.shape, found.content, len(found.regions)
     client.registered_bytes = sum(region.length for region in found.regions)
     return _take(daemon, client)
 
@@ -102,7 +103,9 @@ def register_scheduler(daemon: Daemon, caller: Caller, message: RegisterSchedule
         digest_key=message.digest_key,
         home=home,
     )
+    again = message.incarnation in daemon.registry.clients
     registered = registered_as(daemon, _take(daemon, client))
+    drains.registered(daemon, client, message.draining, again=again)
     daemon.leases.present(client, message.leases, complete=message.complete)
     daemon.readers.presents(client, message.readers)
     return registered
@@ -129,6 +132,7 @@ def registered_as(daemon: Daemon, engine: LocalEngine) -> Registered:
     return Registered(
         kvd_generation=daemon.myself.generation,
         engine_generation=engine.generation,
+        compatibility_class=engine.compatibility_class,
         host=daemon.myself.endpoint.host,
         port=daemon.myself.endpoint.port,
         heartbeat_seconds=daemon.config.liveness.heartbeat_seconds,

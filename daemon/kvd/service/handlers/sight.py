@@ -35,6 +35,7 @@ def hidden_engine(row: EngineRow) -> EngineRow:
         endpoint=row.endpoint,
         scheduler=row.scheduler,
         hidden=True,
+        draining=row.draining,
     )
 
 

@@ -252,6 +252,11 @@ class Handshakes:
             if peer is not None and (peer.state == "gone" or peer.card.generation != generation):
                 self._greet((endpoint, engine_id), peer.friends, generation)
 
+    def peer_engines_draining(self, endpoint: Endpoint, draining: tuple[str, ...]) -> None:
+        """Of a peer kvd's engines these are to be given nothing new."""
+        for peer in self.peers.at(endpoint).values():
+            peer.draining = peer.card.engine.engine_id in draining
+
     def local_engine_up(self, engine: LocalEngine) -> None:
         """A local engine is there: it is given the peers that it knew in an earlier generation, and its neighbours.
 

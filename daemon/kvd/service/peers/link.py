@@ -64,6 +64,9 @@ class Listener(Protocol):
     def peer_engines_ready(self, endpoint: Endpoint, ready: tuple[tuple[str, str], ...]) -> None:
         """The peer has these engines (id, generation)."""
 
+    def peer_engines_draining(self, endpoint: Endpoint, draining: tuple[str, ...]) -> None:
+        """Of the engines that are known these are draining, and no other is."""
+
 
 class PeerLink:
     """The way to one other kvd, which is pinged from now on; ``me`` is a `Ping` without its ``using``.
@@ -324,6 +327,7 @@ class PeerLink:
             reason = "its kvd says that this generation ended"
             self._listener.peer_engine_gone(self.endpoint, engine_id, generation, reason)
         self._listener.peer_engines_ready(self.endpoint, answer.ready)
+        self._listener.peer_engines_draining(self.endpoint, answer.draining)
 
     def _no_connection(self, seconds: float) -> str:
         why = f": {self._trouble.reason}" if self.failed else ""

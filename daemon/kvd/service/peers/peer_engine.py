@@ -25,7 +25,7 @@ class PeerEngine:
 
     ``users`` are the local engines that were given it, with their generation then; ``friends`` those that were at any
     time, also in an earlier generation of either: they are given the next one unasked. ``uid`` is the user whose it is,
-    for one at this kvd.
+    for one at this kvd. ``draining``: its kvd said at the last ping that it is to be given nothing new.
     """
 
     card: EngineCard
@@ -37,6 +37,7 @@ class PeerEngine:
     friends: set[str] = field(default_factory=set)
     size: int = 0
     uid: int | None = None
+    draining: bool = False
     _answers: OrderedDict[tuple[str, bool, bool, int | None], PeerReady] = field(default_factory=OrderedDict)
     """By what they differ in: the local engine, if the peer was fetched just now, whether it is brief, which part."""
 

@@ -73,6 +73,11 @@ class Claims:
         """All claims as they are now, on any thread."""
         return list(self._claims.values())
 
+    @property
+    def loading(self) -> int:
+        """Claims that are open, waiting for their turn or being loaded; on any thread."""
+        return sum(claim.state is not ClaimState.RELEASED for claim in self.all())
+
     def readers(self, now: float) -> tuple[OpenReader, ...]:
         """The leases that are claimed now, on any thread, for a kvd that has to learn them again."""
         return tuple(
@@ -122,6 +127,11 @@ class Claims:
             ask_peer(self._asker, claim)
             if claim.prompt is None:
                 ask_lease(self._asker, claim, now, 0.0)
+
+    def decline(self, request_id: str, cause: Cause) -> None:
+        """Nothing is to be loaded for a request that has just come."""
+        if (claim := self._claims.get(request_id)) is not None:
+            claim.cause = claim.cause or cause
 
     def _begin_push(self, request_id: str, params: Mapping[str, Any], prompt: Prompt, *, state: bool) -> None:
         """As `begin` where the prefiller pushes: its blocks are nothing to us, so there is no lease to claim.

@@ -24,12 +24,13 @@ from kvd.vllm.prompt.seal import sealed
 from kvd.vllm.scheduler.claim import Claim, ClaimState
 from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
+from kvd.vllm.scheduler.draining import DECLINED, Draining
 from kvd.vllm.scheduler.known_peers import KnownPeers
 from kvd.vllm.scheduler.leases import Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
-from kvd.vllm.scheduler.pushes import Pushes, wants_push_here
+from kvd.vllm.scheduler.pushes import Pushes, kept_message, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import deliver_unloaded
@@ -38,11 +39,9 @@ from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
 from kvd.wire.outcomes import NotOffered, Outcome
-from kvd.wire.push import PushKept
 from kvd.wire.registration import OpenReader, RegisterScheduler
 from kvd.worker.cause import code_of
 from kvd.worker.orders import LoadOrder, StageOrder, StepOrders, StepOutcomes
-from kvd.worker.push.sent_blocks import sent_blocks
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import STAGED, ConnectorSettings, home_kvd
@@ -83,6 +82,7 @@ class SchedulerHalf:
         self._orders: list[LoadOrder] = []
         self._dropped: list[str] = []
         self._known = KnownPeers()
+        self._draining = Draining(lambda: (self._pushes.under_way, self._claims.loading))
         self._generation = ""
         keeps = keeps_prefix(self.groups)
         facts = DecodingEngine(
@@ -106,6 +106,9 @@ class SchedulerHalf:
             if wants_prompt_logprobs(request):
                 return
             pushed = wants_push_here(request.kv_transfer_params)
+            if not self._draining.takes(request.request_id):
+                self._pushes.decline(request)
+                return
             # A decoder is told how much was computed of what it pulls, and has to know it of what is pushed.
             if left := max(int(has_state(self.groups)), 0 if pushed else self._lookahead):
                 drop_last_tokens(request, left)
@@ -122,6 +125,8 @@ class SchedulerHalf:
                 prompt_of(request),
                 state=has_state(self.groups),
             )
+            if self._draining.closed and self.policy != "fail":
+                self._claims.decline(request.request_id, DECLINED)
 
     def step_orders(self, output: VllmStep | None = None) -> StepOrders:
         """What the workers have to do in the coming step, which computes ``output``. Clears what it hands out."""
@@ -271,6 +276,7 @@ class SchedulerHalf:
         staged = self._staged.finished(request.request_id, block_ids)
         summed = self._sampling.finished(request.request_id, block_ids, completed=completed)
         self._forced.over(request)
+        turned_away = self._draining.over(request.request_id)
         if claim := self._claims.get(request.request_id):
             if claim.state is ClaimState.LOADING:  # its load is on the way, and nobody waits for it any more
                 self._dropped.append(request.request_id)
@@ -284,6 +290,8 @@ class SchedulerHalf:
             return self._not_offered(
                 request, "PROMPT_LOGPROBS", "its decoder computes it too, for its prompt's log probabilities"
             )
+        if turned_away:
+            return self._not_offered(request, "DRAINING", "this engine is draining")
         if wants_push_here(request.kv_transfer_params):  # nobody will ask for it
             return self._not_offered(request, "NOT_PUSHED", "it was to be pushed and could not be")
         if self.settings.backend == STAGED and not staged:
@@ -308,8 +316,7 @@ class SchedulerHalf:
         if not any(len(b.ids) for b in blocks):
             return self._not_offered(request, "NO_BLOCKS", "it has none")
         self._served.count("offered", tokens)
-        seconds = self.settings.lease_seconds
-        request_id = request.request_id
+        seconds, request_id = self.settings.lease_seconds, request.request_id
         self._leases.open(request_id, seconds, sum(len(b.ids) for b in blocks), time.monotonic())
         self._session.deliver(
             f"lease {request_id}",
@@ -330,8 +337,9 @@ class SchedulerHalf:
             checksum=summed,
             digest=self._digest(request, tokens),
         )
-        prefill = sealed(self._digest_key, prefill)
-        return True, finished_prefill(prefill, tp=self.engine.tp, pp=self.engine.pp, dcp=self.engine.dcp)
+        sizes = {"tp": self.engine.tp, "pp": self.engine.pp, "dcp": self.engine.dcp}
+        told = self._draining.told(state.compatibility_class)
+        return True, finished_prefill(sealed(self._digest_key, prefill), **sizes, told=told)
 
     def _pushed_whole(
         self, request: VllmRequest, block_ids: Sequence[Sequence[int]], *, completed: bool
@@ -344,12 +352,7 @@ class SchedulerHalf:
         return sends
 
     def _kept(self, transfer_id: str, request_id: str, lists: Mapping[int, BlockList]) -> None:
-        told = PushKept(
-            engine_id=self.engine.engine_id,
-            transfer_id=transfer_id,
-            request_id=request_id,
-            blocks=tuple(sent_blocks(lists).values()),
-        )
+        told = kept_message(self.engine.engine_id, transfer_id, request_id, lists)
         self._session.call(told, KEPT_SECONDS)
 
     def _not_offered(self, request: VllmRequest, code: NotOffered, why: str) -> tuple[bool, None]:
@@ -386,10 +389,12 @@ class SchedulerHalf:
             digest_key=self._digest_key,
             complete=not more,
             home=home_kvd(self.settings.home),
+            draining=self._draining.left,
         )
 
     def _pushed(self, message: Message) -> Message | None:
         answer = self._leases.pushed(message, time.monotonic()) or self._forced.asked(message)
+        answer = answer or self._draining.asked(message)
         if answer is None:
             self._known.pushed(message)
         return answer

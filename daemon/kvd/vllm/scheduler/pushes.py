@@ -11,9 +11,12 @@ from kvd.shown import logger
 from kvd.topology.blocks import BlockList, window_start
 from kvd.vllm.memory.groups import GroupFacts, has_state, offered_by_group
 from kvd.vllm.params import short
+from kvd.vllm.scheduler.draining import NOT_PUSHED
 from kvd.vllm.vllm_types import Table, VllmRequest, VllmStep, table_in
+from kvd.wire.push import PushKept
 from kvd.worker.cause import ABORTED, Cause
 from kvd.worker.orders import PushEnd, PushStep, plain
+from kvd.worker.push.sent_blocks import sent_blocks
 from kvd.worker.remote import LONGEST_NAME
 from kvd.worker.settings import ConnectorSettings
 
@@ -58,6 +61,11 @@ class Pushes:
         self._ends: list[PushEnd] = []
 
     @property
+    def under_way(self) -> int:
+        """Requests that are pushed, or whose blocks are still held for that; on any thread."""
+        return len(self._active) + len(self._held)
+
+    @property
     def pending(self) -> bool:
         """Whether blocks of a finished request are still held, so that the engine has to keep stepping."""
         return bool(self._held)
@@ -79,6 +87,14 @@ class Pushes:
             self._active[request.request_id] = _Push(
                 str(name), request, total, digest=self._digest(request, total)
             )
+
+    def decline(self, request: VllmRequest) -> None:
+        """A request arrived that is to be pushed, while this engine drains: its decoder is told, and computes."""
+        name = (request.kv_transfer_params or {}).get("kvd_transfer_id")
+        mine = {*self._held.values(), *(push.transfer_id for push in self._active.values())}
+        named = isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name not in mine
+        if named and wants_push_here(request.kv_transfer_params):
+            self._ends.append(PushEnd(str(name), request.request_id, 0.0, NOT_PUSHED))
 
     def knows(self, request_id: str) -> bool:
         """Whether a request is pushed."""
@@ -183,3 +199,11 @@ class Pushes:
 def wants_push_here(params: Mapping[str, Any] | None) -> bool:
     """Whether a request that is to be prefilled here is to be pushed."""
     return params is not None and params.get("transfer_mode") == "push"
+
+
+def kept_message(
+    engine_id: str, transfer_id: str, request_id: str, lists: Mapping[int, BlockList]
+) -> PushKept:
+    """The word that a pushed request has ended well, and which further blocks of it are kept, by group."""
+    blocks = tuple(sent_blocks(lists).values())
+    return PushKept(engine_id=engine_id, transfer_id=transfer_id, request_id=request_id, blocks=blocks)

@@ -39,6 +39,7 @@ class Table:
     settings: LeaseSettings
     ended: list[str] = field(default_factory=list)
     asked: list[float] = field(default_factory=list)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
     leases: LeaseTable = field(init=False)
 
     def __post_init__(self) -> None:
@@ -49,6 +50,7 @@ class Table:
     def told(self, _route: bytes, message: Message) -> None:
         assert isinstance(message, LeaseEnded)
         self.ended.append(message.end)
+        self.heard.set()
 
     async def confirmed(self, _route: bytes, message: Message, _seconds: float) -> Message:
         assert isinstance(message, LeaseExtend)
@@ -348,3 +350,20 @@ def test_a_lease_ends_when_the_last_reader_has_gone_and_not_before(steps: list[t
             assert table.leases.readers == len(reading)
 
     run(work)
+
+
+def test_what_an_operator_ended_ends_as_aborted_when_its_reader_s_time_is_over() -> None:
+    async def work(table: Table) -> None:
+        table.leases.open(owner(), (OpenLease("r", 0.2),))
+        assert (await table.claim(host(0), "one")).seconds > 0
+        lease = table.leases.find(("p", "r"))
+        assert lease is not None
+        table.leases.end(lease)
+        assert (await table.claim(host(1), "two")).ended
+        await table.heard.wait()
+        assert table.ended == ["aborted"]
+        assert table.leases.find(("p", "r")) is None
+        table.leases.end(lease)  # what is not open is nothing to end
+        assert table.ended == ["aborted"]
+
+    run(work, margin_seconds=0.0)
