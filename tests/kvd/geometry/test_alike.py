@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvd.geometry.alike import CUT, AlikeReader, DocumentChecker, cut, read_shape
 from kvd.geometry.codec import decode_worker, encode_worker, shape_of
+from kvd.geometry.content import content_of
 from kvd.geometry.errors import BadGeometry
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from tests.support import random_engines as engines
@@ -43,7 +44,7 @@ def test_a_checker_says_what_a_reader_does_and_keeps_digests_alone(made: EngineG
     for worker in (*made.workers, *made.workers):
         document = encode_worker(worker)
         read, shape = reader.read_document(document)
-        assert checker.check(document) == (read.rank, read.regions, shape)
+        assert checker.check(document) == (read.rank, read.regions, shape, content_of(read.groups))
     assert all(len(digest) == 16 for digest in checker._good)
 
 

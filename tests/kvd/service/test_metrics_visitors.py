@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from kvd.service import metrics
 from kvd.wire.identity import Endpoint
-from kvd.wire.outcomes import OutcomeRow
 from kvd.wire.query import KvdStatus
 
 LARGE = KvdStatus(
@@ -28,13 +27,13 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def never() -> tuple[KvdStatus, Sequence[OutcomeRow]]:
+async def never() -> metrics.Told:
     await asyncio.Event().wait()
     raise AssertionError
 
 
-async def large() -> tuple[KvdStatus, Sequence[OutcomeRow]]:
-    return LARGE, ()
+async def large() -> metrics.Told:
+    return metrics.Told(LARGE)
 
 
 def served(talk: Callable[[int], Awaitable[None]], now: metrics.Now) -> None:

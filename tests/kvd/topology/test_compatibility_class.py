@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from kvd.geometry.content import content_of
 from kvd.geometry.model import EngineGeometry
-from kvd.topology.compat import compare, compatible
+from kvd.topology.compat import Fact, compare, compatible
 from kvd.topology.compatibility_class import compatibility_class
 from tests.kvd.topology.test_oracle import BLOCKS, THOROUGH
 from tests.support import random_engines as engines
-from tests.support.samples import engine, llama
+from tests.support.samples import GroupParts, engine, llama
 
 FACTS: dict[str, tuple[str | int | bool, ...]] = {
     "weights": ("w1-0123456789abcdef", "w1-fedcba9876543210", "v1-0123456789abcdef"),
@@ -37,7 +37,7 @@ def pairs(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry]:
     other = model if draw(st.integers(0, 3)) else draw(engines.models())
     made = []
     for name, kinds in (("local", model), ("remote", other)):
-        facts = {
+        facts: dict[str, Fact] = {
             fact: draw(st.sampled_from(values)) for fact, values in FACTS.items() if draw(st.integers(0, 3))
         }
         one = engines.engine(draw, name, kinds, BLOCKS)
@@ -60,19 +60,24 @@ def test_engines_of_one_class_fit(pair: tuple[EngineGeometry, EngineGeometry]) -
         assert [f for f in compare(remote, local) if not f.ok] == []
 
 
+@st.composite
+def twins(draw: st.DrawFn) -> tuple[EngineGeometry, EngineGeometry]:
+    """Two engines of one model, whatever they are cut into."""
+    model = draw(engines.models())
+    return engines.engine(draw, "one", model, BLOCKS), engines.engine(draw, "other", model, BLOCKS)
+
+
 @pytest.mark.timeout(600)
 @THOROUGH
-@given(st.data())
-def test_sizes_layouts_and_blocks_make_no_other_class(data: st.DataObject) -> None:
-    draw = data.draw
-    model = draw(engines.models())
-    one, other = (engines.engine(draw, name, model, BLOCKS) for name in ("one", "other"))
+@given(twins())
+def test_sizes_layouts_and_blocks_make_no_other_class(pair: tuple[EngineGeometry, EngineGeometry]) -> None:
+    one, other = pair
     assert compatibility_class(one) == compatibility_class(other)
     assert compatible(compare(one, other))
 
 
-FULL = ("full", 16, None, llama(("layers.0",)))
-WINDOW = ("sliding_window", 16, 128, llama(("layers.0",)))
+FULL: GroupParts = ("full", 16, None, llama(("layers.0",)))
+WINDOW: GroupParts = ("sliding_window", 16, 128, llama(("layers.0",)))
 
 
 def named(**facts: str) -> str:

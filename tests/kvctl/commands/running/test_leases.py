@@ -27,9 +27,9 @@ FREE = query.LeaseRow(engine_id="both-0", request_id="cmpl-9", age=9.0, left=21.
 
 
 @pytest.fixture
-def orders(daemon: FakeDaemon) -> list[Message]:
+def orders(daemon: FakeDaemon) -> list[EndLease | ForceMiss]:
     """What the kvd was ordered, in its order; it has three rows of leases."""
-    given: list[Message] = []
+    given: list[EndLease | ForceMiss] = []
 
     def end(message: Message) -> Message:
         assert isinstance(message, EndLease)
@@ -41,6 +41,7 @@ def orders(daemon: FakeDaemon) -> list[Message]:
         )  # fmt: skip
 
     def force(message: Message) -> Message:
+        assert isinstance(message, ForceMiss)
         given.append(message)
         return order_answers.force(message)
 
@@ -52,7 +53,9 @@ def orders(daemon: FakeDaemon) -> list[Message]:
     return given
 
 
-def test_both_sides_are_listed_the_oldest_first(run: Run, daemon: FakeDaemon, orders: list[Message]) -> None:
+def test_both_sides_are_listed_the_oldest_first(
+    run: Run, daemon: FakeDaemon, orders: list[EndLease | ForceMiss]
+) -> None:
     document = json.loads(run("leases", "-o", "json", "--socket", daemon.directory).out)
     assert document["kind"] == "Leases"
     rows = [(x["request_id"], x["side"], x["state"], x["blocks"]) for x in document["leases"]]
@@ -80,17 +83,17 @@ def test_an_empty_list_says_so(run: Run, daemon: FakeDaemon) -> None:
 
 
 def test_a_release_says_what_it_would_do_and_does_nothing(
-    run: Run, daemon: FakeDaemon, orders: list[Message]
+    run: Run, daemon: FakeDaemon, orders: list[EndLease | ForceMiss]
 ) -> None:
     outcome = run("leases", "release", "both-0/cmpl-9", "--socket", daemon.directory)
     assert outcome.code == 0
     assert "its blocks are free at once; who comes for it computes" in outcome.out
     assert "nothing was done; add --yes to do it" in outcome.err
-    assert [message.carry_out for message in orders] == [False]  # type: ignore[attr-defined]
+    assert [message.carry_out for message in orders] == [False]
 
 
 def test_a_release_ends_the_lease_and_has_the_load_of_the_reader_here_miss(
-    run: Run, daemon: FakeDaemon, orders: list[Message]
+    run: Run, daemon: FakeDaemon, orders: list[EndLease | ForceMiss]
 ) -> None:
     outcome = run("leases", "release", "cmpl-4", "--yes", "-o", "json", "--socket", daemon.directory)
     assert outcome.code == 0
@@ -99,17 +102,17 @@ def test_a_release_ends_the_lease_and_has_the_load_of_the_reader_here_miss(
         ("gives", "ends", None, True),
         ("claims", "misses", 1024, True),
     ]
-    kinds = [(type(message), message.carry_out) for message in orders]  # type: ignore[attr-defined]
+    kinds = [(type(message), message.carry_out) for message in orders]
     assert kinds == [(EndLease, False), (ForceMiss, False), (EndLease, True), (ForceMiss, True)]
 
 
 def test_nothing_is_done_where_the_reader_cannot_recover(
-    run: Run, daemon: FakeDaemon, orders: list[Message]
+    run: Run, daemon: FakeDaemon, orders: list[EndLease | ForceMiss]
 ) -> None:
     daemon.answers[ForceMiss] = lambda _: Refused(code="KVD-FORCE-POLICY", message="its policy is fail")
     outcome = run("leases", "release", "cmpl-4", "--yes", "--socket", daemon.directory)
     assert (outcome.code, outcome.out) == (5, "")
-    assert [message.carry_out for message in orders] == [False]  # type: ignore[attr-defined]
+    assert [message.carry_out for message in orders] == [False]
 
 
 @pytest.mark.usefixtures("orders")
@@ -127,7 +130,7 @@ def test_a_load_that_is_complete_does_not_keep_the_lease_from_being_ended(
 
 
 def test_a_lease_that_is_not_there_is_1_and_one_of_two_engines_is_2(
-    run: Run, daemon: FakeDaemon, orders: list[Message]
+    run: Run, daemon: FakeDaemon, orders: list[EndLease | ForceMiss]
 ) -> None:
     missing = run("leases", "release", "cmpl-5", "--socket", daemon.directory)
     assert (missing.code, "did you mean cmpl-" in missing.err) == (1, True)
