@@ -17,6 +17,8 @@ MAX_READERS_OF_ONE = 1024
 """Most of them that one claimant may have: a request with `n` answers has one for each of them."""
 ReaderName = tuple[str, str]
 """The name of a reader's claimant, and its id."""
+INHERITED: ReaderName = ("", "")
+"""Stands for the readers that another kvd may have let in. No reader has this id."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class LeaseEntry:
             return claim_of_nothing(name, f"reader {reader[1]} has released lease {name[1]!r}", ended=True)
         if reader in self.readers:
             return None
-        if self.closed:
+        if self.closed and INHERITED not in self.readers:  # else it may be one that an earlier kvd let in
             return claim_of_nothing(name, self.closed, ended=True)
         if full := self.full(reader[0]):
             return claim_of_nothing(name, f"lease {name[1]!r} {full}: no more are let in")

@@ -18,7 +18,7 @@ import msgspec
 from kvd.service.config import LeaseSettings
 from kvd.service.engines.claimant import Claimant
 from kvd.service.engines.ended_leases import EndedLease, EndedLeases, Name
-from kvd.service.engines.lease_entry import LeaseEntry, PresentedLease, ReaderName, claim_of_nothing
+from kvd.service.engines.lease_entry import INHERITED, LeaseEntry, PresentedLease, claim_of_nothing
 from kvd.service.engines.local_engine import Client
 from kvd.service.engines.outcome_counts import OutcomeCounts
 from kvd.service.errors import RequestRefused
@@ -46,8 +46,6 @@ MAX_HELD = 131_072
 
 Send = Callable[[bytes, Message], None]
 Ask = Callable[[bytes, Message, float], Awaitable[Message]]
-INHERITED: ReaderName = ("", "")
-"""Stands for the readers that another kvd may have let in. No reader has this id."""
 
 
 class LeaseTable:
@@ -315,7 +313,7 @@ class LeaseTable:
     def _full(self, owner: Client, more: int) -> str:
         return beyond(self._open_of, "leases", owner.uid, more, (MAX_OPEN_OF_UID, MAX_OPEN))
 
-    def _let_in(self, lease: LeaseEntry, reader: ReaderName) -> None:
+    def _let_in(self, lease: LeaseEntry, reader: tuple[str, str]) -> None:
         if self._held[reader[0]] >= MAX_HELD:
             raise RequestRefused(
                 "KVD-TOO-MANY-READERS",

@@ -9,7 +9,7 @@ from collections import Counter
 
 from kvd.service.daemon import Daemon
 from kvd.service.engines.draining import Drain
-from kvd.service.engines.leases import INHERITED
+from kvd.service.engines.lease_entry import INHERITED
 from kvd.service.engines.local_engine import Client, LocalEngine
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.forwarding import ask_client

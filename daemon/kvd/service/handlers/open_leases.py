@@ -11,8 +11,7 @@ from operator import itemgetter
 import msgspec
 
 from kvd.service.daemon import Daemon
-from kvd.service.engines.lease_entry import LeaseEntry
-from kvd.service.engines.leases import INHERITED
+from kvd.service.engines.lease_entry import INHERITED, LeaseEntry
 from kvd.service.engines.readers import Reader
 from kvd.service.errors import RequestRefused
 from kvd.service.handlers.operators import permitted

@@ -15,6 +15,7 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer
 from kvd.wire.identity import LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed, LeaseRelease
+from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
 from tests.support.daemons import Daemon, daemons, facts, scheduler, session, wait_for, worker
 from tests.support.lender import Lender
@@ -180,6 +181,17 @@ def test_an_engine_that_is_started_again_does_not_drain_and_a_kvd_that_is_learns
         with session(kvd, worker(engine)), session(kvd, scheduler(engine)):
             assert wait_for(lambda: kvd.engines()["p"].scheduler)
             assert not kvd.engines()["p"].draining
+
+
+def test_who_read_before_a_restart_of_kvd_is_let_in_by_the_one_after_it() -> None:
+    engine = facts("p")
+    lease = OpenLease("r", 60.0, 1, 1)
+    card = msgspec.structs.replace(scheduler(engine, (lease,)), draining=0.0)
+    with daemons(1) as (kvd,), session(kvd, worker(engine)), session(kvd, card), decoding(kvd) as reader:
+        assert wait_for(lambda: kvd.engines()["p"].draining)
+        key = LeaseKey(engine_id="p", request_id="r", endpoint=kvd.endpoint)
+        assert claim(reader, key, "one", 10.0).seconds > 0
+        assert looked(kvd, "p").leases == 1
 
 
 def test_a_host_that_drains_has_engines_drain_that_come_later() -> None:
