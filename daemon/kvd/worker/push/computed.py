@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList
@@ -33,6 +34,13 @@ _ALL = ""
 """Stands for all layers among the layers of milestones."""
 
 
+class Wake(Protocol):
+    """Has a sender look again; where that is not ``urgent``, when it has more to look at."""
+
+    def __call__(self, *, urgent: bool) -> None:
+        """Any thread calls it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Milestone:
     """KV of so many tokens of a layer is there, once the device has come so far."""
@@ -49,7 +57,8 @@ class Computed:
     ``blocks`` are the request's by group. ``epoch`` is another one after each preemption, and for another request under
     the same id; none comes twice. What was read from its blocks counts only while that is the same. ``kept``: it is
     complete and its blocks stay. ``over`` is the cause where nothing of it can be sent any more. ``behind``: the device
-    has yet to do a part of what was noted. ``sums``: its KV is added up. ``digest`` is of the prompt.
+    has yet to do a part of what was noted. ``more``: the last step of its prompt has not run yet. ``sums``: its KV is
+    added up. ``digest`` is of the prompt.
     """
 
     blocks: dict[int, BlockList] = field(default_factory=dict)
@@ -59,6 +68,7 @@ class Computed:
     over: Cause | None = None
     layers: dict[str, int] = field(default_factory=dict)
     behind: bool = False
+    more: bool = False
     sums: bool = False
     digest: str = ""
 
@@ -75,7 +85,8 @@ class _Transfer:
     ``kept``: it has ended well, of which the scheduler told ahead of the step that says so.
     ``lists`` are the blocks of a step as arrays, made when they are first asked for; ``known`` is what is answered
     about it until something changes, ``changes`` counts that. ``there`` is how far each layer was when it was last
-    looked at, ``coming`` what was noted and was not there yet, in the order in which the device comes to it.
+    looked at, ``coming`` what was noted and was not there yet, in the order in which the device comes to it. ``more``:
+    the last step of its prompt has not run yet.
     """
 
     step: PushStep
@@ -88,6 +99,7 @@ class _Transfer:
     kept: bool = False
     cause: Cause | None = None
     known: Computed | None = None
+    more: bool = True
     changes: int = 0
 
     def changed(self) -> None:
@@ -99,7 +111,7 @@ class _Transfer:
 class _Owed:
     """What one decoding engine waits for; ``ranks`` are all its workers, None while its card is not known."""
 
-    wake: Callable[[], None]
+    wake: Wake
     ranks: frozenset[Rank] | None = None
     waiting: set[Rank] = field(default_factory=set)
     settled: set[Rank] = field(default_factory=set)
@@ -145,28 +157,27 @@ class Outgoing:
             self._now = tuple(step.transfer_id for step in steps if step.groups)
             wakes = self._wakes([*(s.transfer_id for s in steps), *(e.transfer_id for e in ends)])
         self._noted = set()
-        for wake in wakes:
-            wake()
+        _wake(wakes)
         return bool(self._now)
 
     def saved(self, layer: str) -> None:
         """The step computed this layer's KV."""
         self._noted.add(layer)
-        self._note((layer,))
+        _wake(self._note((layer,)), urgent=False)
 
     def stepped(self, layers: Iterable[str]) -> None:
         """The step has run: all its layers hold KV, also those without a hook."""
         left = tuple(layer for layer in layers if layer not in self._noted)
-        if left:
-            self._note(left)
+        wakes = self._note(left, whole=True)
         self._now = ()
+        _wake(wakes)
 
     def sent(self, now: float) -> set[str]:
         """Requests of which no block is needed any more, each once."""
         if not self._ended:
             return set()
         free: set[str] = set()
-        wakes: list[Callable[[], None]] = []
+        wakes: list[Wake] = []
         with self._lock:
             for name in list(self._ended):
                 transfer = self._transfers[name]
@@ -182,8 +193,7 @@ class Outgoing:
                 if late or (not waits and any(o.done for o in owed)):
                     free.add(transfer.step.request_id)
                     self._forget(name, transfer.cause or NOT_KEPT, now)
-        for wake in wakes:
-            wake()
+        _wake(wakes)
         return free
 
     def abandon(self) -> set[str]:
@@ -210,7 +220,7 @@ class Outgoing:
                 return transfer.known
             step, epoch, cause, changes = transfer.step, transfer.epoch, transfer.cause, transfer.changes
             kept = (transfer.kept or transfer_id in self._ended) and not cause
-            lists, coming = transfer.lists, tuple(transfer.coming)
+            lists, coming, more = transfer.lists, tuple(transfer.coming), transfer.more
         # What the device has not come to yet is not asked beyond its first, and what it has is not asked again: each
         # look takes the GIL from the step that computes.
         reached = list(itertools.takewhile(lambda found: found.ready is None or found.ready(), coming))
@@ -222,7 +232,7 @@ class Outgoing:
             for found in reached:
                 layers[found.layer] = max(found.tokens, layers.get(found.layer, 0))
             answer = Computed(
-                lists[1], step.total, epoch, kept, cause, layers, behind, step.sums, step.digest
+                lists[1], step.total, epoch, kept, cause, layers, behind, more, step.sums, step.digest
             )
             if transfer.epoch == epoch:
                 transfer.there = dict(layers)
@@ -250,8 +260,7 @@ class Outgoing:
                 self._add(transfer, Milestone(_ALL, known.total))
             transfer.changed()
             wakes = self._wakes((transfer_id,))
-        for wake in wakes:
-            wake()
+        _wake(wakes)
 
     def epoch(self, transfer_id: str) -> int:
         """Of a transfer as it is now; -1 where it has ended or is not known."""
@@ -259,7 +268,7 @@ class Outgoing:
             transfer = self._transfers.get(transfer_id)
             return -1 if transfer is None else transfer.epoch
 
-    def announced(self, transfer_id: str, decoder: str, rank: Rank, wake: Callable[[], None]) -> bool:
+    def announced(self, transfer_id: str, decoder: str, rank: Rank, wake: Wake) -> bool:
         """A worker of a decoder waits for its part. False where too many transfers are announced already."""
         with self._lock:
             if transfer_id not in self._owed and len(self._owed) >= MOST_TRANSFERS:
@@ -304,7 +313,7 @@ class Outgoing:
             self._idle.pop(step.transfer_id, None)
             transfer = self._transfers[step.transfer_id] = _Transfer(step, next(self._epochs))
             transfer.served = before is NOT_KEPT
-        transfer.step = step
+        transfer.step, transfer.more = step, True
         transfer.changed()
         if step.again:
             transfer.epoch, transfer.kept = next(self._epochs), False
@@ -350,17 +359,18 @@ class Outgoing:
         for name in [name for name, (_, since) in self._over.items() if now > since + REMEMBERED]:
             del self._over[name]
 
-    def _note(self, layers: tuple[str, ...]) -> None:
-        """Takes the lock itself."""
-        ready = self._record_event()
+    def _note(self, layers: tuple[str, ...], *, whole: bool = False) -> list[Wake]:
+        """Who is to look at it. ``whole``: the step has run. Takes the lock itself."""
+        ready = self._record_event() if layers else None
         with self._lock:
             for name in self._now:
                 if transfer := self._transfers.get(name):
                     for layer in layers:
                         self._add(transfer, Milestone(layer, transfer.step.reached, ready))
-            wakes = self._wakes(self._now)
-        for wake in wakes:
-            wake()
+                    if whole:
+                        transfer.more = transfer.step.reached < transfer.step.total
+                        transfer.changed()
+            return self._wakes(self._now)
 
     @staticmethod
     def _add(transfer: _Transfer, milestone: Milestone) -> None:
@@ -370,5 +380,10 @@ class Outgoing:
         if len(transfer.coming) > MILESTONES * len(transfer.there):
             transfer.coming.popleft()
 
-    def _wakes(self, transfers: Iterable[str]) -> list[Callable[[], None]]:
+    def _wakes(self, transfers: Iterable[str]) -> list[Wake]:
         return [owed.wake for name in transfers for owed in self._owed.get(name, {}).values()]
+
+
+def _wake(wakes: Iterable[Wake], *, urgent: bool = True) -> None:
+    for wake in wakes:
+        wake(urgent=urgent)

@@ -31,6 +31,7 @@ from kvd.worker.context import WorkerContext
 from kvd.worker.handshake import ask_for_peer
 from kvd.worker.peers import FollowedPeer, PeerChanged
 from kvd.worker.push.computed import Outgoing
+from kvd.worker.push.looks import PACE, Looks
 from kvd.worker.push.send_step import advance, poll, quiesce
 from kvd.worker.push.target import (
     KEEP,
@@ -81,20 +82,20 @@ class Sender:
         self._outgoing = outgoing
         self._stager = stager
         self._inbox: queue.Queue[_Inbox | None] = queue.Queue()
-        self._event = threading.Event()
+        self._looks = Looks()
         self._targets: dict[Name, PushTarget] = {}
         self._live: list[PushTarget] = []  # those for which there is something left to do
         self._tidied = 0.0
         self._peer = FollowedPeer(decoder, context.topology, lambda remote: remote.geometry, role="decoder")
         self._asked: str | None = None
         self._lanes = WriteLanes(decoder, context.backend, context.settings.backend)
-        self._behind = False
+        self._behind = self._more = False
         self._thread = threading.Thread(target=self._run, name=f"kvd-send-{decoder[:12]}", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """More is computed."""
-        self._event.set()
+    def wake(self, *, urgent: bool) -> None:
+        """More is computed; where that is not ``urgent`` it may wait for what is computed next."""
+        self._looks.ring(urgent=urgent)
 
     def take(self, message: PushAnnounce | PushWithdraw | PushDone) -> None:
         """A message of the decoder's."""
@@ -125,15 +126,14 @@ class Sender:
 
     def _put(self, item: _Inbox | None) -> None:
         self._inbox.put(item)
-        self._event.set()
+        self._looks.ring(urgent=True)
 
     # --- the thread ---
 
     def _run(self) -> None:
         open_ = True
         while open_:
-            self._event.wait(self._pause())
-            self._event.clear()
+            self._looks.wait(self._pause())
             try:
                 open_ = self._turn()
             except Exception:  # the thread must outlive any single message
@@ -155,7 +155,7 @@ class Sender:
             finally:
                 self._inbox.task_done()
         now = time.monotonic()
-        self._behind = False
+        self._behind = self._more = False
         for target in self._open():
             try:
                 self._serve(target, now)
@@ -180,7 +180,8 @@ class Sender:
         if target.phase is TargetPhase.SENDING:
             computed = self._outgoing.computed(target.key.transfer_id)
             advance(target, computed, self._outgoing, self._lanes, self._stager, now)
-            self._behind = self._behind or (computed is not None and computed.behind)
+            if computed is not None:
+                self._behind, self._more = self._behind or computed.behind, self._more or computed.more
         if target.phase is TargetPhase.CLOSING:
             quiesce(target, self._lanes, now)
 
@@ -192,7 +193,9 @@ class Sender:
         flying = [target for target in open_ if target.flying]
         if flying or self._behind:
             last = [piece.transfer.posted for t in flying if t.all_posted for piece in t.flying]
-            return POLL if time.monotonic() - max(last, default=-math.inf) < FAST_FOR else POLL_SLOW
+            if time.monotonic() - max(last, default=-math.inf) < FAST_FOR:
+                return POLL
+            return PACE if self._more else POLL_SLOW
         dues = [target.deadline for target in open_ if target.phase is TargetPhase.SENDING]
         dues += self._lanes.due
         dues += [release_at(target) for target in self._live]

@@ -40,6 +40,7 @@ def answers(directory: Path, fault: str) -> None:
             threading.Event().wait()
         if went and fault == "grows" and not memory:
             memory = os.urandom(1 << 20) * 400
+            (directory / "grown").touch()
         if went and fault == "sleeps" and time.monotonic() > held + 2 * HELD_SECONDS:
             time.sleep(HELD_SECONDS)
             held = time.monotonic()
@@ -58,6 +59,8 @@ def bad(directory: Path, fault: str) -> Iterator[Watch]:
             if fault == "dies":
                 assert server.wait(10.0)
             else:
+                if fault == "grows":
+                    wait_for((directory / "grown").exists, 30.0)
                 time.sleep(MEASURED_SECONDS)
             yield watch
 
