@@ -85,6 +85,7 @@ def _begin(who: Command) -> tuple[SimulatedWorker, Result]:
         tuple(worker for worker in engine.workers if worker.rank.pp == memory.geometry.rank.pp),
         open_backend(who["backend"], f"{facts.engine_id}-tp{rank}", {}),
         lambda card, pushed: KvdSession(card, pushed, directory=directory, name=f"worker-{rank}"),
+        memory=memory,
     )
     return SimulatedWorker(memory, half, None if rank else _scheduler(facts, settings, directory)), {}
 

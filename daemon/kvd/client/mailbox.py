@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -62,8 +63,8 @@ class Pending:
 class Mailbox:
     """What the session's thread and its callers both touch: the queue, the newest state, the wish to end.
 
-    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque); ``wake`` is an eventfd.
-    ``state`` is replaced, never changed, so that reading it needs no lock.
+    ``inbox`` is appended to by callers and emptied by the thread (both are atomic on a deque); ``wake`` is an eventfd,
+    -1 once it is closed. ``state`` is replaced, never changed, so that reading it needs no lock.
     """
 
     address: str
@@ -76,6 +77,34 @@ class Mailbox:
     inbox: deque[Pending] = field(default_factory=deque)
     counters: Counter[str] = field(default_factory=Counter)
     closing: bool = False
+    _open: threading.RLock = field(default_factory=threading.RLock)
+
+    def post(self, pending: Pending) -> bool:
+        """Put it into the inbox and wake the thread. False once the session closes, or where too many are in there.
+
+        What is in the inbox before ``closing`` is seen by the thread; after it there is nobody to see it, and the
+        number of ``wake`` may be another's.
+        """
+        with self._open:
+            if self.closing or len(self.inbox) >= QUEUE:
+                return False
+            self.inbox.append(pending)
+            os.eventfd_write(self.wake, 1)
+            return True
+
+    def end(self) -> None:
+        """Have the thread say goodbye; nothing is posted from now on. Idempotent."""
+        with self._open:
+            if not self.closing:
+                self.closing = True
+                os.eventfd_write(self.wake, 1)
+
+    def ended(self) -> None:
+        """The thread is no more: close what woke it. Idempotent."""
+        with self._open:
+            if self.wake >= 0:
+                os.close(self.wake)
+                self.wake = -1
 
     def publish(self, state: SessionState) -> None:
         """Put a new state in the place of the old one, and tell who waits for it."""

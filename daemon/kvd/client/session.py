@@ -102,27 +102,23 @@ class KvdSession:
         """Say goodbye and end the thread, within ``timeout`` seconds. Whatever still waits fails. Idempotent."""
         if self._pid != os.getpid():
             return
-        if not self._mailbox.closing:
-            self._mailbox.closing = True
-            os.eventfd_write(self._mailbox.wake, 1)
+        self._mailbox.end()
         self._thread.join(timeout)
-        if self._mailbox.wake >= 0 and not self._thread.is_alive():
-            wake, self._mailbox.wake = self._mailbox.wake, -1
-            os.close(wake)
+        if not self._thread.is_alive():
+            self._mailbox.ended()
 
     def _put(self, pending: Pending) -> Future[Message]:
-        if self._mailbox.closing or self._pid != os.getpid():
-            ours = self._pid == os.getpid()
+        ours = self._pid == os.getpid()
+        if ours and self._mailbox.post(pending):
+            return pending.future
+        if self._mailbox.closing or not ours:
             why = "is closed" if ours else f"belongs to process {self._pid}, this is {os.getpid()}"
             pending.future.set_exception(ClientError(f"the session {why}", hint="make a new KvdSession"))
-        elif len(self._mailbox.inbox) >= QUEUE:
+        else:
             self._mailbox.counters["dropped"] += 1
             pending.future.set_exception(
                 ClientError(f"{QUEUE} messages wait already for kvd at {self._mailbox.address}")
             )
-        else:
-            self._mailbox.inbox.append(pending)
-            os.eventfd_write(self._mailbox.wake, 1)
         return pending.future
 
     def _run(self) -> None:

@@ -185,6 +185,7 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
             self._opens_session(f"kvd-worker-{geometry.rank}"),
             marker(self._vllm_config.device_config.device_type),
             summer_of,
+            memory=kv_caches,
         )
         half.inherit(*self._owed)
         self._worker = half

@@ -81,7 +81,7 @@ class Results:
 class WorkerHalf:
     """One worker: its registered memory, its session with kvd, its lanes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a worker is made of, in one place
         self,
         settings: ConnectorSettings,
         engine: EngineFacts,
@@ -93,8 +93,14 @@ class WorkerHalf:
         ],
         record_event: Callable[[], StreamEvent | None] = no_event,
         summer_of: Callable[[WorkerGeometry], Summer] = in_host_memory,
+        *,
+        memory: object,
     ) -> None:
-        """``record_event`` records an event on the device that the memory is on, ``summer_of`` adds up pages there."""
+        """``record_event`` records an event on the device that the memory is on, ``summer_of`` adds up pages there.
+
+        ``memory`` owns what ``geometry`` has the addresses of. It is kept as long as something here may touch it.
+        """
+        self._memory = memory
         self.settings = settings
         self.engine = engine
         self.geometry = geometry
@@ -257,10 +263,8 @@ class WorkerHalf:
     def close(self) -> list[str]:
         """Give up loads, destroy lanes and the backend, say goodbye to kvd; in about `CLOSE_SECONDS`.
 
-        Gives the threads that may still touch memory.
-
-        Where a lane's thread is stuck in the backend the backend stays as it is: pulling memory from under a call
-        that is at work would crash the process, and its end is near anyway.
+        Gives the threads that may still touch memory. Where a lane's thread is stuck in the backend, that and the
+        memory stay: pulling memory from under a call that is at work would crash the process, and its end is near.
         """
         self._peers.stop()
         self.pushing.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import wait
 from contextlib import ExitStack
@@ -170,6 +171,29 @@ def test_a_session_can_be_closed_while_kvd_is_away(tmp_path: Path) -> None:
     assert time.monotonic() - began < 10  # kvd is away: it would wait for ever
     with pytest.raises(ClientError, match="closed"):
         lonely.call(GetStatus(), 1).result(1)
+
+
+def test_what_is_said_while_another_thread_closes_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look whether the session is open and the word to its thread, in which a step may be held up."""
+    one = KvdSession(lambda: worker(facts("e")), directory=tmp_path)
+    closer, write = threading.Thread(target=one.close), os.eventfd_write
+
+    def held_up(fd: int, value: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            closer.start()
+            closer.join(0.5)  # where it is not kept waiting, it closes what is about to be written to
+        write(fd, value)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "eventfd_write", held_up)
+        future = one.call(GetStatus(), 30)
+    with pytest.raises(ClientError, match="closed"):
+        future.result(10)
+    closer.join()
+    with pytest.raises(ClientError, match="closed"):
+        one.call(GetStatus(), 30).result(0)
 
 
 def test_close_says_goodbye() -> None:

@@ -77,6 +77,7 @@ class Both:
             rig.d.workers,
             backend,
             self.wire.open,
+            memory=rig.targets[rank],
         )
         rig.decoder_exports(rank, self.wire.card().card.metadata)
         for worker in rig.workers:

@@ -89,6 +89,7 @@ def test_nothing_is_read_where_it_is_switched_off(how: str) -> None:
             (rig.decoder.geometry,),
             backend,
             script.open,
+            memory=rig.target,
         )
     script.push(ready(rig.card))
     eventually(lambda: half._peers.lanes["p"]._lane)

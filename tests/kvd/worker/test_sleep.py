@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvd.backends.memory import open_backend
@@ -27,9 +30,10 @@ from tests.support.rigs.bench import (
     order,
     place,
     prefill,
+    ready,
 )
 from tests.support.rigs.dense import REQUEST, announce, dense
-from tests.support.rigs.pull import BLOCKS, Rig, gather, memory
+from tests.support.rigs.pull import BLOCKS, ELEMENTS, Buffer, Rig, gather, memory
 from tests.support.rigs.send import sending, step
 
 
@@ -81,19 +85,41 @@ def test_blocks_that_are_held_for_a_push_are_freed() -> None:
         assert results.sent == {"r"}
 
 
-def over_memory(kvd: kvds.Daemon, name: str) -> WorkerHalf:
-    """The worker of an engine, a client of that kvd."""
+def test_memory_stays_while_a_stuck_call_may_touch_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nobody else has it any more: what would be there next is not ours to write into."""
+    monkeypatch.setattr(halves, "CLOSE_SECONDS", 0.1)
+    rig = Rig()
+    rig.script.push(ready(rig.card))
+    go_on, reached = rig.gates.stop("submit")
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    assert reached.wait(10)
+    assert rig.decoder.close() == ["p"]
+
+    its_memory = weakref.ref(rig.target)
+    rig.prefiller.close()
+    del rig
+    gc.collect()
+    assert its_memory() is not None
+
+    go_on.set()
+    eventually(lambda: gc.collect() >= 0 and its_memory() is None)
+
+
+def over_memory(kvd: kvds.Daemon, name: str) -> tuple[Buffer, WorkerHalf]:
+    """The memory and the worker of an engine, a client of that kvd."""
     config = cache_config(BLOCKS, (full(), ("l0", "l1")))
-    groups, (_, tensors) = groups_of(config), memory(2)
+    groups, (buffer, tensors) = groups_of(config), memory(2)
     opens: Callable[..., Any] = partial(KvdSession, directory=kvd.directory, name=name)
-    return WorkerHalf(
+    half = WorkerHalf(
         ConnectorSettings(backend="memory", probe=False),
         kvds.facts(name),
         worker_geometry(tensors, config, groups, place()),
         sibling_geometries(tensors, config, groups, place()),
         open_backend(name, options={}),
         opens,
+        memory=tensors,
     )
+    return buffer, half
 
 
 def test_peers_hear_that_it_sleeps_and_of_another_generation_when_it_wakes() -> None:
@@ -101,21 +127,28 @@ def test_peers_hear_that_it_sleeps_and_of_another_generation_when_it_wakes() -> 
         kvds.daemons() as (kvd,),
         kvds.session(kvd, kvds.scheduler(kvds.facts("p"))) as its_scheduler,
         kvds.session(kvd, kvds.scheduler(kvds.facts("d"))),
-        contextlib.closing(over_memory(kvd, "d")) as peer,
+        contextlib.ExitStack() as closing,
     ):
-        first = over_memory(kvd, "p")
+        target, peer = over_memory(kvd, "d")
+        closing.callback(peer.close)
+        source, first = over_memory(kvd, "p")
+        source[:] = np.arange(1, len(source) + 1)
         its_scheduler.wait(lambda state: bool(state.engine_generation), 20.0)
         before = its_scheduler.state.engine_generation
         load = order(prefill(((5, 6),), generation=before), (2, 9))
         peer.start(StepOrders(loads=[load]))
         assert gather(peer, 1).failed == set()
+        of_p, of_d = (buffer.reshape(2, BLOCKS, ELEMENTS) for buffer in (source, target))
+        assert (of_d[:, [2, 9]] == of_p[:, [5, 6]]).all()
+        assert not np.delete(of_d, [2, 9], axis=1).any()
 
         results, outcomes = first.retire()
         eventually(lambda: peer.topology.find("p") is None)
 
-        with contextlib.closing(over_memory(kvd, "p")) as second:
-            second.inherit(results, outcomes)
-            its_scheduler.wait(lambda state: state.engine_generation not in ("", before), 20.0)
-            back = eventually(lambda: peer.topology.find("p"), 20.0)
-            assert back is not None
-            assert back.generation == its_scheduler.state.engine_generation
+        _, second = over_memory(kvd, "p")
+        closing.callback(second.close)
+        second.inherit(results, outcomes)
+        its_scheduler.wait(lambda state: state.engine_generation not in ("", before), 20.0)
+        back = eventually(lambda: peer.topology.find("p"), 20.0)
+        assert back is not None
+        assert back.generation == its_scheduler.state.engine_generation

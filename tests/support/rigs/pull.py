@@ -161,6 +161,7 @@ class Rig:
             sibling_geometries(tensors, self.config, groups, place()),
             SlowBackend(open_backend(name, options={"faults": faults}), gates),
             script.open,
+            memory=tensors,
         )
         return buffer, half, script
 

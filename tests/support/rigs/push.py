@@ -177,6 +177,7 @@ class PushRig:
                 sibling_geometries(tensors, config, groups, where),
                 WindowBackend(inner, gates) if lands else _unlanded(SlowBackend(inner, gates)),
                 script.open,
+                memory=tensors,
             )
         )
 

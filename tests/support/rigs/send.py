@@ -141,6 +141,7 @@ class SendRig:
             self.p.workers,
             SlowBackend(open_backend(f"p-{worker.rank}", options={"faults": faults}), gates),
             wire.open,
+            memory=memory,
         )
         return Prefiller(half, wire, faults, gates, memory)
 

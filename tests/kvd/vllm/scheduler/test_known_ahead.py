@@ -43,6 +43,7 @@ def worker(kvd: Daemon, name: str) -> Iterator[tuple[Buffer, WorkerHalf, KvdSess
         sibling_geometries(tensors, config, groups, place()),
         open_backend(name, options={}),
         open_session,
+        memory=tensors,
     )
     try:
         yield buffer, half, sessions[0]

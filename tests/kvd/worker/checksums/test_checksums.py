@@ -60,6 +60,7 @@ def worker(kvd: Daemon, name: str, mode: Mode) -> Iterator[Side]:
         sibling_geometries(tensors, config, groups, place()),
         open_backend(name, options={}),
         open_session,
+        memory=tensors,
     )
     try:
         yield Side(buffer, half, sessions[0])
