@@ -74,6 +74,9 @@ FACT_RULES: dict[str, FactRule] = {
     "speculative_tokens": FactRule(
         fatal=False, note="scratch blocks do not move; states of unlike size fail under `plan`"
     ),
+    "prefill_lookahead": FactRule(
+        fatal=False, note="a decoder computes as many of the last tokens as its prefiller leaves to it"
+    ),
     "prefix_caching": FactRule(fatal=False, note="each side keeps its own prefix cache"),
     "mamba_cache_mode": FactRule(fatal=False, note="only the running state moves, which both modes keep"),
     "hybrid_group_kinds": FactRule(fatal=False, note="layers are matched by name, not by group"),

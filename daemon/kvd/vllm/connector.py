@@ -132,7 +132,8 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
         layers = sum(len(g.layer_names) for g in kv_cache_config.kv_cache_groups)
         self._safe = safe_loads(vllm_config, self._groups)
         self._brings_states = brings_states(kv_cache_config, self._groups, self._safe)
-        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe)
+        ahead = lookahead(vllm_config, kv_cache_config)
+        self._engine = engine_facts(vllm_config, self._groups, self._settings, layers, self._safe, ahead)
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         self._kv_caches: dict[str, torch.Tensor] = {}
@@ -151,7 +152,6 @@ class KvdConnector(KVConnectorBase_V1, SupportsHMA):
                 self._groups,
                 load_failure_policy(vllm_config),
                 self._opens_session(f"kvd-scheduler-{self._engine.engine_id[:8]}"),
-                lookahead(vllm_config, kv_cache_config),
             )
 
     # --- the worker's half ---

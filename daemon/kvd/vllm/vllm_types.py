@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
+from kvd.wire.limits import Facts
+
+LOOKAHEAD = "prefill_lookahead"
+"""The fact of an engine that `lookahead_of` reads."""
 Table = Sequence[Sequence[int]]
 """A request's block ids by group."""
 
@@ -55,6 +59,15 @@ def wants_prompt_logprobs(request: VllmRequest) -> bool:
     """Whether log probabilities of the prompt are asked for: who answers computes it, whatever was loaded."""
     sampling = getattr(request, "sampling_params", None)
     return sampling is not None and sampling.prompt_logprobs is not None
+
+
+def lookahead_of(facts: Facts) -> int:
+    """How many of a prompt's last tokens a prefiller with these facts leaves to its decoder, beside that of a state.
+
+    They may be another host's.
+    """
+    found = facts.get(LOOKAHEAD)
+    return max(0, found) if isinstance(found, int) else 0
 
 
 def drop_last_tokens(request: VllmRequest, count: int) -> None:

@@ -116,6 +116,7 @@ def test_every_fact_that_the_connector_sends_has_a_rule() -> None:
         "model", "config", "weights", "weights_source", "dtype", "quantization", "cache_dtype",
         "kv_heads", "head_size", "layers", "layout", "attention_backend",
         "vllm_version", "connector_version", "backend", "backend_version", "transfer_mode", "speculative_tokens",
+        "prefill_lookahead",
         "prefix_caching", "mamba_cache_mode", "load_failure_policy", "hybrid_group_kinds",
     }  # fmt: skip
 

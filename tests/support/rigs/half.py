@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvd.vllm.memory.groups import GroupFacts
 from kvd.vllm.params import finished_prefill
 from kvd.vllm.scheduler.half import SchedulerHalf
+from kvd.vllm.vllm_types import LOOKAHEAD
 from kvd.wire.handshake import GetPeer, PeerReady
-from kvd.wire.identity import EngineCard
+from kvd.wire.identity import EngineCard, EngineFacts
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
 from kvd.worker.settings import ConnectorSettings
 from tests.support.rigs.bench import GENERATION, KEY, Script, facts, prefill
@@ -40,6 +43,11 @@ PEER = PeerReady(
 )
 
 
+def ahead(engine: EngineFacts, tokens: int) -> EngineFacts:
+    """An engine whose drafter reads so many tokens further ahead."""
+    return replace(engine, facts={**engine.facts, LOOKAHEAD: tokens}) if tokens else engine
+
+
 class Engine:
     """One engine's scheduler half, which was told of its peer ahead unless ``known`` says otherwise."""
 
@@ -56,11 +64,10 @@ class Engine:
         self.script = Script()
         self.half = SchedulerHalf(
             ConnectorSettings(**settings),
-            facts(name, len(groups)),
+            ahead(facts(name, len(groups)), lookahead),
             groups,
             policy,
             self.script.open,
-            lookahead,
         )
         if known:
             self.script.push(PEER)
@@ -70,11 +77,11 @@ class Engine:
         self.half.new_request(request)
         return request
 
-    def answer(self, lease_seconds: float = 20.0) -> None:
-        """kvd says yes to whatever was asked."""
+    def answer(self, lease_seconds: float = 20.0, peer: PeerReady = PEER) -> None:
+        """kvd says yes to whatever was asked; ``peer`` is the prefiller."""
         for asked in self.script.asked(GetPeer):
             if not asked.future.done():
-                asked.answer(PEER)
+                asked.answer(peer)
         for asked in self.script.asked(LeaseClaim):
             if not asked.future.done():
                 asked.answer(

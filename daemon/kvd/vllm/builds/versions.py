@@ -15,11 +15,13 @@ import msgspec
 from kvd.geometry.live import Packing
 from kvd.geometry.rank import Rank
 from kvd.installed import installed_version, own_version
+from kvd.vllm.builds.layer_heads import layer_heads
 from kvd.vllm.builds.probe import Safety, completes_hits, probe, safety, tells_of_sleep
 from kvd.vllm.builds.weights import weights_facts
 from kvd.vllm.errors import UnsupportedBuild
 from kvd.vllm.memory.groups import GroupFacts, begins_together
 from kvd.vllm.memory.tensors import Place, dtype_name
+from kvd.vllm.vllm_types import LOOKAHEAD
 from kvd.wire.identity import EngineFacts, Role
 from kvd.worker.settings import ONE_HOST, THIS_HOST, ConnectorSettings
 
@@ -33,11 +35,17 @@ def vllm_version() -> str:
 
 
 def engine_facts(
-    vllm_config: Any, groups: tuple[GroupFacts, ...], settings: ConnectorSettings, layers: int, safe: Safety
+    vllm_config: Any,
+    groups: tuple[GroupFacts, ...],
+    settings: ConnectorSettings,
+    layers: int,
+    safe: Safety,
+    ahead: int = 0,
 ) -> EngineFacts:
     """What is the same for all workers of this engine, and what compatibility is decided on.
 
-    ``layers`` are those of this process. With pipeline stages no process knows how many the engine has.
+    ``layers`` are those of this process. With pipeline stages no process knows how many the engine has. ``ahead`` is
+    what `lookahead` gives.
     """
     model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
     transfer = vllm_config.kv_transfer_config
@@ -68,6 +76,7 @@ def engine_facts(
             "connector_version": own_version(),
             "transfer_mode": settings.mode,
             "speculative_tokens": getattr(speculative, "num_speculative_tokens", 0) if speculative else 0,
+            **({LOOKAHEAD: ahead} if ahead else {}),
             "prefix_caching": bool(cache.enable_prefix_caching),
             "mamba_cache_mode": str(getattr(cache, "mamba_cache_mode", "none")),
             "load_failure_policy": load_failure_policy(vllm_config),
@@ -276,6 +285,7 @@ def place(vllm_config: Any) -> Place:
         tp=_transfer_ranks(parallel),
         dcp=dcp,
         kv_heads=vllm_config.model_config.get_total_num_kv_heads(),
+        layer_heads=layer_heads(vllm_config),
         state_groups=next((int(v) for n in _GROUP_COUNT_NAMES if (v := getattr(text, n, None))), None),
         interleave=getattr(parallel, "cp_kv_cache_interleave_size", 1) or 1,
         channels_first=_conv_channels_first(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import prod
 from typing import Any
@@ -42,7 +42,8 @@ taken back, a page moves whole."""
 class Place:
     """Where a worker stands, and what of the model its tensors cannot tell.
 
-    ``kv_heads`` is the model's number of KV heads, ``state_groups`` its B/C groups (None where it has none),
+    ``kv_heads`` is the model's number of KV heads, ``layer_heads`` that of layers which have another or belong to
+    another model (a drafter), by name; ``state_groups`` are its B/C groups (None where it has none),
     ``interleave`` the run of consecutive tokens on one context-parallel rank, ``channels_first`` vLLM's
     layout of convolution states. ``packing`` tells how vLLM's CPU attention packs blocks, given a spec and the tokens
     of a kernel block; None where tensors hold what their shapes say.
@@ -56,6 +57,7 @@ class Place:
     interleave: int = 1
     channels_first: bool = False
     packing: Callable[[Any, int], Packing] | None = None
+    layer_heads: Mapping[str, int] = field(default_factory=dict)
 
 
 def worker_geometry(
@@ -157,9 +159,8 @@ def _layer(
     latent = is_spec(spec, "MLAAttentionSpec") or is_spec(spec, "SlidingWindowMLASpec")
     # With context parallelism, ranks of one context group hold the same heads of different tokens.
     ranks = place.tp // place.dcp
-    heads = (
-        None if latent else share("KV heads", _total_heads(spec, place), place.rank.tp // place.dcp, ranks)
-    )
+    total = _total_heads(tensor.layer, spec, place)
+    heads = None if latent else share("KV heads", total, place.rank.tp // place.dcp, ranks)
     covers = Fraction(getattr(spec, "tokens_per_state", 1))
     slots = getattr(spec, "num_head_slots", None)
     if covers != 1 or slots is not None or (latent and _by_block(tensor, spec)):
@@ -208,15 +209,13 @@ def _by_block(tensor: LiveTensor, spec: Any) -> bool:
     return role == "indexer" or undeclared
 
 
-def _total_heads(spec: Any, place: Place) -> int:
-    """The model's heads for this layer.
+def _total_heads(layer: str, spec: Any, place: Place) -> int:
+    """The heads that all ranks together hold of this layer.
 
-    Layers may differ, and with more ranks than heads a rank's one says nothing.
+    With more ranks than heads a rank's one says nothing, so what the layer's model says counts where it fits.
     """
-    ranks = place.tp // place.dcp
-    return (
-        place.kv_heads if spec.num_kv_heads == max(1, place.kv_heads // ranks) else spec.num_kv_heads * ranks
-    )
+    ranks, told = place.tp // place.dcp, place.layer_heads.get(layer, place.kv_heads)
+    return told if spec.num_kv_heads == max(1, told // ranks) else int(spec.num_kv_heads * ranks)
 
 
 def _state_layer(tensor: LiveTensor, spec: Any, regions: tuple[Region, ...], place: Place) -> Layer:

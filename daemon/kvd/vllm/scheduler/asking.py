@@ -14,6 +14,7 @@ from kvd.client.errors import ClientError
 from kvd.shown import logger
 from kvd.vllm.scheduler.claim import Claim
 from kvd.vllm.scheduler.known_peers import KnownPeers
+from kvd.vllm.vllm_types import lookahead_of
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
 from kvd.wire.lease import LeaseClaim, LeaseClaimed
@@ -85,12 +86,21 @@ def look_at_peer(asker: ClaimAsker, claim: Claim, now: float) -> None:
             asker.known.learn(answer.peer, Endpoint(prefill.host, prefill.port))
             if claim.transfer_id:  # the router cannot know it
                 claim.prefill = msgspec.structs.replace(prefill, generation=answer.peer.generation)
+                _leave_last(claim, lookahead_of(answer.peer.engine.facts))
             claim.handshake_seconds = answer.seconds
         claim.peer_known = True
     elif not asker.session.state.connected and asker.known.fits(prefill):
         claim.peer_known = True  # kvd is away; what it told us still holds
     elif claim.peer is None and now >= claim.peer_due:
         ask_peer(asker, claim)
+
+
+def _leave_last(claim: Claim, left: int) -> None:
+    """Claim nothing of the last tokens that the prefiller of a push does not compute; its facts say how many."""
+    tokens = 0 if claim.prompt is None else claim.prompt.tokens - left
+    if 0 < tokens < claim.tokens:  # of a shorter prompt the prefiller leaves nothing out
+        claim.tokens = tokens
+        claim.prefill = msgspec.structs.replace(claim.prefill, tokens=tokens)
 
 
 def look_at_lease(asker: ClaimAsker, claim: Claim, now: float) -> None:

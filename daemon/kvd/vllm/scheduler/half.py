@@ -34,7 +34,7 @@ from kvd.vllm.scheduler.pushes import Pushes, kept_message, wants_push_here
 from kvd.vllm.scheduler.sampling import Sampling
 from kvd.vllm.scheduler.served import Served
 from kvd.vllm.scheduler.unloaded import deliver_unloaded
-from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_tokens, wants_prompt_logprobs
+from kvd.vllm.vllm_types import VllmRequest, VllmStep, drop_last_tokens, lookahead_of, wants_prompt_logprobs
 from kvd.wire.frame import Message
 from kvd.wire.identity import EngineFacts
 from kvd.wire.limits import LONGEST_ID
@@ -63,15 +63,13 @@ class SchedulerHalf:
         groups: Sequence[GroupFacts],
         policy: str,
         open_session: Callable[[Callable[[], Any], Callable[[Message], Message | None]], SessionProtocol],
-        lookahead: int = 0,
     ) -> None:
-        """``lookahead``: how many of a prompt's last tokens the decoder's drafter has to see for itself."""
         self.settings = settings
         self.engine = engine
         self.groups = tuple(groups)
         self.policy = policy
         self.incarnation = uuid.uuid4().hex
-        self._lookahead = lookahead
+        self._lookahead = lookahead_of(engine.facts)
         self._digest_key = new_key()
         self.tally = TransferTally()
         self._leases = Leases(settings.lease_grace, self.tally.expire)
@@ -105,14 +103,13 @@ class SchedulerHalf:
         if self._prefills(request):
             if wants_prompt_logprobs(request):
                 return
-            pushed = wants_push_here(request.kv_transfer_params)
             if not self._draining.takes(request.request_id):
                 self._pushes.decline(request)
                 return
-            # A decoder is told how much was computed of what it pulls, and has to know it of what is pushed.
-            if left := max(int(has_state(self.groups)), 0 if pushed else self._lookahead):
+            # A decoder is told how much was computed of what it pulls; of what is pushed it knows by the facts.
+            if left := max(int(has_state(self.groups)), self._lookahead):
                 drop_last_tokens(request, left)
-            if pushed:
+            if wants_push_here(request.kv_transfer_params):
                 self._pushes.begin(request)
             elif self.settings.backend == STAGED:
                 self._staged.begin(request)

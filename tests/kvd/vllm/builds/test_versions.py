@@ -22,6 +22,7 @@ from kvd.vllm.builds.versions import (
     several_hosts,
 )
 from kvd.vllm.errors import UnsupportedBuild
+from kvd.vllm.vllm_types import LOOKAHEAD, lookahead_of
 from kvd.wire.identity import EngineFacts
 from kvd.worker.settings import read_settings
 
@@ -67,6 +68,12 @@ def test_builds_that_can_only_be_asked_to_join_layers_are_for_pulls(
     extra: dict[str, Any], joined: bool
 ) -> None:
     assert joins_layers(read_settings(extra)) is joined
+
+
+def test_the_facts_say_how_much_of_a_prompt_is_left_to_decoders() -> None:
+    settings, safe = read_settings({"weights": "off"}), Safety("request")
+    assert lookahead_of(engine_facts(split(1), (), settings, 3, safe, 2).facts) == 2
+    assert LOOKAHEAD not in engine_facts(split(1), (), settings, 3, safe).facts
 
 
 def test_sleep_mode_needs_a_vllm_that_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,31 @@ def test_more_ranks_than_heads_hold_the_same_one() -> None:
     assert heads == [(0, 1), (0, 1), (1, 1), (1, 1)]
 
 
+def test_a_drafter_with_fewer_heads_than_its_model_is_cut_by_its_own() -> None:
+    """Of 8 heads each of 8 ranks has one; so it has of 2, and four ranks in a row hold the same."""
+    config = cache_config(8, (full(heads=1), ("l0", "draft")))
+    tensors = {name: tensor(BF16, 8, 1, 4, 8) for name in ("l0", "draft")}
+    where = place(0, 8, kv_heads=8, layer_heads={"draft": 2})
+    workers = sibling_geometries(tensors, config, groups_of(config), where)
+    assert [axes(worker, "l0", "k")["head"][:2] for worker in workers] == [(rank, 1) for rank in range(8)]
+    assert [axes(worker, "draft", "k")["head"][:2] for worker in workers] == [(0, 1)] * 4 + [(1, 1)] * 4
+    whole = cache_config(8, (full(heads=8), ("l0",)), (full(heads=2), ("draft",)))
+    alone = worker_geometry(
+        {"l0": tensor(BF16, 8, 8, 4, 8), "draft": tensor(BF16, 8, 2, 4, 8)},
+        whole,
+        groups_of(whole),
+        place(0, 1, kv_heads=8, layer_heads={"draft": 2}),
+    )
+    assert all(plan_worker(worker, workers, [alone]).sources == (0,) for worker in workers)
+    assert plan_worker(alone, [alone], workers).sources == tuple(range(8))
+
+
+def test_what_a_layer_s_model_says_counts_only_where_it_fits() -> None:
+    config = cache_config(8, (full(heads=3), ("l0",)))
+    made = geometry({"l0": tensor(BF16, 8, 3, 4, 8)}, config, place(1, 2, kv_heads=8, layer_heads={"l0": 8}))
+    assert axes(made, "l0", "k")["head"][:2] == (3, 3)
+
+
 def test_context_parallel_ranks_hold_the_same_heads_of_other_tokens() -> None:
     config = cache_config(8, (full(block_size=4), ("l0",)))
     where = Place(rank=Rank(tp=1, dcp=1), tp=2, dcp=2, kv_heads=2, interleave=1)

@@ -12,7 +12,7 @@ from kvd.vllm.params import read_remote_prefill
 from kvd.wire.lease import LeaseClosed, LeaseEnded, LeaseOpened
 from kvd.wire.registration import OpenLease, RegisterScheduler
 from tests.support.rigs.bench import GENERATION
-from tests.support.rigs.half import HYBRID, LLAMA, PREFILL_HERE, Engine, Request
+from tests.support.rigs.half import HYBRID, LLAMA, PREFILL_HERE, Engine, Request, Step
 
 
 def test_a_finished_prefill_keeps_its_blocks_under_a_lease() -> None:
@@ -88,12 +88,17 @@ def test_a_prefiller_leaves_to_the_decoder_what_its_drafter_has_to_see_itself(
     assert short.num_prompt_tokens == 3
 
 
-def test_of_a_pushed_prompt_only_the_token_of_a_state_is_left_out() -> None:
-    """Its decoder counts with that many tokens, whatever drafter the prefiller has."""
+@pytest.mark.parametrize(("groups", "tokens"), [(LLAMA, 10), (HYBRID, 9)])
+def test_of_a_pushed_prompt_as_much_is_left_out_as_of_one_that_is_pulled(
+    groups: tuple[GroupFacts, ...], tokens: int
+) -> None:
     pushed = {**PREFILL_HERE, "transfer_mode": "push", "kvd_transfer_id": "x"}
-    for groups, tokens in ((LLAMA, 10), (HYBRID, 9)):
-        request = Engine("p", groups, mode="push", lookahead=3).arrive(dict(pushed))
-        assert request.num_prompt_tokens == tokens
+    assert Engine("p", groups, mode="push").arrive(dict(pushed)).num_prompt_tokens == tokens
+    engine = Engine("p", groups, mode="push", lookahead=3)
+    assert engine.arrive(dict(pushed)).num_prompt_tokens == 7
+    engine.half.holds("r", lambda: ([5, 6], [7, 8])[: len(groups)])
+    (told,) = engine.half.step_orders(Step({"r": 7})).pushes
+    assert (told.reached, told.total) == (7, 7)
 
 
 def test_a_prompt_of_one_token_is_not_shortened_away() -> None:

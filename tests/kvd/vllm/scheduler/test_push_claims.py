@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from kvd.client.errors import RefusedByDaemon, TimedOut
 from kvd.vllm.errors import BadParams
+from kvd.vllm.memory.groups import has_state
 from kvd.vllm.params import finished_prefill, read_remote_push, wants_push
+from kvd.vllm.vllm_types import LOOKAHEAD, lookahead_of
 from kvd.wire.handshake import GetPeer
 from kvd.wire.lease import LeaseClaim
 from kvd.wire.reply import Refused
 from kvd.worker.cause import text_of
 from kvd.worker.orders import StepOutcomes
 from kvd.worker.remote import RemotePush
-from tests.support.rigs.bench import GENERATION, prefill, why
-from tests.support.rigs.half import HYBRID, Engine, Request, Step, from_prefiller
+from tests.support.rigs.bench import GENERATION, KEY, prefill, prompt, why
+from tests.support.rigs.half import HYBRID, LLAMA, PEER, Engine, Request, Step, ahead, from_prefiller
 
 PARAMS = {
     "do_remote_prefill": True,
@@ -132,6 +135,36 @@ def test_a_state_is_of_one_token_less_than_the_prompt() -> None:
     engine.half.allocated(request, ([0, 30], [1, 2]), 9)
     (order,) = engine.half.step_orders().loads
     assert (order.tokens, order.groups) == (9, {0: (0, (30,)), 1: (0, (1, 2))})
+
+
+@pytest.mark.parametrize("groups", [LLAMA, HYBRID])
+@pytest.mark.parametrize(("left", "tokens"), [(0, None), (1, 9), (3, 7), (9, 1), (10, None), (11, None)])
+def test_what_a_prefiller_leaves_to_its_decoder_is_not_claimed(
+    groups: Any, left: int, tokens: int | None
+) -> None:
+    """As much as the prefiller takes off, whatever drafter is here; of a prompt that is no longer it takes nothing."""
+    whole = 10 - has_state(groups)
+    drafts = replace(PEER, peer=replace(PEER.peer, engine=ahead(PEER.peer.engine, left)))
+    engine = decoder(groups)
+    request = engine.arrive(PARAMS)
+    assert engine.half.matched_tokens(request, 0) == (None, False)
+    engine.answer(peer=drafts)
+    count, _ = engine.half.matched_tokens(request, 0)
+    assert count == (tokens or whole)
+    engine.half.allocated(request, ([30, 31, 32], [1, 2, 3])[: len(groups)], count)
+    (order,) = engine.half.step_orders().loads
+    assert (order.tokens, order.prefill.tokens, order.refused) == (count, count, None)
+    assert order.digest == prompt(range(10)).digest(KEY, count)
+    prefiller = Engine("p", groups, mode="push", lookahead=left)
+    asked = {"do_remote_decode": True, "transfer_mode": "push", "kvd_transfer_id": "x"}
+    if left < 10:
+        assert prefiller.arrive(asked).num_prompt_tokens == count
+
+
+def test_nonsense_of_another_host_leaves_nothing_out() -> None:
+    for value in (-3, "many", 2.5, None):
+        assert lookahead_of({LOOKAHEAD: value}) == 0
+    assert lookahead_of({}) == 0
 
 
 def test_a_prompt_of_one_token_has_no_state_to_push() -> None:
