@@ -175,9 +175,10 @@ class NotHere:
 
 NOT_HERE = (
     NotHere(
-        "a prefiller reads from a decoder what that has of an earlier turn (`bidirectional_kv_xfer`)",
+        "an engine with `kv_role` `kv_consumer` gives something away: what it has of an earlier turn to a prefiller "
+        "(`bidirectional_kv_xfer`), or a prompt that it is asked to prefill",
         "without effect: the prefiller has the turn in its own cache, or computes it. `kv_both` "
-        "engines read from each other",
+        "engines prefill, and read from each other",
         "a decoder would keep blocks that nobody may ever ask for, out of the memory that it decodes in",
     ),
     NotHere(
@@ -193,14 +194,18 @@ NOT_HERE = (
         "vLLM tells no connector before it unmaps memory that peers read",
     ),
     NotHere(
-        "the host pool of HiSparse",
-        "the engine does not start, and names the group ([connector.md](connector.md#kinds-of-cache))",
-        "the pool has blocks of its own, which geometries cannot say",
+        "NIXL without UCX: `backends` with LIBFABRIC (EFA), UCCL or GPUNETIO",
+        "KV goes by UCX, and the log says so; `kvctl doctor` names paths that are slow for it",
+        "what ends a late write of theirs is not known, so memory that vLLM uses again could be written to",
     ),
     NotHere(
-        "circular buffers that `--decode-context-parallel-size` spreads",
-        "the same",
-        "nobody knows which rank has which rows; stock takes every rank's for whole",
+        "some caches of the last builds: HiSparse with its host pool; circular buffers that "
+        "`--decode-context-parallel-size` spreads; between engines of unlike numbers of workers, keys and values in "
+        "slots of their own (NVFP4) and states with records beside them",
+        "the engine does not start, and names the group; the unlike pair is refused at the handshake "
+        "([connector.md](connector.md#kinds-of-cache))",
+        "which bytes belong to which head, row or block is not known there: the pool has blocks of its own, and stock "
+        "takes every rank's rows for whole and cuts slots by their number",
     ),
 )
 """At most five."""
