@@ -27,8 +27,8 @@ from kvd.geometry.rank import Rank
 from kvd.geometry.shards import Share
 from kvd.geometry.states import StateShape, state_layer
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import InMemory, TokenSpan, layer_sums
-from kvd.topology.comparison import comparison
+from kvd.topology.checksums.comparison import comparison
+from kvd.topology.checksums.sums import InMemory, TokenSpan, layer_sums
 from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.page_sums import OnDevice, summer_of
 

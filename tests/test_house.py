@@ -31,8 +31,10 @@ def test_no_file_is_longer_than_can_be_read_at_once() -> None:
 
 
 def test_no_folder_has_more_modules_than_can_be_seen_at_once() -> None:
-    counts = Counter(path.parent for path in modules() if path.name != "__init__.py")
-    assert {str(folder): count for folder, count in counts.items() if count > MOST_MODULES} == {}
+    """Each file is a module that is read, ``__init__.py`` too: it says what its room is about."""
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in modules())
+    assert counts["daemon/kvd/worker"] > 10
+    assert {folder: count for folder, count in counts.items() if count > MOST_MODULES} == {}
 
 
 def test_a_class_name_means_one_thing() -> None:

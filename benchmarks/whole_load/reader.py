@@ -28,7 +28,7 @@ from kvd.wire.card_parts import ToldCard
 from kvd.wire.identity import EngineCard, EngineFacts, WorkerCard
 from kvd.worker.load import Load
 from kvd.worker.orders import LoadOrder
-from kvd.worker.peers import register
+from kvd.worker.peers.followed import register
 from kvd.worker.pull.reader import PullThread
 from kvd.worker.remote import RemotePrefill
 

@@ -1,9 +1,10 @@
 """The handshake measured: simulated workers of two engines, two real kvds, all decoding ranks asking at once.
 
 The workers are sessions of this process; what they present has the engines' geometries and transfer metadata of usual
-size, and they ask as the connector's workers do (`kvd.worker.handshake`). They move nothing, and touch no kvd but the
-two that are started here. Of the processor time the larger part is theirs: all their threads are in one process here,
-and take turns at its interpreter, where real workers have a process each. So the kvds' part is told apart.
+size, and they ask as the connector's workers do (`kvd.worker.peers.handshake`). They move nothing, and touch no kvd
+but the two that are started here. Of the processor time the larger part is theirs: all their threads are in one
+process here, and take turns at its interpreter, where real workers have a process each. So the part of the kvds is told
+apart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from kvd.wire.identity import Endpoint, EngineFacts, WorkerCard
 from kvd.wire.query import GetStatus, KvdStatus
 from kvd.wire.registration import RegisterScheduler, RegisterWorker
 from kvd.worker.cause import Cause
-from kvd.worker.handshake import ask_for_peer, complete
+from kvd.worker.peers.handshake import ask_for_peer, complete
 
 if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry, WorkerGeometry

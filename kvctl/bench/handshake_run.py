@@ -12,7 +12,7 @@ from kvctl.bench.run import failed, progress, workplace
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.processes.errors import DaemonStartFailed, WorkerFailed
-from kvctl.views.benchmark import HandshakeBenchmark, HandshakeMeasurement, quantiles
+from kvctl.views.measuring.benchmark import HandshakeBenchmark, HandshakeMeasurement, quantiles
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 

@@ -16,7 +16,7 @@ from kvctl.bench.pair import BackendRun, PairScene, ProcessPair, pair
 from kvctl.bench.remote import ServeTarget
 from kvctl.bench.transport import has_rdma, is_slow
 from kvctl.cli.numbers import rate
-from kvctl.views.benchmark import Ceiling, Measurement, Warned, quantiles
+from kvctl.views.measuring.benchmark import Ceiling, Measurement, Warned, quantiles
 from kvd.backends.contract import Operation
 
 LARGE = 64 << 20

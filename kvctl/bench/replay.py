@@ -14,8 +14,8 @@ from kvctl.bench.moving import STAGES
 from kvctl.bench.pair import BackendRun, ProcessPair, pair
 from kvctl.bench.recorded import RecordedStream, batches
 from kvctl.bench.remote import ServeTarget
-from kvctl.views.benchmark import quantiles
-from kvctl.views.replay import RecordedFigures, Variant
+from kvctl.views.measuring.benchmark import quantiles
+from kvctl.views.measuring.replay import RecordedFigures, Variant
 from kvd.backends.contract import Operation
 from kvd.trace.model import TransferLine
 

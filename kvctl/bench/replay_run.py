@@ -18,9 +18,9 @@ from kvctl.cli.numbers import size, span
 from kvctl.cli.settings import Settings
 from kvctl.errors import CheckFailed
 from kvctl.ledger import trace_files
+from kvctl.views.measuring.replay import LeftOut, Replay, Variant
 from kvctl.views.output import show
 from kvctl.views.registry import moment
-from kvctl.views.replay import LeftOut, Replay, Variant
 from kvd.backends.registry import MEASURED
 from kvd.trace.errors import TraceError
 from kvd.trace.model import RecordedTrace
@@ -75,7 +75,7 @@ def run(wanted: ReplayOptions, settings: Settings) -> None:
     document = _document(wanted, trace, found, variants, notes + failures, (began, load, taken))
     show(document, settings)
     if wanted.report is not None:
-        from kvctl.views.replay import replay_page
+        from kvctl.views.measuring.replay import replay_page
 
         write_report(wanted.report, replay_page(document))
 

@@ -22,7 +22,7 @@ from kvctl.cli.talk import plain_lines
 from kvctl.errors import CheckFailed, UsageError
 from kvctl.processes.errors import WorkerFailed
 from kvctl.processes.interruption import held, one_interruption, unwinding
-from kvctl.views.benchmark import Benchmark
+from kvctl.views.measuring.benchmark import Benchmark
 from kvctl.views.output import show
 from kvctl.views.registry import moment
 from kvd.backends.contract import Operation
@@ -90,11 +90,11 @@ def run(wanted: BenchmarkOptions, settings: Settings) -> None:
     document = _document(wanted, place, found, notes + failures, (began, load))
     show(document, settings)
     if wanted.plot and settings.output in ("table", "wide"):
-        from kvctl.views.benchmark import benchmark_plot
+        from kvctl.views.measuring.benchmark import benchmark_plot
 
         sys.stdout.write(plain_lines(benchmark_plot(document)))
     if wanted.report is not None:
-        from kvctl.views.benchmark import benchmark_page
+        from kvctl.views.measuring.benchmark import benchmark_page
 
         write_report(wanted.report, benchmark_page(document))
 

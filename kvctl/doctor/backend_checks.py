@@ -14,8 +14,8 @@ from kvctl.cli.numbers import rate, size
 from kvctl.doctor.checks import checked
 from kvctl.engines.sources import planned
 from kvctl.processes.errors import WorkerFailed
-from kvctl.views.benchmark import Measurement
 from kvctl.views.doctor import Check
+from kvctl.views.measuring.benchmark import Measurement
 from kvd.backends.registry import MEASURED, available
 
 MODEL, SHARDS, TOKENS = "llama-3.1-8b", "tp=8,layout=HND", 512

@@ -51,15 +51,15 @@ ONCE_WRONG = {
         "test_a_long_tail_is_found_unless_its_transfers_are_larger",
     ),
     "benchmark prints the rate beside the ceiling's mark": (
-        "tests/kvctl/views/test_benchmark.py",
+        "tests/kvctl/views/measuring/test_benchmark.py",
         "test_the_line_of_the_ceiling_is_not_taken_for_the_rate",
     ),
     "a report has no date, host, versions and command": (
-        "tests/kvctl/views/test_benchmark.py",
+        "tests/kvctl/views/measuring/test_benchmark.py",
         "test_a_page_says_when_where_with_what_and_how_it_was_made",
     ),
     "a report's legend is clipped": (
-        "tests/kvctl/views/test_benchmark.py",
+        "tests/kvctl/views/measuring/test_benchmark.py",
         "test_a_legend_of_many_names_stays_within_the_drawing",
     ),
     "large engines take long, or do not end": (

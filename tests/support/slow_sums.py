@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from kvd.topology.checksum import InMemory
+from kvd.topology.checksums.sums import InMemory
 
 LONG = 30.0
 

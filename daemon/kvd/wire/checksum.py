@@ -21,7 +21,7 @@ Cells: TypeAlias = Annotated[bytes, Meta(max_length=16 << 20)]
 class SumsOf(msgspec.Struct, frozen=True, array_like=True):
     """Blocks of one of the prefiller's groups: ``blocks`` of the request's from number ``first`` on.
 
-    Of their tokens those of class ``which`` (`kvd.topology.checksum.Classes` of ``run`` and ``period``).
+    Of their tokens those of class ``which`` (`kvd.topology.checksums.sums.Classes` of ``run`` and ``period``).
     """
 
     group: Count

@@ -14,10 +14,10 @@ from kvd.worker.cause import Cause
 from kvd.worker.checksums.comparing import Checking
 from kvd.worker.load import Load
 from kvd.worker.orders import ClaimAnswer
+from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.pull.unanswered import Unanswered
 from kvd.worker.records import answered, record, still_holds
 from kvd.worker.session import SessionProtocol
-from kvd.worker.slow_paths import Paths
 from kvd.worker.tally import TransferTally
 
 log = logger(__name__)

@@ -15,7 +15,7 @@ from kvd.wire.push import PushProgress
 from kvd.worker.cause import SHUTTING_DOWN
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load
-from kvd.worker.probe import Told
+from kvd.worker.peers.probe import Told
 from kvd.worker.pull.reader import PullThread
 from kvd.worker.push.receiver import PushThread
 from kvd.worker.watchdog import Watch
@@ -25,7 +25,7 @@ class PeerThreads:
     """Made when they are first needed. Nothing here waits for anything but the locks of dictionaries."""
 
     def __init__(self, context: WorkerContext, probed: Told | None) -> None:
-        """``probed`` is told of probes (`kvd.worker.probe`); without it there are none."""
+        """``probed`` is told of probes (`kvd.worker.peers.probe`); without it there are none."""
         self._context = context
         self._probed = probed
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ from kvd.geometry.alike import AlikeReader
 from kvd.geometry.codec import encode_worker
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.shown import logger
-from kvd.topology.checksum import Summer
+from kvd.topology.checksums.sums import Summer
 from kvd.topology.errors import OwnEngine
 from kvd.topology.transfer_topology import TransferTopology
 from kvd.wire.card_parts import ToldCard
@@ -39,17 +39,17 @@ from kvd.worker.checksums.summing import Summing
 from kvd.worker.context import WorkerContext
 from kvd.worker.ends import LoadEnds
 from kvd.worker.errors import ConnectorError
-from kvd.worker.handshake import ask_for_peer, complete
 from kvd.worker.load import Load
 from kvd.worker.orders import Fault, LoadOrder, StageOrder, StepOrders, StepOutcomes
 from kvd.worker.peer_threads import PeerThreads
-from kvd.worker.peers import register
+from kvd.worker.peers.followed import register
+from kvd.worker.peers.handshake import ask_for_peer, complete
+from kvd.worker.peers.slow_paths import Paths
 from kvd.worker.push.announce import push_key, withdraw
 from kvd.worker.push.prefiller import Pushing
 from kvd.worker.remote import RemotePrefill
 from kvd.worker.session import SessionProtocol
 from kvd.worker.settings import ConnectorSettings, home_kvd
-from kvd.worker.slow_paths import Paths
 from kvd.worker.staging import stager
 from kvd.worker.stream_event import StreamEvent, no_event
 from kvd.worker.streams import PATIENCE, StreamGate

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvctl.views.benchmark import quantiles
+from kvctl.views.measuring.benchmark import quantiles
 from tests.kvctl.bench.test_benchmark import benchmark
 from tests.kvctl.views.test_formats import check
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvd.geometry.model import Layer, Region, WorkerGeometry
-from kvd.topology.checksum import MIX, Flags, Recipe, Summer, Words
+from kvd.topology.checksums.sums import MIX, Flags, Recipe, Summer, Words
 from kvd.topology.descriptors import Int64
 from kvd.worker.checksums.pages import in_host_memory
 
@@ -56,7 +56,7 @@ class OnDevice:
         self._known: dict[int, tuple[Recipe, Any, Any, Any]] = {}
 
     def sums(self, layer: Layer, how: Recipe, ids: Int64, tokens: Words, counted: Flags) -> Words:
-        """As `kvd.topology.checksum.Summer` says."""
+        """As `kvd.topology.checksums.sums.Summer` says."""
         torch = self._torch
         if self._device.type == "cpu":
             return self._sums(layer, how, ids, tokens, counted)

@@ -16,8 +16,8 @@ import numpy as np
 from kvd.client.errors import ClientError, RefusedByDaemon
 from kvd.geometry.errors import GeometryError
 from kvd.shown import logger
-from kvd.topology.checksum import Summer, Words
-from kvd.topology.comparison import Comparison, WantedSums, comparison
+from kvd.topology.checksums.comparison import Comparison, WantedSums, comparison
+from kvd.topology.checksums.sums import Summer, Words
 from kvd.topology.errors import NotSummable, TopologyError
 from kvd.topology.plan import Plan
 from kvd.topology.transfer_topology import TransferTopology

@@ -7,7 +7,7 @@ import ctypes
 import numpy as np
 
 from kvd.geometry.model import WorkerGeometry
-from kvd.topology.checksum import InMemory, Summer
+from kvd.topology.checksums.sums import InMemory, Summer
 
 
 def in_host_memory(geometry: WorkerGeometry) -> Summer:

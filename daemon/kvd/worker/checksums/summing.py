@@ -17,7 +17,15 @@ import numpy as np
 
 from kvd.geometry.model import WorkerGeometry
 from kvd.shown import logger
-from kvd.topology.checksum import ALL_TOKENS, MOST_CLASSES, Classes, Summer, TokenSpan, Words, layer_sums
+from kvd.topology.checksums.sums import (
+    ALL_TOKENS,
+    MOST_CLASSES,
+    Classes,
+    Summer,
+    TokenSpan,
+    Words,
+    layer_sums,
+)
 from kvd.wire.checksum import GetSums, Sums, SumsOf
 from kvd.wire.codes import RefusalCode
 from kvd.wire.reply import Refused, refusal

@@ -27,8 +27,8 @@ from kvd.topology.transfer_topology import RemoteEngine, TransferTopology
 from kvd.worker.admission import AdmissionQueue
 from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error
 from kvd.worker.load import Load, clear_leftover, overdue
-from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
-from kvd.worker.probe import Probing, Told
+from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
+from kvd.worker.peers.probe import Probing, Told
 from kvd.worker.pull.slices import apply_plan, hold_back, look, post
 from kvd.worker.timer_slack import sleep_precisely
 from kvd.worker.unclosed import Unclosed
@@ -65,7 +65,7 @@ class PullThread:
         piece_bytes: int = LEAST_BYTES,
         probed: Told | None = None,
     ) -> None:
-        """``probed`` is told of probes (`kvd.worker.probe`); without it there are none."""
+        """``probed`` is told of probes (`kvd.worker.peers.probe`); without it there are none."""
         self.engine_id = engine_id
         self._backend = backend
         self._topology = topology

@@ -30,7 +30,7 @@ from kvd.worker.cause import SHUTTING_DOWN, Cause, from_error, refusal_code
 from kvd.worker.context import WorkerContext
 from kvd.worker.load import Load, overdue
 from kvd.worker.orders import block_lists
-from kvd.worker.peers import FollowedPeer, GiveUp, PeerChanged
+from kvd.worker.peers.followed import FollowedPeer, GiveUp, PeerChanged
 from kvd.worker.push.announce import announce, push_key, withdraw
 from kvd.worker.push.arrival import Arrival, Part, expect
 from kvd.worker.push.arrivals import Arrivals

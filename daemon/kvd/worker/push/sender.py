@@ -28,8 +28,8 @@ from kvd.wire.handshake import GetPeer
 from kvd.wire.push import PushAnnounce, PushDone, PushKey, PushWithdraw
 from kvd.worker.cause import Cause, from_error
 from kvd.worker.context import WorkerContext
-from kvd.worker.handshake import ask_for_peer
-from kvd.worker.peers import FollowedPeer, PeerChanged
+from kvd.worker.peers.followed import FollowedPeer, PeerChanged
+from kvd.worker.peers.handshake import ask_for_peer
 from kvd.worker.push.computed import Outgoing
 from kvd.worker.push.looks import PACE, Looks
 from kvd.worker.push.send_step import advance, poll, quiesce

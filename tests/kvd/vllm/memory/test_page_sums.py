@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvd.geometry.model import EngineGeometry, Region, WorkerGeometry
-from kvd.topology.checksum import Classes, InMemory, TokenSpan, layer_sums
+from kvd.topology.checksums.sums import Classes, InMemory, TokenSpan, layer_sums
 from kvd.vllm.memory.page_sums import OnDevice, summer_of
-from tests.kvd.topology.test_comparison import loads
+from tests.kvd.topology.checksums.test_comparison import loads
 from tests.support import oracle
 
 torch = pytest.importorskip("torch")

@@ -15,7 +15,7 @@ from kvctl.cli.units import Mode
 from kvd.backends.memory import open_backend
 from kvd.client.session import KvdSession
 from kvd.geometry.rank import Rank
-from kvd.topology.checksum import InMemory
+from kvd.topology.checksums.sums import InMemory
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.tensors import sibling_geometries, worker_geometry
 from kvd.wire.checksum import GetSums, Sums, SumsOf

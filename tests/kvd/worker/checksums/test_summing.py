@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvd.geometry.rank import Rank
-from kvd.topology.checksum import InMemory
+from kvd.topology.checksums.sums import InMemory
 from kvd.vllm.memory.page_sums import summer_of
 from kvd.vllm.memory.tensors import worker_geometry
 from kvd.wire.checksum import GetSums, Sums, SumsOf

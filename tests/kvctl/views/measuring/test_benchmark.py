@@ -9,8 +9,15 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from kvctl.views.bars import Bar, bars_svg
-from kvctl.views.benchmark import Benchmark, Ceiling, Measurement, benchmark_page, benchmark_plot, quantiles
+from kvctl.views.measuring.bars import Bar, bars_svg
+from kvctl.views.measuring.benchmark import (
+    Benchmark,
+    Ceiling,
+    Measurement,
+    benchmark_page,
+    benchmark_plot,
+    quantiles,
+)
 
 RATIOS = {"tcp": 3.25, "memcpy": 0.25, "large": 0.75}
 STAGES = ("plan", "prepare", "post", "wire", "complete")

@@ -20,9 +20,9 @@ from kvd.topology.transfer_topology import RemoteEngine
 from kvd.wire.card_parts import ToldCard
 from kvd.wire.handshake import PeerGone
 from kvd.wire.transfer import ReportTransfers
-from kvd.worker import probe as probes
-from kvd.worker.peers import register
-from kvd.worker.probe import null_reads
+from kvd.worker.peers import probe as probes
+from kvd.worker.peers.followed import register
+from kvd.worker.peers.probe import null_reads
 from kvd.worker.settings import ConnectorSettings
 from kvd.worker.worker import WorkerHalf
 from tests.kvd.topology.test_oracle import THOROUGH, cases

@@ -8,8 +8,8 @@ from msgspec import Meta, Struct
 
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import Bytes, BytesPerSecond, Count, Seconds, Time
-from kvctl.views.bars import Bar, page
-from kvctl.views.benchmark import Quantiles
+from kvctl.views.measuring.bars import Bar, page
+from kvctl.views.measuring.benchmark import Quantiles
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, Part, TextTable, number, table
 

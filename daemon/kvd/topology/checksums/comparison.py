@@ -15,7 +15,7 @@ import numpy as np
 
 from kvd.geometry.model import Field, Group, Layer, WorkerGeometry
 from kvd.topology.blocks import BlockList, window_start
-from kvd.topology.checksum import (
+from kvd.topology.checksums.sums import (
     ALL_TOKENS,
     Classes,
     Summer,

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from kvctl.cli.numbers import rate, size, span
 from kvctl.cli.units import BytesPerSecond, Count, RankName, Seconds, Time
 from kvctl.ledger.statistics import quantile
-from kvctl.views.bars import Bar, bars_text, page
+from kvctl.views.measuring.bars import Bar, bars_text, page
 from kvctl.views.registry import View
 from kvctl.views.screen import Column, Part, Styled, TextTable, number, table
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import EngineGeometry, WorkerGeometry
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import ALL_TOKENS, Classes, InMemory, TokenSpan, layer_sums
-from kvd.topology.comparison import Comparison, GroupResult, WantedSums, comparison
+from kvd.topology.checksums.comparison import Comparison, GroupResult, WantedSums, comparison
+from kvd.topology.checksums.sums import ALL_TOKENS, Classes, InMemory, TokenSpan, layer_sums
 from kvd.topology.compile import compile_plan
 from kvd.topology.plan import plan_worker
-from tests.kvd.topology.test_checksum import FEWER
+from tests.kvd.topology.checksums.test_sums import FEWER
 from tests.kvd.topology.test_oracle import _request
 from tests.support import oracle
 from tests.support import random_engines as engines

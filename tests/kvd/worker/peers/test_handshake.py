@@ -18,8 +18,8 @@ from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, EngineCard
 from kvd.worker.cause import Cause
-from kvd.worker.handshake import ask_for_peer
-from kvd.worker.peers import register
+from kvd.worker.peers.followed import register
+from kvd.worker.peers.handshake import ask_for_peer
 from kvd.worker.session import SessionProtocol
 from tests.support.daemons import facts, worker
 

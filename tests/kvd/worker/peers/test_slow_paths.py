@@ -3,7 +3,7 @@
 import pytest
 
 from kvd.wire.transfer import TransferRecord
-from kvd.worker.slow_paths import Paths
+from kvd.worker.peers.slow_paths import Paths
 
 
 def record(

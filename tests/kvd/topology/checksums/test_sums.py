@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvd.geometry.model import Axis, EngineGeometry, Field, Layer, Page, WorkerGeometry
 from kvd.topology.blocks import BlockList
-from kvd.topology.checksum import (
+from kvd.topology.checksums.sums import (
     Classes,
     InMemory,
     TokenSpan,

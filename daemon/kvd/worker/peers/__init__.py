@@ -1,0 +1,1 @@
+"""Peer engines, as a worker knows them: asked for, followed, probed, and watched for slow paths."""
