@@ -107,9 +107,7 @@ def test_all_that_is_handed_over_is_compared_and_equal(pair: Pair, tokens: int) 
 
 def test_what_was_overwritten_before_it_was_read_is_computed_here(pair: Pair) -> None:
     if pair.engines.mode == "push":
-        pytest.skip(
-            "layers are sent before the prompt is added up: what is overwritten then is not what was sent"
-        )
+        pytest.skip("a push has sent its layers before the prompt is added up: nothing is left to overwrite")
     prompt = prompt_of(900, seed=9)
     right = pair.engines.decode.submit(prompt, ANSWER).result(300).token_ids
     pair.forget()

@@ -20,6 +20,7 @@ from kvd.topology.plan import plan_worker
 from kvd.vllm.memory.caches import by_layer, in_one_form
 from kvd.vllm.memory.groups import group_facts
 from kvd.vllm.memory.tensors import Place, worker_geometry
+from tests.support.vllm_builds import lacks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore")]
 
@@ -76,7 +77,10 @@ def test_the_memory_of_builds_that_join_layers(kind: str, backend: str, layout: 
     from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
 
     if not hasattr(KVConnectorModelRunnerMixin, "allocate_uniform_kv_caches"):
-        pytest.skip("this vLLM has layouts for it")
+        lacks(
+            "allocate_uniform_kv_caches: a layout joins the layers, which the tests above look at",
+            last="0.28",
+        )
     from vllm.v1.attention.backends.utils import set_kv_cache_layout
 
     set_kv_cache_layout(layout)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kvd.vllm.builds.probe import probe
-from kvd.vllm.errors import UnsupportedBuild
 from tests.support.tiny_models import write_model
+from tests.support.vllm_builds import lacks
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.filterwarnings("ignore")]
 
@@ -25,11 +25,8 @@ KINDS = (("full",), ("window",), ("full", "window"), ("full", "mamba"), ("mamba"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        if probe().takes_failed_requests.holds:
-            pytest.skip("this vLLM's own scheduler takes failed requests")
-    except UnsupportedBuild as error:
-        pytest.skip(str(error))
+    if probe().takes_failed_requests.holds:
+        lacks("need of this scheduler: its own takes failed requests", last="0.29")
     return write_model("llama", tmp_path_factory.mktemp("models"))
 
 

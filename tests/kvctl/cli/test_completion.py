@@ -38,8 +38,8 @@ def test_a_script_knows_every_command_and_choice(shell: str) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shell_can_read_its_script(shell: str) -> None:
-    if not shutil.which(shell):
-        pytest.skip(f"no {shell} here")
+    if shell != "bash" and not shutil.which(shell):
+        pytest.skip(f"{shell} is not installed; `.ci/setup shells` installs it, as root on Debian")
     subprocess.run([shell, "-n", FOLDER / FILES[shell]], check=True, capture_output=True)
 
 

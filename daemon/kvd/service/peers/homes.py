@@ -118,6 +118,9 @@ class Homes:
             except PeerAway as away:
                 self._away(home, f"its home does not answer: {away.message}")
             except Exception:
+                # A mistake of ours, in one worker's card perhaps. This task is all that the home ever hears of its
+                # workers here: were it to end, they would be gone there within AWAY_SECONDS, and until kvd restarts.
+                # All is told anew in the next round, so nothing of this one is relied on.
                 self._events.counters["errors.internal"] += 1
                 log.exception("what is told to the kvd at %s failed; going on", home.endpoint)
             with contextlib.suppress(TimeoutError):

@@ -198,6 +198,9 @@ class PeerLink:
             try:
                 await work()
             except Exception:
+                # Whatever it may be, an answer that no other kvd gives included: a link without its two tasks would
+                # stay "up" or "down" for ever, and each question to it would wait for its deadline. Both begin from
+                # nothing, a new connection and a new ping, so what was left half done is of no consequence.
                 self._events.counters["errors.internal"] += 1
                 log.exception("the link to the kvd at %s failed and starts again", self.endpoint)
             await asyncio.sleep(RECONNECT_SECONDS[1])
