@@ -63,7 +63,6 @@ HANDSHAKE_SECONDS = 10.0
 LEAST_KEPT = 5.0
 """Seconds for which a message to a decoder is repeated at least."""
 
-
 _Inbox = PushAnnounce | PushWithdraw | PushDone | Heard | DecoderAnswered | PeerChanged
 
 

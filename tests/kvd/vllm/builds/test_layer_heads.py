@@ -15,7 +15,9 @@ class Architecture:
 
     def __init__(self, *heads: int) -> None:
         self.heads = heads
-        self.per_layer_overrides = [{} for _ in heads] if len(set(heads)) > 1 else None
+        self.per_layer_overrides: list[dict[str, Any]] | None = (
+            [{} for _ in heads] if len(set(heads)) > 1 else None
+        )
 
     def __getitem__(self, layer: int) -> Any:
         return SimpleNamespace(total_num_kv_heads=self.heads[layer])
