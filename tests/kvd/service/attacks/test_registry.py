@@ -20,6 +20,7 @@ import zmq
 from kvd.service.config import Config, LeaseSettings, LivenessSettings
 from kvd.service.daemon import Daemon as Parts
 from kvd.service.engines import registry as registry_module
+from kvd.service.engines.draining import DrainTable
 from kvd.service.engines.leases import LeaseTable
 from kvd.service.engines.liveness import Liveness
 from kvd.service.engines.local_engine import Client
@@ -123,6 +124,7 @@ class Host:
             SimpleNamespace(
                 registry=self.registry,
                 handshakes=SimpleNamespace(peers=peers),
+                drains=DrainTable(self.leases),
                 subscribers=Subscribers(),
                 leases=self.leases,
                 outcomes=self.outcomes,
