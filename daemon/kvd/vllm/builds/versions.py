@@ -96,7 +96,10 @@ def several_hosts(vllm_config: Any, settings: ConnectorSettings) -> ConnectorSet
 
 
 def one_engine(vllm_config: Any, engine: EngineFacts) -> EngineFacts:
-    """The engine of a worker, by the id that it has on its first host: each makes its own where the user gives none.
+    """The engine of a worker, by the id and the name of the model that it has on its first host.
+
+    Each host makes an id of its own where the user gives none; and the model may lie in another folder there, or have
+    its ``--served-model-name`` only where requests arrive. That it is the same model its weights say.
 
     All workers of the engine have to call this together, once their process groups exist.
     """
@@ -104,8 +107,9 @@ def one_engine(vllm_config: Any, engine: EngineFacts) -> EngineFacts:
         return engine
     from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 
-    of_stage = get_tp_group().broadcast_object(engine.engine_id, src=0)
-    return msgspec.structs.replace(engine, engine_id=get_pp_group().broadcast_object(of_stage, src=0))
+    of_stage = get_tp_group().broadcast_object((engine.engine_id, engine.model), src=0)
+    engine_id, model = get_pp_group().broadcast_object(of_stage, src=0)
+    return msgspec.structs.replace(engine, engine_id=engine_id, model=model)
 
 
 def log_beside_vllm() -> None:

@@ -143,12 +143,12 @@ def test_the_home_is_vllm_s_master_where_it_has_several_nodes(
     assert several_hosts(config, read_settings(extra)).home == home
 
 
-def test_workers_on_several_hosts_take_the_engine_id_of_the_first_one(
+def test_workers_on_several_hosts_take_the_engine_id_and_the_name_of_the_model_of_the_first_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two stages of two ranks, a stage a node: the id of the first rank goes through both kinds of groups."""
+    """Two stages of two ranks, a stage a node: what the first rank has goes through both kinds of groups."""
     ids = {(pp, tp): f"node{pp}" for pp in range(2) for tp in range(2)}
-    said: dict[tuple[str, int], str] = {}
+    said: dict[tuple[str, int], tuple[str, str]] = {}
 
     class Group:
         """A process group as the worker at that place has it; its first rank speaks before the others hear."""
@@ -156,18 +156,19 @@ def test_workers_on_several_hosts_take_the_engine_id_of_the_first_one(
         def __init__(self, name: str, group: int, *, first: bool) -> None:
             self.group, self.first = (name, group), first
 
-        def broadcast_object(self, given: str, src: int) -> str:
+        def broadcast_object(self, given: tuple[str, str], src: int) -> tuple[str, str]:
             assert src == 0
             return said.setdefault(self.group, given) if self.first else said[self.group]
 
-    def engine_of(pp: int, tp: int) -> str:
+    def engine_of(pp: int, tp: int) -> EngineFacts:
         state = ModuleType("vllm.distributed.parallel_state")
         state.get_tp_group = lambda: Group("tp", pp, first=tp == 0)  # type: ignore[attr-defined]
         state.get_pp_group = lambda: Group("pp", tp, first=pp == 0)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, state.__name__, state)
-        return one_engine(on_node(pp), EngineFacts(engine_id=ids[pp, tp], model="m")).engine_id
+        return one_engine(on_node(pp), EngineFacts(engine_id=ids[pp, tp], model=f"/models/of-node{pp}"))
 
-    assert [engine_of(*place) for place in ids] == ["node0"] * 4
+    found = [engine_of(*place) for place in ids]
+    assert {(engine.engine_id, engine.model) for engine in found} == {("node0", "/models/of-node0")}
 
 
 def test_an_engine_on_one_host_keeps_its_id_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
