@@ -93,6 +93,11 @@ ADAPTATIONS = {
 }
 """By the name under which the plugin carries each out."""
 
+MISSES: dict[str, str] = {}
+"""Codes of misses that tests of schedulers bring about, and why. Any other in a ledger fails the run."""
+SERVED_MISSES: dict[str, str] = {}
+"""The same of tests of running servers."""
+
 READS_BACK = (
     "a prefiller reads from a decoder what that has of an earlier turn. Engines of ours do not: a decoder keeps nothing"
     " for prefillers, and `bidirectional_kv_xfer` is named as without effect"

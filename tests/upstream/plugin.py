@@ -22,12 +22,14 @@ import pytest
 
 from kvctl.processes.daemons import two_hosts
 from tests.support.tiny_models import write_model
-from tests.upstream.adapted import ADAPTATIONS, BOTH_WAYS, FETCHED, FILES, SEVERAL, UNFIT, UNITS
+from tests.upstream.adapted import ADAPTATIONS, BOTH_WAYS, FETCHED, FILES, MISSES, SEVERAL, UNFIT, UNITS
 from tests.upstream.engines import Around, answered, present
+from tests.upstream.ledger import records, unclaimed, unexplained, unused
 
 AROUND = pytest.StashKey[Around]()
 USED = pytest.StashKey[Counter[str]]()
 LEFT_OUT = pytest.StashKey[list[str]]()
+LEDGERS = pytest.StashKey[list[str]]()
 STACK = pytest.StashKey[contextlib.ExitStack]()
 PACKAGE = ".".join(UNITS.parts)
 STATS_NAMES = {
@@ -47,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     stack = config.stash[STACK] = contextlib.ExitStack()
     used = config.stash[USED] = Counter()
     config.stash[LEFT_OUT] = []
+    config.stash[LEDGERS] = []
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvd-")))
     utils = importlib.import_module(f"{PACKAGE}.utils")
     hosts = stack.enter_context(two_hosts(folder))
@@ -130,7 +133,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     stay: list[pytest.Item] = []
     found: set[tuple[Path, str]] = set()
     for item in items:
-        file = item.path.relative_to(FETCHED)
+        file = _file(item)
         name = getattr(item, "originalname", item.name)
         unfit = next((one for one in UNFIT[file] if name in one.names), None)
         found.add((file, name))
@@ -150,6 +153,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] += sorted({getattr(item, "originalname", item.name) for item in out})
     items[:] = stay
     config.hook.pytest_deselected(items=out)
+
+
+def _file(item: pytest.Item) -> Path:
+    """A test's file among those that were fetched; pytest has followed the links to it."""
+    return item.path.relative_to(FETCHED.resolve())
 
 
 def _speaks_of_ours(item: Any) -> None:
@@ -172,18 +180,28 @@ def _worded(constant: Any) -> Any:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail where all files ran and an adaptation was used by no test."""
-    files = {Path(item.path).relative_to(FETCHED) for item in session.items}
-    unused = [name for name in ADAPTATIONS if not session.config.stash[USED][name]]
-    if unused and files == set(FILES) and session.exitstatus == pytest.ExitCode.OK:
+    """Fail where a kvd knows what nobody explains, and where all files ran and no test used an adaptation."""
+    hosts, loads = session.config.stash[AROUND].hosts, session.config.stash[USED]["answer"]
+    found = records(hosts)
+    rows = [*unexplained(found, MISSES), *unclaimed(hosts[0], loads)]
+    said = f"{loads} loads, whose bytes a test says; {len(found)} records of workers; {len(rows)} lines unexplained"
+    session.config.stash[LEDGERS] += [said, *rows]
+    if rows and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        session.config.stash[LEFT_OUT].append(f"and these adaptations were used by none: {', '.join(unused)}")
+    files = set(map(_file, session.items))
+    idle = [name for name in ADAPTATIONS if not session.config.stash[USED][name]] + unused(found, MISSES)
+    if idle and files == set(FILES) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        session.config.stash[LEFT_OUT].append(f"and these adaptations were used by none: {', '.join(idle)}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     terminalreporter.section("adapted, and how often")
     for name, count in config.stash[USED].items():
         terminalreporter.line(f"{count:4}  {ADAPTATIONS[name].what}: {ADAPTATIONS[name].now}")
+    terminalreporter.section("what the kvds know")
+    for line in config.stash[LEDGERS]:
+        terminalreporter.line(line)
     terminalreporter.section("does not apply (docs/upstream-tests.md says why)")
     for name in config.stash[LEFT_OUT]:
         terminalreporter.line(name)
