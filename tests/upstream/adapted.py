@@ -95,7 +95,9 @@ ADAPTATIONS = {
 
 MISSES: dict[str, str] = {}
 """Codes of misses that tests of schedulers bring about, and why. Any other in a ledger fails the run."""
-SERVED_MISSES: dict[str, str] = {}
+SERVED_MISSES = {
+    "PROMPT_MISMATCH": "of a request with two prompts the proxy hands both the params of the first, so one is computed"
+}
 """The same of tests of running servers."""
 
 READS_BACK = (

@@ -39,16 +39,19 @@ def unused(found: Sequence[TransferRecord], misses: Mapping[str, str]) -> list[s
     return sorted(misses.keys() - {one.code for one in found})
 
 
-def uncounted(found: Sequence[TransferRecord], tokens: int) -> list[str]:
-    """A line where vLLM counts other ``tokens`` as loaded than these records have.
+def unmoved(found: Sequence[TransferRecord], tokens: int) -> list[str]:
+    """A line where vLLM counts more ``tokens`` as loaded than these records have.
 
-    vLLM counts a prompt's last token too, which is computed again in any case.
+    vLLM counts a prompt's last token too, which is computed again in any case. What the decoder's own cache has of a
+    prompt it does not count, and a record does.
     """
     loads = [one for one in found if one.state == "done"]
     moved = sum(one.tokens for one in loads)
-    if moved <= tokens <= moved + len(loads):
-        return []
-    return [f"{len(loads)} loads brought {moved} tokens, and vLLM counts {tokens}"]
+    return (
+        []
+        if tokens <= moved + len(loads)
+        else [f"{len(loads)} loads brought {moved} tokens, vLLM counts {tokens}"]
+    )
 
 
 def unclaimed(prefills: Kvd, loads: int) -> list[str]:

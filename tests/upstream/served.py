@@ -23,7 +23,7 @@ from tests.support.openai_client import agree, ask, ask_at_once
 from tests.support.router_cases import many
 from tests.support.routers import TOY
 from tests.upstream.adapted import SERVED_MISSES
-from tests.upstream.ledger import records, uncounted, unexplained
+from tests.upstream.ledger import records, unexplained, unmoved
 
 RULES = ROOT / "configs" / "monitoring" / "nixl-names.yaml"
 ALONE = "KVD_TESTS_ALONE"
@@ -60,7 +60,7 @@ def servers(kind: str) -> Iterator[dict[str, str]]:
         sys.stdout.write(f"{kind}: {loads} loads from the prefiller are in the decoder's ledger\n")
         written = records(fleet.hosts)
         counted = int(fleets.metric(fleet.decodes[0], "vllm:external_prefix_cache_hits_total"))
-        rows = [*unexplained(written, SERVED_MISSES), *uncounted(written, counted)]
+        rows = [*unexplained(written, SERVED_MISSES), *unmoved(written, counted)]
         assert not rows, "\n".join(["in the ledgers, and explained by nothing:", *rows])
 
 
