@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
-import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engine_id, engines, transfer_config
+from kvctl.demo.deployment import PREFILL_PARAMS, Deployment, engines
 from kvctl.demo.engine import EngineProcess
 from kvctl.demo.engine_spec import EngineSpec
 from kvctl.engines.probing import probed
@@ -31,12 +29,12 @@ from kvd.wire.transfer import TransferRecord
 from tests.support import nursery
 from tests.support.adapters import write_adapter
 from tests.support.asked import Said, ask, said
-from tests.support.configurations import COLUMNS, CONFIGURATIONS, WORKS, Configuration, Setup
+from tests.support.configurations import COLUMNS, CONFIGURATIONS, WORKS, Setup
+from tests.support.configured import connector, second_nodes, two_specs
 from tests.support.daemons import wait_for
-from tests.support.deployments import HYBRID_BLOCK, PATIENT, PATIENT_KVD, found_out, prompt_of, transfers
+from tests.support.deployments import HYBRID_BLOCK, PATIENT_KVD, prompt_of, transfers
 from tests.support.engine_calls import engine_metrics, reset_prefix_cache
-from tests.support.odd_models import dtype_of, write
-from tests.support.tiny_models import NO_PREFIX_CACHING
+from tests.support.odd_models import dtype_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.matrix, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -45,7 +43,7 @@ BLOCK = 128
 DRAFTS = "spec_decode_num_accepted_tokens"
 LOADED = "external_prefix_cache_hits"
 CACHED = "prompt_tokens_cached"
-PORTS = 4
+MACHINE_LACKS = "FP8 KV cache on CPU requires x86 with AVX-512 or AMX"
 UNANSWERED = 60.0
 SECONDS = 600.0
 """An engine has them to start, and a request to be answered: the machine may be busy with other things."""
@@ -73,10 +71,10 @@ class Pair:
         more = {**self.request, **more}
         return ask(engine, prompt, max_tokens, params, **more)
 
-    def alone(self, prompt: Sequence[int]) -> tuple[Said, int]:
+    def alone(self, prompt: Sequence[int], **more: Any) -> tuple[Said, int]:
         """What the decoder computes by itself, and of how many drafts; both engines forget it again."""
         before = self.counted(DRAFTS)
-        answer = said(self.ask(self.decode, prompt, ANSWER), SECONDS)
+        answer = said(self.ask(self.decode, prompt, ANSWER, **more), SECONDS)
         drafts = self.counted(DRAFTS) - before
         self.forget()
         return answer, drafts
@@ -109,6 +107,7 @@ def pair(
         hosts = None
         if setup.connector == "KvdConnector":
             hosts = stack.enter_context(two_hosts(folder, PATIENT_KVD))
+        seconds = stack.enter_context(second_nodes(setup, specs, hosts, folder))
         configs = [connector(setup, role, hosts) for role in (0, 1)]
         start = stack.enter_context(engines(nursery.start))
         begun = [start(replace(s, kv_transfer_config=c)) for s, c in zip(specs, configs, strict=True)]
@@ -116,7 +115,7 @@ def pair(
             for engine in begun:
                 engine.wait_ready(SECONDS)
         except EngineStartFailed as refused:
-            yield Refusal(f"{refused}\n{logs(*specs)}")
+            yield Refusal("\n".join([str(refused), logs(*specs), *map(read, seconds)]))
             return
         more = dict(setup.configuration.request)
         if "adapter" in more:
@@ -124,82 +123,27 @@ def pair(
         yield Pair(setup, begun[0], begun[1], hosts, more)
 
 
-def two_specs(row: Configuration, folder: Path) -> list[EngineSpec]:
-    """Both engines without their connectors."""
-    models = folder / "models"
-    path = write(row.model, models)
-    draft = {"model": str(write(row.draft, models))} if row.draft else {}
-    specs = []
-    for side, own in (("prefill", row.prefill), ("decode", row.decode)):
-        arguments = {**row.both, **own}
-        if "speculative_config" in arguments:
-            arguments["speculative_config"] = {**arguments["speculative_config"], **draft}
-        specs.append(
-            EngineSpec(
-                model=path,
-                work_dir=folder / side,
-                log_path=folder / f"{side}.log",
-                dtype=dtype_of(row.model),
-                max_model_len=2048,
-                max_num_batched_tokens=row.step,
-                enable_prefix_caching=row.model not in NO_PREFIX_CACHING,
-                cache_dir=found_out(folder),
-                arguments=arguments,
-                env={
-                    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-                    "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_ports()),
-                },
-            )
-        )
-    return specs
-
-
-def free_ports() -> int:
-    """The first of some that the system hands out to nobody: stock listens there, a data-parallel rank each."""
-    while True:
-        first = random.randrange(15_000, 30_000, PORTS)
-        with contextlib.suppress(OSError):
-            for port in range(first, first + PORTS):
-                socket.create_server(("127.0.0.1", port)).close()
-            return first
-
-
-def connector(setup: Setup, role: int, hosts: tuple[Kvd, Kvd] | None) -> dict[str, Any]:
-    """The kv_transfer_config of the prefiller (0) or the decoder (1)."""
-    row = setup.configuration
-    if hosts is not None:
-        return transfer_config(
-            hosts[role], engine_id(hosts[role]), row.roles[role], extra={**PATIENT, "mode": "push"}
-        )
-    return {
-        "kv_connector": setup.connector,
-        "kv_role": row.roles[role],
-        "engine_id": f"stock-{role}",
-        "kv_buffer_device": "cpu",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"num_threads": 1, "kv_lease_duration": 500},
-    }
-
-
 RUN = [row for row in CONFIGURATIONS if not row.by_hand]
-SETUPS = {(row, name): Setup(row, name) for row in RUN for name, _ in COLUMNS.values()}
-"""One object each: pytest keeps a pair of engines as long as it is asked for by the same."""
 
 
+# The column is part of the pair's parameter: with a second parameter pytest would end the pair with each test.
 @pytest.mark.parametrize(
-    ("pair", "column"),
+    "pair",
     [
-        pytest.param(SETUPS[row, name], column, id=f"{row}-{column.replace(' ', '_')}")
+        pytest.param(Setup(row, name, column), id=f"{row}-{column.replace(' ', '_')}")
         for row in RUN
         for column, (name, _) in COLUMNS.items()
     ],
-    indirect=["pair"],
+    indirect=True,
 )
 def test_what_comes_of_a_configuration(
-    pair: Pair | Refusal, column: str, record_property: Callable[[str, object], None], request: Any
+    pair: Pair | Refusal, record_property: Callable[[str, object], None], request: Any
 ) -> None:
-    row: Configuration = request.node.callspec.params["pair"].configuration
+    setup: Setup = request.node.callspec.params["pair"]
+    row, column = setup.configuration, setup.column
     expected = row.expected(column)
+    if isinstance(pair, Refusal) and MACHINE_LACKS in pair.log:
+        pytest.skip(f"this machine's CPU: {MACHINE_LACKS}")
     came = "does not start" if isinstance(pair, Refusal) else asked(pair, column)
     if quoted := expected.split("`")[1:2]:
         log = pair.log if isinstance(pair, Refusal) else logs(pair.prefill.spec, pair.decode.spec)
@@ -211,7 +155,12 @@ def test_what_comes_of_a_configuration(
 
 def logs(*specs: EngineSpec) -> str:
     """What engines said."""
-    return "\n".join(spec.log_path.read_text(errors="replace") for spec in specs)
+    return "\n".join(read(spec.log_path) for spec in specs)
+
+
+def read(log: Path) -> str:
+    """A log, of a process that may write to it."""
+    return log.read_text(errors="replace")
 
 
 def asked(pair: Pair, column: str) -> str:
@@ -235,6 +184,11 @@ def _each(pair: Pair, column: str, seed: int) -> str:
     for tokens in row.lengths:
         prompts = [prompt_of(tokens, seed=seed + number) for number in range(row.at_once)]
         alone = [pair.alone(prompt) for prompt in prompts]
+        if "picture" in pair.request:
+            assert (
+                pair.alone(prompts[0], picture=pair.request["picture"] + 1)[0].token_ids
+                != alone[0][0].token_ids
+            )
         if (came := _asked(pair, column, prompts, seed, alone)) != WORKS:
             return came
     return WORKS
@@ -284,7 +238,7 @@ def _asked(
         if decoded.token_ids != expected.token_ids:
             return f"wrong answer: {decoded.token_ids} for {expected.token_ids}"
     loaded, cached, accepted = (pair.counted(n) - b for n, b in zip(counters, before, strict=True))
-    wanted = sum(len(prompt) - 1 for prompt in prompts)
+    wanted = sum(len(prompt) + row.more_tokens - 1 for prompt in prompts)
     if cached < wanted or (not had and loaded < wanted) or pair.counted("nixl_num_failed_transfers"):
         return f"computed again: {loaded} tokens came of {wanted}, {cached} were not computed"
     block = HYBRID_BLOCK if row.model == "qwen3.5-gdn" else BLOCK
@@ -293,7 +247,10 @@ def _asked(
     if accepted < sum(drafts for _, drafts in alone):
         return f"{accepted} drafts are accepted, {alone} where nothing is handed over"
     for (name, _), prompt in zip(answers, prompts, strict=True):
-        if pair.hosts is not None and (came := _recorded(pair, column, name, len(prompt))) != WORKS:
+        if (
+            pair.hosts is not None
+            and (came := _recorded(pair, column, name, len(prompt) + row.more_tokens)) != WORKS
+        ):
             return came
     return WORKS
 
@@ -355,7 +312,7 @@ UNEQUAL_BLOCKS = next(row for row in RUN if row.name == "blocks of 32 to 128")
 
 
 @pytest.mark.parametrize(
-    "pair", [pytest.param(SETUPS[UNEQUAL_BLOCKS, "NixlConnector"], id="blocks_of_32_to_128")], indirect=True
+    "pair", [pytest.param(Setup(UNEQUAL_BLOCKS, "NixlConnector"), id="blocks_of_32_to_128")], indirect=True
 )
 def test_stock_listeners_are_described_and_compared_and_serve_on_after_a_thousand_questions(
     pair: Pair | Refusal,

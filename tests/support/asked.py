@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from kvctl.demo.engine import EngineProcess
+from tests.support.pictures import with_picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,22 @@ class Said:
     error: str
 
 
+class More(TypedDict, total=False):
+    """What may go with a request.
+
+    Attributes:
+        adapter: folder of a LoRA adapter.
+        regex: what the answer's text has to match.
+        rank: the data-parallel rank that is to answer, else vLLM chooses.
+        picture: the seed of a picture, which stands behind the prompt's first token.
+    """
+
+    adapter: Path
+    regex: str
+    rank: int | None
+    picture: int
+
+
 def ask(
     engine: EngineProcess,
     prompt: Sequence[int],
@@ -28,9 +45,7 @@ def ask(
     params: Mapping[str, Any] | None = None,
     *,
     name: str = "",
-    adapter: Path | None = None,
-    regex: str = "",
-    rank: int | None = None,
+    **more: Unpack[More],
 ) -> Future[Any]:
     """Have a prompt answered greedily; `said` reads what the future gives.
 
@@ -40,18 +55,17 @@ def ask(
         max_tokens: length of the answer.
         params: kv_transfer_params.
         name: the request's id, as both engines get it from a router; one of its own if empty.
-        adapter: folder of a LoRA adapter.
-        regex: what the answer's text has to match.
-        rank: the data-parallel rank that is to answer, else vLLM chooses.
+        more: what else goes with it.
     """
     command = {
         "id": name or uuid.uuid4().hex,
         "prompt": list(prompt),
         "max_tokens": max_tokens,
         "params": params,
-        "adapter": "" if adapter is None else str(adapter),
-        "regex": regex,
-        "rank": rank,
+        "adapter": str(more.get("adapter", "")),
+        "regex": more.get("regex", ""),
+        "rank": more.get("rank"),
+        "picture": more.get("picture", 0),
     }
     return engine.call(f"{__name__}:_answer", command)
 
@@ -77,10 +91,11 @@ async def _answer(engine: Any, command: dict[str, Any]) -> tuple[list[int], Any,
     )
     adapter = command["adapter"]
     lora = LoRARequest(Path(adapter).name, 1, adapter) if adapter else None
+    prompt = with_picture(command["prompt"], command["picture"])
     last, error = None, ""
     try:
         async for output in engine.generate(
-            {"prompt_token_ids": command["prompt"]},
+            prompt,
             sampling,
             command["id"],
             lora_request=lora,

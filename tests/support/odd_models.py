@@ -13,6 +13,7 @@ from typing import Any
 
 from kvctl.demo import models
 from kvctl.demo.kinds import TinyModel
+from tests.support.pictures import add_sight
 from tests.support.tiny_models import MODELS, write_model
 
 PREDICTED = "model.mtp_layers.0."
@@ -20,6 +21,7 @@ LLAMA = MODELS["llama"]
 EAGLE = dataclasses.replace(LLAMA, name="eagle", config=LLAMA.config | {"num_hidden_layers": 1})
 QWEN2 = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2}
 PREDICTING = dataclasses.replace(LLAMA, name="predicting", architecture="Qwen2Config", config=QWEN2)
+SEEING = dataclasses.replace(LLAMA, name="llava")
 EXPERTS = dataclasses.replace(
     LLAMA,
     name="experts",
@@ -99,4 +101,5 @@ ODD: dict[str, tuple[TinyModel, Callable[[Path], None]]] = {
     EAGLE.name: (EAGLE, _eagle),
     PREDICTING.name: (PREDICTING, _predicting),
     EXPERTS.name: (EXPERTS, _as_it_is),
+    SEEING.name: (SEEING, add_sight),
 }

@@ -44,7 +44,8 @@ def serve_words(
 ) -> list[str]:
     """A command line of `vllm serve` for a tiny model, which it serves as "tiny", with that kv_transfer_config.
 
-    ``more`` are further options, with underscores in their names; they win. True stands for an option without a value.
+    ``more`` are further options, with underscores in their names; they win. True stands for an option without a value,
+    False for its opposite; a mapping goes as JSON.
     """
     template = model.parent / "chat.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
@@ -60,8 +61,12 @@ def serve_words(
         **({"--kv-transfer-config": json.dumps(config)} if config is not None else {}),
         **{"--" + name.replace("_", "-"): value for name, value in more.items()},
     }
-    words = [
-        str(word) for name, value in options.items() for word in ((name,) if value is True else (name, value))
-    ]
+    words = [word for name, value in options.items() for word in _words(name, value)]
     serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     return [*serve, "--enforce-eager", "--no-enable-prefix-caching", *words]
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (name if value else f"--no-{name.removeprefix('--')}",)
+    return name, json.dumps(value) if isinstance(value, Mapping) else str(value)
