@@ -13,7 +13,8 @@ import numpy as np
 from kvd.topology.blocks import BlockList
 from kvd.topology.descriptors import Descriptors, Int64, coalesce, concatenate
 from kvd.topology.pairing import PairedBlocks, pair_blocks, phased
-from kvd.topology.plan import Mask, Plan, Read
+from kvd.topology.plan import Plan
+from kvd.topology.reads import Mask, Read
 
 
 def compile_plan(

@@ -13,6 +13,7 @@ from kvd.topology.compat import groups_of
 from kvd.topology.compile import compile_plan
 from kvd.topology.pairing import read_pairs
 from kvd.topology.plan import Plan
+from kvd.topology.reads import Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,29 @@ def request_cost(
 
     Addresses and block counts of the engines do not matter: a request may be larger than their caches.
     """
-    mine, theirs = _blocks(local, tokens), _blocks(remote, tokens)
+    mine, theirs = blocks_of(local, tokens), blocks_of(remote, tokens)
     room = 1 + max([int(b.ids.max(initial=0)) for b in (*mine.values(), *theirs.values())], default=0)
     descriptors = coalesced = 0
     sent = {str(worker.rank): 0 for worker in sorted(remote.workers, key=lambda w: w.rank)}
     taken: dict[str, int] = {}
     links: dict[tuple[str, str], int] = {}
+    known: dict[object, tuple[int, int, int] | None] = {}
     for plan in plans:
-        roomy = replace(plan, local_blocks=room, remote_blocks=(room,) * len(plan.remote_blocks))
-        for position, rows in compile_plan(roomy, mine, theirs, tokens=tokens).items():
-            here, there, count = str(plan.local_rank), str(plan.remote_ranks[position]), rows.nbytes
-            sent[there] += count
-            taken[here] = taken.get(here, 0) + count
-            links[here, there] = count
-            coalesced += len(rows)
-        for read in plan.reads:
-            blocks = read_pairs(plan, read, mine[read.group], theirs[read.remote_group], tokens)[0]
-            descriptors += len(blocks) * read.layer_segments * len(read.layers)
+        for position, reads in _by_remote(plan).items():
+            first = reads[0]
+            # Where two workers' memory stands decides nothing, only how the reads between them stand to each other.
+            key = tuple([(id(r.shape), r.here - first.here, r.there - first.there) for r in reads])
+            if key not in known:
+                known[key] = _link_cost(plan, reads, mine, theirs, tokens, room)
+            cost = known[key]
+            if cost is None:
+                continue
+            here, there = str(plan.local_rank), str(plan.remote_ranks[position])
+            sent[there] += cost[0]
+            taken[here] = taken.get(here, 0) + cost[0]
+            links[here, there] = cost[0]
+            descriptors += cost[1]
+            coalesced += cost[2]
     return RequestCost(
         tokens=tokens,
         bytes=sum(sent.values()),
@@ -74,7 +81,35 @@ def request_cost(
     )
 
 
-def _blocks(engine: EngineGeometry, tokens: int) -> dict[int, BlockList]:
+def _by_remote(plan: Plan) -> dict[int, list[Read]]:
+    found: dict[int, list[Read]] = {}
+    for read in plan.reads:
+        found.setdefault(read.remote, []).append(read)
+    return found
+
+
+def _link_cost(
+    plan: Plan,
+    reads: Sequence[Read],
+    local: Mapping[int, BlockList],
+    remote: Mapping[int, BlockList],
+    tokens: int,
+    room: int,
+) -> tuple[int, int, int] | None:
+    """Bytes, copies, and copies after coalescing of the reads between two workers; None where no block moves."""
+    blocks = (room,) * len(plan.remote_blocks)
+    alone = replace(plan, reads=tuple(reads), local_blocks=room, remote_blocks=blocks)
+    (rows,) = compile_plan(alone, local, remote, tokens=tokens).values() or (None,)
+    if rows is None:
+        return None
+    copies = 0
+    for read in reads:
+        met = read_pairs(plan, read, local[read.group], remote[read.remote_group], tokens)[0]
+        copies += len(met) * read.layer_segments * len(read.layers)
+    return rows.nbytes, copies, len(rows)
+
+
+def blocks_of(engine: EngineGeometry, tokens: int) -> dict[int, BlockList]:
     """Blocks of the request in each group, in a row; groups get blocks of their own, since they share one pool."""
     given: dict[int, BlockList] = {}
     free = 1  # block 0 is vLLM's null block

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,7 +13,8 @@ from kvd.topology.compat import Factor, block_tokens, compare, compatible, group
 from kvd.topology.cost import RequestCost, request_cost
 from kvd.topology.errors import TopologyError
 from kvd.topology.findings import Finding, by_severity, find
-from kvd.topology.plan import Cuts, Plan, Read, plan_worker
+from kvd.topology.plan import Cuts, Plan, plan_worker
+from kvd.topology.reads import ReadShape
 from kvd.topology.stock.findings import stock_findings
 from kvd.topology.stock.rules import with_stock_rules
 
@@ -103,7 +104,7 @@ def describe(local: EngineGeometry, remote: EngineGeometry, *, tokens: int | Non
         compatible=compatible(factors),
         factors=factors,
         groups=summarize_groups(local),
-        reads=tuple(read for plan in plans for read in summarize_reads(plan)),
+        reads=summarize_reads(plans),
         findings=by_severity((*find(local, remote, factors, plans, request), *stock_findings(local, remote))),
         request=request,
     )
@@ -156,22 +157,37 @@ def summarize_groups(engine: EngineGeometry) -> tuple[GroupSummary, ...]:
     )
 
 
-def summarize_reads(plan: Plan) -> tuple[ReadSummary, ...]:
-    """The reads of one worker, one line for each remote rank, group and range of heads."""
-    alike: dict[tuple[int, int, int, tuple[int, int] | None], list[Read]] = {}
-    for read in plan.reads:
-        alike.setdefault((read.group, read.remote, read.remote_group, read.heads), []).append(read)
-    return tuple(
-        ReadSummary(
-            local_rank=str(plan.local_rank),
-            remote_rank=str(plan.remote_ranks[remote]),
-            group=group,
-            heads=heads,
-            bytes_per_block=largest_block((r.phase.local, r.layers, r.layer_bytes) for r in reads),
-            segments_per_block=largest_block((r.phase.local, r.layers, r.layer_segments) for r in reads),
-            layers=len({name for r in reads for name in r.layers}),
-        )
-        for (group, remote, _, heads), reads in sorted(alike.items(), key=lambda item: item[0][:3])
+def summarize_reads(plans: Sequence[Plan]) -> tuple[ReadSummary, ...]:
+    """The reads of all workers, one line for each local rank, remote rank, group and range of heads.
+
+    What reads of the same shapes have in common is worked out once.
+    """
+    known: dict[tuple[int, ...], tuple[int, int, int]] = {}
+    names: dict[int, tuple[str, ...]] = {}
+    found = []
+    for plan in plans:
+        alike: dict[tuple[int, int, int, tuple[int, int] | None], list[ReadShape]] = {}
+        for read in plan.reads:
+            shape = read.shape
+            key = (shape.group, read.remote, shape.remote_group, shape.heads)
+            alike.setdefault(key, []).append(shape)
+        if id(plan.remote_ranks) not in names:
+            names[id(plan.remote_ranks)] = tuple(map(str, plan.remote_ranks))
+        remotes, local = names[id(plan.remote_ranks)], str(plan.local_rank)
+        for (group, remote, _, heads), shapes in sorted(alike.items(), key=lambda item: item[0][:3]):
+            same = tuple([id(shape) for shape in shapes])
+            if same not in known:
+                known[same] = _amounts(shapes)
+            found.append(ReadSummary(local, remotes[remote], group, heads, *known[same]))
+    return tuple(found)
+
+
+def _amounts(shapes: Sequence[ReadShape]) -> tuple[int, int, int]:
+    """Of reads between two ranks: bytes and separate copies of the largest block, and number of layers."""
+    return (
+        largest_block((s.phase.local, s.layers, s.layer_bytes) for s in shapes),
+        largest_block((s.phase.local, s.layers, s.layer_segments) for s in shapes),
+        len({name for s in shapes for name in s.layers}),
     )
 
 

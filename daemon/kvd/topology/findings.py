@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kvd.geometry.model import EngineGeometry, Page
+from kvd.geometry.rank import Rank
 from kvd.installed import UNINSTALLED
 from kvd.topology.compat import Factor, groups_of
 from kvd.topology.cost import RequestCost
 from kvd.topology.plan import Plan
+from kvd.topology.reads import ReadShape
 
 Severity = Literal["error", "warning", "info"]
 
@@ -152,12 +154,11 @@ def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence
     """Groups whose pages fall apart into many small copies."""
     groups = groups_of(local)
     worst: dict[int, tuple[int, int, int]] = {}
-    for plan in plans:
-        for read in plan.reads:
-            page = local.by_rank[plan.local_rank].layers[read.layers[0]][1].page
-            least = _least_copies(page, state=read.kind == "mamba")
-            seen = (read.layer_segments, read.layer_bytes // max(1, read.layer_segments), least)
-            worst[read.group] = max(worst.get(read.group, seen), seen)
+    for rank, read in _of_each_shape(plans):
+        page = local.by_rank[rank].layers[read.layers[0]][1].page
+        least = _least_copies(page, state=read.kind == "mamba")
+        seen = (read.layer_segments, read.layer_bytes // max(1, read.layer_segments), least)
+        worst[read.group] = max(worst.get(read.group, seen), seen)
     for group, (segments, size, least) in sorted(worst.items()):
         if segments >= MANY_SEGMENTS and size < SMALL_COPY:
             state = groups[group].kind == "mamba"
@@ -172,6 +173,12 @@ def _small_copies(local: EngineGeometry, remote: EngineGeometry, plans: Sequence
                     _layout_hint(local, remote, state=state),
                 ),
             )
+
+
+def _of_each_shape(plans: Sequence[Plan]) -> Iterator[tuple[Rank, ReadShape]]:
+    """One of all reads that are alike, with the local rank of it."""
+    found = {id(read.shape): (plan.local_rank, read.shape) for plan in plans for read in plan.reads}
+    return iter(found.values())
 
 
 def _least_copies(page: Page, *, state: bool) -> int:
@@ -211,12 +218,11 @@ def _layers_apart(local: EngineGeometry, plans: Sequence[Plan]) -> Iterator[OfGr
     if local.facts.get("transfer_mode") == "push" or _runs_on_cpus(local):
         return
     most: dict[int, tuple[int, int]] = {}
-    for plan in plans:
-        for read in plan.reads:
-            copies = len(read.rows)
-            if read.filling[1] == copies >= MANY_LAYERS and read.bytes_per_block < FULL_SPEED * copies:
-                size = read.bytes_per_block // copies
-                most[read.group] = max(most.get(read.group, (0, 0)), (copies, size))
+    for _, read in _of_each_shape(plans):
+        copies = len(read.runs)
+        if read.filling[1] == copies >= MANY_LAYERS and read.bytes_per_block < FULL_SPEED * copies:
+            size = read.bytes_per_block // copies
+            most[read.group] = max(most.get(read.group, (0, 0)), (copies, size))
     for group, (copies, size) in sorted(most.items()):
         yield (
             group,

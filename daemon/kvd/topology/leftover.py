@@ -23,7 +23,8 @@ import numpy as np
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.descriptors import Int64
 from kvd.topology.pairing import partners, phased
-from kvd.topology.plan import Plan, Read
+from kvd.topology.plan import Plan
+from kvd.topology.reads import Read
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.columns import distinct, largest
 from kvd.topology.descriptors import Int64
 from kvd.topology.errors import BlockMismatch
-from kvd.topology.plan import Mask, Plan, Read
+from kvd.topology.plan import Plan
+from kvd.topology.reads import Mask, Read
 
 
 @dataclass(frozen=True, eq=False)

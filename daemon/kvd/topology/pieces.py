@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from math import lcm
 
 from kvd.topology.blocks import BlockList, window_start
-from kvd.topology.plan import Plan, Read
+from kvd.topology.plan import Plan
+from kvd.topology.reads import Read
 
 LEAST_BYTES = 64 << 20
 """For so many there is a piece, where nothing else is said: it costs about 0.2 ms of planning, and 64 MiB take over

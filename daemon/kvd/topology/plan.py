@@ -12,52 +12,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvd.geometry.model import Group, GroupKind, Layer, Page, WorkerGeometry
+from kvd.geometry.model import Group, Layer, Page, WorkerGeometry
 from kvd.geometry.rank import Rank
-from kvd.topology.descriptors import Descriptors, coalesce, concatenate
+from kvd.topology.descriptors import concatenate
 from kvd.topology.errors import BlockMismatch, LayerMissing
 from kvd.topology.grid import Grid, Int32
-from kvd.topology.sources import CutPage, Holder, Phase, Piece, cut_page, pieces
-
-Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Read:
-    """What one remote worker supplies of one group, for all layers that it supplies in the same way.
-
-    ``rows`` are runs at absolute addresses for block 0 on both sides, over all ``layers``; block ``b`` adds
-    ``b * stride``. ``layer_bytes`` and ``layer_segments`` are of one page of one layer. ``heads`` are the first and one
-    past the last of the model's heads, ``window`` is the local group's sliding window or chunk in tokens.
-    """
-
-    remote: int
-    group: int
-    remote_group: int
-    kind: GroupKind
-    phase: Phase
-    layers: tuple[str, ...]
-    rows: Descriptors
-    local_stride: int
-    remote_stride: int
-    layer_bytes: int
-    layer_segments: int
-    heads: tuple[int, int] | None
-    window: int | None = None
-
-    @cached_property
-    def bytes_per_block(self) -> int:
-        """Bytes that this read takes from one block, over all its layers."""
-        return self.rows.nbytes
-
-    @cached_property
-    def filling(self) -> tuple[Mask, int]:
-        """Which rows fill their stride on both sides, so that they go on in the next block, and how many do."""
-        rows = self.rows
-        mask: Mask = (rows.length == self.local_stride) & (rows.length == self.remote_stride)
-        return mask, int(np.count_nonzero(mask))
+from kvd.topology.reads import Parts, Read, ReadShapes
+from kvd.topology.sources import CutPage, Holder, Piece, cut_page, pieces
 
 
 class Cells(NamedTuple):
@@ -124,6 +86,7 @@ class Cuts:
     kinds: dict[int, _Kinds] = field(default_factory=dict)
     """By identity of the workers' tuple: `peers` and `remotes` are the same objects in all of these plans."""
     numbers: dict[object, int] = field(default_factory=dict)
+    shapes: ReadShapes = field(default_factory=ReadShapes)
     wanted: dict[tuple[int, str], _Wanted] = field(default_factory=dict)
     places: dict[int, dict[Rank, int]] = field(default_factory=dict)
     tails: dict[int, tuple[tuple[Rank, ...], tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
@@ -144,7 +107,10 @@ def plan_worker(
     cuts = Cuts() if cuts is None else cuts
     found = _found(local, peers, remotes, cuts)
     return _plan(
-        local, remotes, [_read(local, remotes, alike, parts) for alike, parts in found.items()], cuts
+        local,
+        remotes,
+        [_read(local, remotes, alike, parts, cuts.shapes) for alike, parts in found.items()],
+        cuts,
     )
 
 
@@ -163,7 +129,7 @@ def plan_layers(
     cuts = Cuts()
     for alike, parts in _found(local, peers, remotes, cuts, of).items():
         for part in parts:
-            reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part]))
+            reads.setdefault(part[0].name, []).append(_read(local, remotes, alike, [part], cuts.shapes))
     return {name: _plan(local, remotes, reads[name], cuts) for name in local.layers if name in reads}
 
 
@@ -232,16 +198,13 @@ class _Memory(NamedTuple):
     cuts: Cuts
 
 
-_Parts = list[tuple[Layer, Layer, Piece]]
-
-
 def _found(
     local: WorkerGeometry,
     peers: Sequence[WorkerGeometry],
     remotes: Sequence[WorkerGeometry],
     cuts: Cuts,
     of: Container[str] | None = None,
-) -> dict[_Alike, _Parts]:
+) -> dict[_Alike, list[tuple[Layer, Layer, Piece]]]:
     """Which piece of which remote layer belongs in which local layer, by what makes layers one read.
 
     Of all layers, or only ``of`` these; whose turn it is to supply one is the same either way.
@@ -253,7 +216,7 @@ def _found(
     ours, theirs = cuts.kinds[id(peers)], cuts.kinds[id(remotes)]
     # By identity: all workers of a kind share one tuple of groups, which the caller's workers keep.
     kind = id(local.groups)
-    found: dict[_Alike, _Parts] = {}
+    found: dict[_Alike, list[tuple[Layer, Layer, Piece]]] = {}
     turn = 0
     for group in local.groups:
         placed: set[tuple[int, int, int]] = set()
@@ -365,31 +328,14 @@ def _read(
     local: WorkerGeometry,
     remotes: Sequence[WorkerGeometry],
     alike: _Alike,
-    parts: _Parts,
+    parts: Parts,
+    shapes: ReadShapes,
 ) -> Read:
-    group, piece = local.groups[alike.group], parts[0][2]
-    here = np.array([local.page_address(layer) for layer, _, _ in parts], np.int64)
-    there = np.array([remotes[piece.remote].page_address(layer) for _, layer, _ in parts], np.int64)
-    table = piece.table
-    rows = coalesce(
-        Descriptors(
-            (here[:, None] + table.local).ravel(),
-            (there[:, None] + table.remote).ravel(),
-            np.broadcast_to(table.length, (len(parts), len(table))).ravel(),
-        )
-    )
-    return Read(
-        remote=piece.remote,
-        group=group.index,
-        remote_group=alike.remote_group,
-        kind=group.kind,
-        phase=piece.phase,
-        layers=tuple(layer.name for layer, _, _ in parts),
-        rows=rows,
-        local_stride=alike.local_stride,
-        remote_stride=alike.remote_stride,
-        layer_bytes=table.nbytes,
-        layer_segments=len(table),
-        heads=piece.heads,
-        window=group.window,
+    remote = remotes[parts[0][2].remote]
+    return shapes.read(
+        local.groups[alike.group],
+        alike.remote_group,
+        parts,
+        [local.page_address(layer) for layer, _, _ in parts],
+        [remote.page_address(layer) for _, layer, _ in parts],
     )

@@ -7,8 +7,8 @@ is held whole by a holder or not at all, so choosing a holder for every cell cov
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from math import gcd, lcm
 from operator import and_
@@ -71,6 +71,10 @@ class CutPage:
     holders: Sequence[Holder]
     cuts: list[_Cut]
     cells: list[_Cell] | None
+    made: dict[tuple[int, ...], list[Piece]] = field(default_factory=dict)
+    """By the candidate chosen of each of the ``cells``."""
+    tables: dict[tuple[bytes, bytes, bytes], Descriptors] = field(default_factory=dict)
+    """By their content: holders of one page, phase and part give one table, the same object."""
 
 
 def cut_page(group: Group, page: Page, holders: Sequence[Holder], sharers: Sequence[Page]) -> CutPage:
@@ -95,14 +99,32 @@ def pieces(cut: CutPage, me: int, turn: int) -> tuple[int, list[Piece]]:
 
     Raises `NotCovered` where nobody holds a part.
     """
+    periods = {1}
+    if cut.cells is None:
+        chosen = _choices(_all_cells(cut.group, cut.holders, cut.cuts), me, turn, periods)
+        made = _pieces(cut, chosen)
+        return lcm(*periods), made
+    taken = list(_choices(cut.cells, me, turn, periods))
+    key = tuple([candidate for _, candidate in taken])
+    if key not in cut.made:
+        cut.made[key] = _pieces(cut, taken)
+    return lcm(*periods), cut.made[key]
+
+
+def _choices(cells: Iterable[_Cell], me: int, turn: int, periods: set[int]) -> Iterator[tuple[_Cell, int]]:
+    """Each cell with the number of the candidate that supplies it at this turn; ``periods`` gets when again."""
+    for part in cells:
+        place = int(part.sharing.searchsorted(me))
+        chosen, period = _rotate(place, len(part.sharing), len(part.held), turn)
+        periods.add(period)
+        yield part, int(part.held[chosen])
+
+
+def _pieces(cut: CutPage, chosen: Iterable[tuple[_Cell, int]]) -> list[Piece]:
     found: dict[tuple[int, Phase], list[Descriptors]] = {}
     heads: dict[tuple[int, Phase], tuple[int, int]] = {}
-    repeat = 1
-    cells = _all_cells(cut.group, cut.holders, cut.cuts) if cut.cells is None else cut.cells
-    for part in cells:
-        chosen, period = _rotate(int(part.sharing.searchsorted(me)), len(part.sharing), len(part.held), turn)
-        repeat = lcm(repeat, period)
-        number, phase, shift = part.candidates[part.held[chosen]]
+    for part, candidate in chosen:
+        number, phase, shift = part.candidates[candidate]
         holder, wanted = cut.holders[number], {label: atom.members for label, atom in part.atoms.items()}
         met = (holder.remote, phase)
         for fld in part.cut.fields:
@@ -112,10 +134,16 @@ def pieces(cut: CutPage, me: int, turn: int) -> tuple[int, list[Piece]]:
             low, high = _bounds(part.cut.mine["head"], wanted["head"])
             seen = heads.get(met, (low, high + 1))
             heads[met] = (min(low, seen[0]), max(high + 1, seen[1]))
-    return repeat, [
-        Piece(remote, phase, coalesce(concatenate(tables)), heads.get((remote, phase)))
+    return [
+        Piece(remote, phase, _one_of(cut.tables, coalesce(concatenate(tables))), heads.get((remote, phase)))
         for (remote, phase), tables in found.items()
     ]
+
+
+def _one_of(known: dict[tuple[bytes, bytes, bytes], Descriptors], table: Descriptors) -> Descriptors:
+    """The table of this content that there is already, else this one."""
+    key = table.local.tobytes(), table.remote.tobytes(), table.length.tobytes()
+    return known.setdefault(key, table)
 
 
 _Candidate = tuple[int, Phase, int]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from kvd.topology.describe import PairDescription, ReadSummary, describe, plan_engine
-from kvd.topology.plan import Read, plan_worker
+from kvd.topology.plan import plan_worker
+from kvd.topology.reads import Read
 from kvd.topology.sources import CutPage, cut_page
 from tests.support.samples import engine, gated_delta_net, latent, llama
 

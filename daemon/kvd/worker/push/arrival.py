@@ -18,7 +18,8 @@ from kvd.geometry.model import WorkerGeometry
 from kvd.geometry.rank import Rank
 from kvd.topology.blocks import BlockList, window_start
 from kvd.topology.pairing import read_pairs
-from kvd.topology.plan import Plan, Read
+from kvd.topology.plan import Plan
+from kvd.topology.reads import Read
 from kvd.wire.push import PushKey, PushProgress
 from kvd.wire.transfer import BlockRuns, TransferRecord
 from kvd.worker.cause import Cause
