@@ -35,8 +35,6 @@ def two_specs(row: Configuration, folder: Path) -> list[EngineSpec]:
             arguments["speculative_config"] = {**arguments["speculative_config"], **draft}
         if "nnodes" in arguments:
             arguments |= {"node_rank": 0, "master_addr": LOOPBACK, "master_port": free_ports()}
-        if "data_parallel_hybrid_lb" in arguments:
-            arguments |= {"data_parallel_address": LOOPBACK, "data_parallel_rpc_port": free_ports()}
         specs.append(
             EngineSpec(
                 model=path,
@@ -93,20 +91,17 @@ def second_nodes(setup: Setup, specs: list[EngineSpec], hosts: Hosts, folder: Pa
     with contextlib.ExitStack() as stack:
         logs = []
         for role, spec in enumerate(specs):
-            if "nnodes" in spec.arguments:
-                there = {"node_rank": 1, "headless": True}
-            elif "data_parallel_hybrid_lb" in spec.arguments:
-                there = {"data_parallel_start_rank": spec.arguments["data_parallel_size_local"]}
-            else:
+            if "nnodes" not in spec.arguments:
                 continue
             options = {
                 **spec.arguments,
-                **there,
+                "node_rank": 1,
+                "headless": True,
                 "seed": 0,
                 "dtype": spec.dtype,
                 "enable_prefix_caching": spec.enable_prefix_caching,
             }
-            words = serve_words(spec.model, free_ports(), connector(setup, role, hosts, 1 - role), **options)
+            words = serve_words(spec.model, 0, connector(setup, role, hosts, 1 - role), **options)
             logs.append(folder / f"{spec.work_dir.name}-second.log")
             stack.enter_context(program(words, logs[-1], _environment(spec, folder)))
         yield logs
