@@ -23,8 +23,9 @@ EPILOG = "\n".join(
         "Exit codes:",
         *(f"  {code:<4} {meaning}" for code, meaning in errors.EXIT_CODES),
         "",
-        "stdout is data, stderr is talk. A flag wins over its KVCTL_* variable, which wins over the config file.",
-        "An error ends with its code in brackets: kvctl explain CODE says what is behind it and what to do.",
+        "stdout is data, stderr is talk. A flag wins over its KVCTL_* variable, which",
+        "wins over the config file. An error ends with its code in brackets:",
+        "kvctl explain CODE says what is behind it and what to do.",
     )
 )
 

@@ -9,12 +9,29 @@ from itertools import groupby
 from typing import Any, get_args
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kvctl.cli.discovery import Row
 from kvctl.cli.options import with_settings
 from kvctl.cli.parsing import near_misses
 from kvctl.errors import KvctlError, UsageError
+
+
+class Examples:
+    """Has a command's examples at the end of its help, as they are to be typed: no line of them is broken."""
+
+    examples: tuple[str, ...] = ()
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """The examples, then the epilog."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in self.examples))
+        super().format_epilog(ctx, formatter)  # type: ignore[misc]
+
+
+class LazyCommand(Examples, TyperCommand):
+    """A command with examples."""
 
 
 class LazyGroup(TyperGroup):
@@ -57,27 +74,30 @@ class LazyGroup(TyperGroup):
         formatter.write(self.epilog + "\n")
 
 
-def group_of(rows: tuple[Row, ...]) -> type[LazyGroup]:
+def group_of(rows: tuple[Row, ...], examples: tuple[str, ...] = ()) -> type[LazyGroup]:
     """The group that lists these rows."""
-    return type("Group", (LazyGroup,), {"rows": rows})
+    return type("Group", (Examples, LazyGroup), {"rows": rows, "examples": examples})
 
 
 def load(row: Row) -> Any:
     """The click command of a row. Raises `KvctlError` when its module cannot be imported."""
     try:
-        function = getattr(importlib.import_module(row.module), row.module.rpartition(".")[2])
+        module = importlib.import_module(row.module)
     except ImportError as error:
         raise KvctlError(
             f"kvctl {row.name} is not available here: {error}",
             "install kvctl with all of its packages",
         ) from error
+    function, examples = getattr(module, row.module.rpartition(".")[2]), module.EXAMPLES
     unfolded = with_settings(function)
     if row.rows:
-        app = typer.Typer(name=row.name, cls=group_of(row.rows), add_completion=False, rich_markup_mode=None)
+        above = group_of(row.rows, examples)
+        app = typer.Typer(name=row.name, cls=above, add_completion=False, rich_markup_mode=None)
         app.callback(invoke_without_command=True, context_settings=CONTEXT_SETTINGS)(unfolded)
         return quick(typer.main.get_command(app), unfolded)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name=row.name, context_settings=CONTEXT_SETTINGS)(unfolded)
+    below = type("Command", (LazyCommand,), {"examples": examples})
+    app.command(name=row.name, cls=below, context_settings=CONTEXT_SETTINGS)(unfolded)
     return quick(typer.main.get_command(app), unfolded)
 
 

@@ -48,6 +48,8 @@ def _page(command: Any, words: tuple[str, ...], rows: tuple[Row, ...], version: 
     for parameter in command.params:
         if not getattr(parameter, "hidden", False):
             lines += [".TP", _signature(parameter), _plain(parameter.help or "")]
+    if examples := getattr(command, "examples", ()):
+        lines += [".SH EXAMPLES", ".nf", *map(_plain, examples), ".fi"]
     lines.append(".SH EXIT STATUS")
     lines += [line for code, meaning in EXIT_CODES for line in (".TP", f".B {code}", _plain(meaning))]
     above = ["\\fBkvctl\\fR(1)"] * (len(words) > 1)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from kvctl.doctor.evidence import Evidence
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl bundle",
+    "kvctl bundle /tmp/host7.tar.gz -n 100  # with the newest 100 transfers",
+)
 LAST = 1000
 CONFIG = Path("/etc/kvd/kvd.yaml")
 HAS = "names of hosts, users' ids, engines and models, and ids of requests"

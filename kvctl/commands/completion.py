@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from kvctl.cli.loading import LazyGroup
 
 SECTION = "About kvctl"
+EXAMPLES = (
+    "source <(kvctl completion bash)",
+    "kvctl completion fish | source",
+)
 
 
 def completion(

@@ -13,6 +13,11 @@ from kvctl.cli.units import Mode
 from kvd.backends.registry import MEASURED
 
 SECTION = "Try faults"
+EXAMPLES = (
+    "kvctl demo",
+    "kvctl demo --simulate --loop  # no vLLM needed; look at it with kvctl top",
+    "kvctl demo --mode push --backend direct",
+)
 MODES = get_args(Mode)
 BACKENDS = (*MEASURED, "auto")
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from kvd.wire.query import EngineRow
 
 SECTION = "Compare engines"
+EXAMPLES = (
+    "kvctl describe-topology decode-0 prefill-1",
+    "kvctl describe-topology --model qwen3-32b --local tp=4 --remote tp=8",
+    "kvctl describe-topology --from nixl://prefill-0:5600 --to nixl://decode-0:5600",
+)
 
 
 Pairs = list[tuple[EngineGeometry, EngineGeometry]]

@@ -15,6 +15,11 @@ from kvd.topology.describe import summarize_engine
 from kvd.topology.stock.rules import with_stock_rules
 
 SECTION = "Compare engines"
+EXAMPLES = (
+    "kvctl diff decode-0 prefill-1",
+    "kvctl diff qwen3-32b:tp=4 qwen3-32b:tp=4,cache_dtype=fp8",
+    "kvctl diff decode-0.json decode-0  # what changed since export-geometry",
+)
 
 
 def diff(

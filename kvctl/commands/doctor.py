@@ -14,6 +14,11 @@ from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.output import show
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl doctor --quick",
+    "kvctl doctor --from nixl://prefill-0:5600 --to nixl://decode-0:5600",
+    "kvctl doctor -o jsonl | jq -r 'select(.state == \"failed\") | .code'",
+)
 
 
 def doctor(

@@ -16,6 +16,11 @@ from kvctl.views.output import show_repeatedly
 from kvd.wire.outcomes import GetOutcomes, OutcomeCount
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl engines -w  # drawn anew every 2 s",
+    "kvctl engines --state partial",
+    "kvctl engines -o name | xargs -n1 kvctl transfers --engine",
+)
 STATES = ("ready", "partial", "gone", "unreachable")
 
 

@@ -18,6 +18,11 @@ from kvd.wire import query
 from kvd.wire.event import KINDS
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl events",
+    "kvctl events transfer.miss lease -o jsonl",
+    "kvctl events engine.ready -n 1 --timeout 2m  # until an engine is ready",
+)
 
 
 def events(

@@ -14,6 +14,10 @@ from kvctl.views.first_aid.explain import codes_document, explanations_document
 from kvctl.views.output import show
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl explain KVD-PEER-UNREACHABLE",
+    "kvctl explain PEER_DOWN -o wide  # with the test that provokes it",
+)
 
 
 def explain(

@@ -15,6 +15,7 @@ from kvctl.views.output import plain_text
 from kvctl.views.registry import wrapped
 
 SECTION = "Compare engines"
+EXAMPLES = ("kvctl export-geometry decode-0 >decode-0.json",)
 
 
 def export_geometry(

@@ -24,6 +24,11 @@ from kvd.geometry.rank import Rank
 from kvd.wire import order
 
 SECTION = "Try faults"
+EXAMPLES = (
+    "kvctl force-miss cmpl-2  # says what it would do",
+    "kvctl force-miss cmpl-2 --yes --wait",
+    "kvctl force-miss --ratio 0.01 --for 5m --yes",
+)
 WHEN = get_args(order.When)
 WAIT_SECONDS = 60.0
 """How long --wait follows where --timeout does not say."""

@@ -15,6 +15,10 @@ from kvctl.views.output import show
 from kvctl.views.probe import probe_document
 
 SECTION = "Compare engines"
+EXAMPLES = (
+    "kvctl probe nixl://prefill-0:5600 --count 1000",
+    "kvctl probe mooncake://prefill-0:8998",
+)
 
 
 def probe(

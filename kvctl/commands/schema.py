@@ -16,6 +16,10 @@ from kvctl.views.output import plain_text, show
 from kvctl.views.registry import json_schema, views
 
 SECTION = "About kvctl"
+EXAMPLES = (
+    "kvctl schema",
+    "kvctl schema transfer",
+)
 
 
 def schema(

@@ -13,6 +13,11 @@ from kvctl.views.output import show_repeatedly
 from kvctl.views.slow import Slow, slow_document
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl slow --since 10m",
+    "kvctl slow --engine decode-0 --peer prefill-1 -o wide",
+    "kvctl slow --from incident.trace",
+)
 LAST = 10_000
 
 

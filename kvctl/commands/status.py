@@ -10,6 +10,10 @@ from kvctl.views.status import Status, status_document
 from kvd.wire import query
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl status -w",
+    "kvctl status -o json | jq -r '.gauges | keys[]'",
+)
 
 
 def status(settings: Settings, *, watch: Watch = None) -> None:

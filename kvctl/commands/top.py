@@ -18,6 +18,10 @@ from kvctl.top.looking import look
 from kvctl.views.output import show
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl top",
+    "kvctl top --once -o json | jq -r '.in_flight[].request_id'",
+)
 PATIENCE = 2.0
 """Seconds that the full screen waits for an answer at most: what does not come is said, and asked for again."""
 

@@ -16,6 +16,10 @@ from kvctl.views.transfers.whole import WholeTransfer, whole_transfer
 from kvd.wire.transfer import ListTransfers
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl transfer cmpl-2",
+    "kvctl transfer cmpl-2 -o wide  # with each part's blocks",
+)
 MOST_WORKERS = 4096
 
 

@@ -21,6 +21,11 @@ from kvd.backends.registry import ADAPTERS
 from kvd.wire.transfer import ListTransfers, TransferList
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl transfers --state miss --since 1h",
+    "kvctl transfers --by pair --since 10m",
+    "kvctl transfers --engine decode-0 --sort slowest -n 5",
+)
 SORTS = tuple(ORDERS)
 LAST, LAST_GROUPED = 20, 10_000
 ELSEWHERE = "it has what engines of this host loaded; what a prefiller here gave is in the ledger of the decoder's host"

@@ -20,6 +20,10 @@ from kvctl.views.verification import Verification
 from kvd.wire.order import When
 
 SECTION = "Try faults"
+EXAMPLES = (
+    "kvctl verify --endpoint http://d:8000 --prefill http://p:8000",
+    "kvctl verify --endpoint http://d:8000 --router http://r:8000 --yes",
+)
 MOMENTS = ("before", "flight", "layers")
 ANSWER_SECONDS = 120.0
 """How long an answer may take where --timeout does not say."""

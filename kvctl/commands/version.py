@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from kvctl.views.version import AnsweringKvd
 
 SECTION = "About kvctl"
+EXAMPLES = (
+    "kvctl version",
+    "kvctl version --client -o json",
+)
 
 
 def version(

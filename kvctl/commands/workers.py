@@ -15,6 +15,10 @@ from kvctl.views.output import show_repeatedly
 from kvctl.views.workers import Workers, worker_document
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl workers --engine decode-0",
+    "kvctl workers -w",
+)
 
 
 def workers(

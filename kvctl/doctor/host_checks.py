@@ -37,6 +37,7 @@ def host_checks(
     yield _files()
     yield from _fabric(ports)
     if ports:
+        yield from _addresses(root / "sys/class/infiniband", ports)
         yield from _locked(root, workers)
         yield from _peer_memory(root)
     yield from _libnl(root, ports, environment)
@@ -98,6 +99,33 @@ def _fabric(ports: Mapping[str, str]) -> Iterator[Check]:
             )  # fmt: skip
     if active:
         yield _host("ok", "RDMA", f"active: {', '.join(active)}")
+
+
+def _addresses(devices: Path, ports: Mapping[str, str]) -> Iterator[Check]:
+    """RoCE goes by IP: a port on Ethernet has a GID of version 2 for each address, or reaches nobody."""
+    for name, state in ports.items():
+        adapter, _, number = name.partition("/")
+        port = devices / adapter / "ports" / number
+        if "ACTIVE" not in state or _line(port / "link_layer") != "Ethernet":
+            continue
+        kinds = {kind.name: _line(kind) for kind in (port / "gid_attrs/types").glob("*")}
+        usable = [
+            at for at, kind in kinds.items() if kind == "RoCE v2" and _line(port / "gids" / at).strip("0:")
+        ]
+        if not usable:
+            yield _host(
+                "warning", "GID", f"{name} is active and has no GID of RoCE v2 among {len(kinds)}",
+                "give its network interface an address (ip address), then see show_gids; UCX_IB_GID_INDEX names the one"
+                " to use",
+            )  # fmt: skip
+
+
+def _line(file: Path) -> str:
+    """What a file of the kernel's says; empty where it does not: reading the type of a GID that is not set fails."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _locked(root: Path, workers: Sequence[int]) -> Iterator[Check]:

@@ -11,6 +11,7 @@ def whole_checks(settings: Settings, *, quick: bool) -> list[Check]:
     """What is looked at, in the order in which it is shown; ``quick``: without having backends move bytes."""
     from kvctl.doctor.host_checks import host_checks
     from kvctl.doctor.kvd_checks import kvd_checks
+    from kvctl.doctor.loaded_checks import loaded_checks
 
     checks, workers = kvd_checks(settings)
     if workers is not None:
@@ -22,6 +23,7 @@ def whole_checks(settings: Settings, *, quick: bool) -> list[Check]:
     else:
         checks.append(checked("transfers", "skipped", "TRANSFERS", "kvd does not answer"))
     checks += host_checks(workers or ())
+    checks += loaded_checks(workers or ())
     if not quick:
         from kvctl.doctor.backend_checks import backend_checks
 

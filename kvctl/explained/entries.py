@@ -41,6 +41,7 @@ KINDS = (
     Kind("misses", "kvctl transfers", "Why a load missed"),
     Kind("checks", "kvctl doctor", "Checks of kvctl doctor"),
     Kind("reasons", "kvctl doctor, in brackets", "Reasons of NOT_DISAGGREGATED"),
+    Kind("ports", "kvctl ports", "Findings of kvctl ports"),
     Kind("slow", "kvctl slow", "Findings of kvctl slow"),
     Kind("topology", "kvctl describe-topology", "Findings of kvctl describe-topology"),
 )

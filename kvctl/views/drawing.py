@@ -96,10 +96,10 @@ def _wrapped(text: Text, width: int) -> list[Text]:
 
 
 def _columns(table: TextTable, console: Console) -> Iterator[Text]:
-    """Makes a table fit the terminal where that can be: prose goes on in a second line, ids go below their row.
+    """Makes a table fit the terminal: prose goes on in a second line, ids go below their row.
 
-    Where even that is not enough it runs over the edge: one that is squeezed by force would lose columns and
-    characters, and one that runs over can be piped to ``less -S``.
+    Where even that is not enough the last columns go below each row, with their headers. Only a first column that is
+    wider than the terminal runs over its edge: nothing is ever lost.
     """
     heads = [Text(header, "bold") for header in table.headers]
     rows = [[_text(cell) for cell in row] for row in table.rows]
@@ -114,7 +114,7 @@ def _columns(table: TextTable, console: Console) -> Iterator[Text]:
         for at, header in enumerate(table.headers)
     ]
     below = _below(table.headers, least, console.width)
-    beside = [at for at in range(len(heads)) if at not in below]
+    beside, named = _named_below([at for at in range(len(heads)) if at not in below], least, console.width)
     room = console.width - _GAP * (len(beside) - 1) - sum(least[at] for at in beside)
     widths = list(longest if room < 0 else least)
     if room >= 0:
@@ -134,6 +134,8 @@ def _columns(table: TextTable, console: Console) -> Iterator[Text]:
             yield line
         for at in below:
             yield Text(" " * _GAP).append_text(row[at])
+        if row is not heads:
+            yield from _with_names([(heads[at], row[at]) for at in named], console.width)
 
 
 def _below(headers: Sequence[str], least: Sequence[int], room: int) -> list[int]:
@@ -144,6 +146,27 @@ def _below(headers: Sequence[str], least: Sequence[int], room: int) -> list[int]
         if kept and sum(kept) + _GAP * (len(kept) - 1) <= room:
             return sorted(ids[:count])
     return []
+
+
+def _named_below(beside: list[int], least: Sequence[int], room: int) -> tuple[list[int], list[int]]:
+    """The columns that fit beside each other, the first one at least, and those behind them."""
+    fitting = len(beside)
+    while fitting > 1 and sum(least[at] + _GAP for at in beside[:fitting]) - _GAP > room:
+        fitting -= 1
+    return beside[:fitting], beside[fitting:]
+
+
+def _with_names(cells: Sequence[tuple[Text, Text]], width: int) -> Iterator[Text]:
+    """Lines of headers and what stands below them; no cell is broken that has room in a line."""
+    line = Text()
+    for head, cell in cells:
+        one = Text(" " * _GAP).append_text(head).append(" ").append_text(cell)
+        if line and line.cell_len + one.cell_len > width:
+            yield line
+            line = Text()
+        line.append_text(one)
+    if line:
+        yield line
 
 
 def _longest_word(at: int, rows: Sequence[Sequence[Text]]) -> int:

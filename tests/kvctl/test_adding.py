@@ -28,6 +28,7 @@ from kvctl.views.countdown import Countdown
 from kvctl.views.output import show
 
 SECTION = "Look"
+EXAMPLES = ("kvctl count-down --start 5",)
 
 
 def count_down(

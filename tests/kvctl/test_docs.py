@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import sys
@@ -12,9 +13,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvctl.cli.settings import Settings
 from kvctl.engines.options import option_names
 from kvctl.explained.entries import Kind, entries
 from kvctl.main import group
+from kvctl.views.output import show
+from kvd.keys import read_pair
+from tests.kvctl.golden_documents import DOCUMENTS
 from tests.kvctl.golden_lines import HELP, LINES, SCREENS
 
 if TYPE_CHECKING:
@@ -31,6 +36,10 @@ ABOUT_CODES = """`kvctl explain CODE` prints what stands here. An error of kvctl
 log, `kvctl doctor`, `slow`, `describe-topology` and `transfers` show theirs. Each code has the test that brings its
 situation about. No code at all? [Symptoms](symptoms.md). This page is made of `kvctl/explained`; do not edit it by
 hand."""
+KEY = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+"""In the place of a key that was made."""
+COMMAND = re.compile(r"kvctl |systemctl |kvd --")
+"""What is never broken, however narrow the terminal."""
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -97,28 +106,64 @@ def kept(path: Path, printed: str) -> None:
     assert path.read_text() == printed
 
 
+def steady(text: str, folder: Path) -> str:
+    """Text with nothing in it that is another one at each run: folders, keys that were made, how long was waited."""
+    pair = folder / "host.keys"
+    if pair.exists():
+        text = text.replace(read_pair(pair).public.decode(), KEY)
+    text = re.sub(r"(?<=after )[0-9.]+ [mu]?s", "1.00 ms", text)
+    if '"kind": "Wait"' in text:
+        text = re.sub(r'(?<="seconds": )[0-9.e-]+', "0.001", text)
+    return text.replace(f"{folder}/", "").replace(platform.python_version(), "3.11.2")
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_answers_are_the_golden_ones_on_terminals_and_in_a_pipe(
-    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, name: str
+    run: Run, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
+    """Files that a line writes lie in a folder of its screen, so that the next screen finds what the first one did."""
     monkeypatch.setattr("kvctl.cli.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
+    monkeypatch.setattr("kvctl.commands.version.own_version", lambda: "0.1.0")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("LINES", "24")
+    monkeypatch.setenv("KVCTL_TRACES", "traces")
     parts = []
     for line in LINES[name]:
         seen: dict[str, str] = {}
         for screen, width in SCREENS.items():
             monkeypatch.setenv("COLUMNS", str(width or 80))
             monkeypatch.setattr(sys.stdout, "isatty", lambda width=width: width is not None)
+            (tmp_path / screen).mkdir(exist_ok=True)
+            monkeypatch.chdir(tmp_path / screen)
             where = ("--color", "never", "--runtime-dir", daemon.directory)
             outcome = run(*where, *shlex.split(line))
-            err = outcome.err.replace(str(daemon.directory), "/run/kvd")
-            text = f"{outcome.out}--- stderr\n{err}--- exit {outcome.code}\n"
+            out = steady(outcome.out, tmp_path / screen)
+            err = steady(outcome.err.replace(str(daemon.directory), "/run/kvd"), tmp_path / screen)
+            text = f"{out}--- stderr\n{err}--- exit {outcome.code}\n"
             seen.setdefault(text, screen)
             if seen[text] != screen:
                 text = f"as on {seen[text]}\n"
             parts.append(f"=== kvctl {line}   ({screen})\n{text}")
     kept(GOLDEN / f"{name}.txt", "".join(parts))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_of_other_hosts_are_the_golden_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What depends on the host, or takes long, as it would be printed."""
+    monkeypatch.setattr("kvctl.cli.numbers.now", lambda: datetime(2026, 11, 18, 11, 10, tzinfo=UTC))
+    monkeypatch.setenv("TERM", "xterm")
+    parts = []
+    for form in ("table", "wide"):
+        for screen, width in SCREENS.items():
+            monkeypatch.setenv("COLUMNS", str(width or 80))
+            monkeypatch.setattr(sys.stdout, "isatty", lambda width=width: width is not None)
+            show(DOCUMENTS[name], Settings(output=form, color="never"))
+            parts.append(f"=== {name} -o {form}   ({screen})\n{capsys.readouterr().out}")
+            narrow = [line for line in parts[-1].splitlines() if len(line) > 80 and not COMMAND.search(line)]
+            assert form == "wide" or width != 80 or narrow == []
+    kept(GOLDEN / f"document-{name}.txt", "".join(parts))
 
 
 def test_help_is_the_golden_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

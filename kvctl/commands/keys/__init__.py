@@ -5,6 +5,11 @@ from __future__ import annotations
 import typer
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl keys generate",
+    "kvctl keys show  # what others are to type",
+    "kvctl keys revoke 10.0.0.8:7766",
+)
 
 
 def keys(context: typer.Context) -> None:

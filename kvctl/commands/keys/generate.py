@@ -16,6 +16,10 @@ from kvctl.views.setting_up.keys import HostKeys, trusted_hosts
 from kvd.keys import KeyFileError, write_pair
 
 SECTION = "Commands"
+EXAMPLES = (
+    "kvctl keys generate",
+    "kvctl keys generate --key-file ./host.keys --list ./trusted.keys",
+)
 
 
 def generate(settings: Settings, *, key_file: PairFile = None, list_file: ListFile = None) -> None:

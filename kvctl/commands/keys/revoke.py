@@ -13,6 +13,10 @@ from kvctl.views.output import show
 from kvctl.views.setting_up.keys import TrustedHosts, trusted_hosts
 
 SECTION = "Commands"
+EXAMPLES = (
+    "kvctl keys revoke 10.0.0.8:7766",
+    "kvctl keys revoke 10.0.0.8  # all keys of that host",
+)
 
 
 def revoke(

@@ -12,6 +12,10 @@ from kvctl.views.setting_up.keys import HostKeys, trusted_hosts
 from kvd.keys import KeyFileError, read_pair
 
 SECTION = "Commands"
+EXAMPLES = (
+    "kvctl keys show",
+    "kvctl keys show -o json | jq -r .public",
+)
 NO_PAIR = "kvctl keys generate makes a pair; --key-file names another file"
 
 

@@ -14,6 +14,7 @@ from kvctl.views.output import show
 from kvctl.views.setting_up.keys import TrustedHosts, trusted_hosts
 
 SECTION = "Commands"
+EXAMPLES = ("kvctl keys trust 'rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7' 10.0.0.8:7766",)
 
 
 def trust(

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from kvd.geometry.model import EngineGeometry
 
 SECTION = "Measure"
+EXAMPLES = (
+    "kvctl benchmark --quick",
+    "kvctl benchmark --model qwen3-32b --local tp=4 --report bench.html",
+    "kvctl benchmark --to 10.0.0.2 --key-file /etc/kvd/peer.key",
+)
 OPERATIONS = ("read", "write")
 QUICK_SECONDS = 15.0
 """For all moves but the first of each backend and direction; processes have to start besides."""

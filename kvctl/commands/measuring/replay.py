@@ -13,6 +13,10 @@ from kvctl.engines.pair_options import Backends, KeyFile, Memory, NoVerify, Repo
 from kvctl.errors import UsageError
 
 SECTION = "Measure"
+EXAMPLES = (
+    "kvctl replay incident.trace.zst --report replay.html",
+    "kvctl replay monday --backend nixl,direct --no-coalesce",
+)
 
 
 def times(text: str) -> float:

@@ -11,6 +11,7 @@ from kvctl.cli.settings import Settings
 from kvctl.engines.pair_options import KeyFile
 
 SECTION = "Measure"
+EXAMPLES = ("kvctl serve 10.0.0.2 --key-file /etc/kvd/peer.key",)
 
 
 def serve(

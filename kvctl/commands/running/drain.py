@@ -24,6 +24,10 @@ from kvd.wire.drain import DrainEngines, DrainRow, EnginesDraining
 from kvd.wire.query import GetStatus, KvdStatus
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl drain prefill-0 --wait",
+    "kvctl drain prefill-0 --undo",
+)
 GRACE = 5.0
 """Seconds in which requests that are on their way are served as ever."""
 PATIENCE = 60.0

@@ -16,6 +16,10 @@ from kvctl.views.output import show
 from kvctl.views.setting_up.connector_config import ConnectorConfig
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl connector-config --role prefill",
+    "kvctl connector-config --role decode --mode push --set load_timeout=10",
+)
 ROLES = {"prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both"}
 """Our word for what an engine does, and vLLM's."""
 POLICIES = ("recompute", "fail")

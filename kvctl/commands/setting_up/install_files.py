@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from kvctl.cli.loading import LazyGroup
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl install-files --dry-run -o wide",
+    "kvctl install-files",
+)
 PREFIX = Path("/usr/local")
 COMPLETIONS = {
     "kvctl.bash": "share/bash-completion/completions/kvctl",

@@ -23,6 +23,10 @@ from kvd.wire import query
 from kvd.wire.names import EVENTS_NAME, SOCKET_NAME
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl ports",
+    "kvctl ports --all --kvd-config ./kvd.yaml",
+)
 KVD_SETTINGS = Path("/etc/kvd/kvd.yaml")
 VLLM_PORT = 8000
 """Where `vllm serve` listens if nothing is said."""

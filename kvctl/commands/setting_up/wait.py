@@ -20,6 +20,11 @@ from kvd.client.errors import SocketNotPermitted, TimedOut
 from kvd.wire import query
 
 SECTION = "Set up"
+EXAMPLES = (
+    "kvctl wait kvd",
+    "kvctl wait engine/prefill-0 engine/decode-0 --timeout 2m",
+    "kvctl wait --for gone engine/decode-0",
+)
 GOALS = ("ready", "gone")
 KVD, ENGINE = "kvd", "engine/"
 PATIENCE = 30.0

@@ -5,6 +5,10 @@ from __future__ import annotations
 import typer
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl trace export incident.trace.zst --since 1h",
+    "kvctl trace show incident.trace.zst",
+)
 
 
 def trace(context: typer.Context) -> None:

@@ -17,6 +17,10 @@ from kvctl.errors import CheckFailed, UsageError
 from kvctl.ledger import options
 
 SECTION = "Commands"
+EXAMPLES = (
+    "kvctl trace export incident.trace.zst --since 1h --hash-requests",
+    "kvctl trace export --engine decode-0 --slower-than 500ms | gzip >slow.trace.gz",
+)
 LAST = 10_000
 
 

@@ -12,6 +12,7 @@ from kvctl.errors import RefusedError
 from kvctl.views.output import show
 
 SECTION = "Commands"
+EXAMPLES = ("kvctl trace import incident.trace.zst --name monday",)
 
 
 def import_(

@@ -10,6 +10,10 @@ from kvctl.cli.settings import Settings
 from kvctl.views.output import show as show_document
 
 SECTION = "Commands"
+EXAMPLES = (
+    "kvctl trace show  # the imported ones",
+    "kvctl trace show incident.trace.zst",
+)
 
 
 def show(

@@ -23,7 +23,7 @@ from kvctl.views.topology.folded import folded, is_large
 NOTHING = "."
 SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "info": ""}
 SENDS, TAKES = "sends", "takes"
-SHARE_LEGEND = "  N%  part of the bytes that the row's rank, reading, takes from the column's rank"
+SHARE_LEGEND = "  N%  part of the bytes that the row's rank reads from the column's rank"
 GROUP_LEGEND = "  gN  of these groups only"
 NOTHING_LEGEND = "  .   nothing"
 

@@ -53,6 +53,22 @@ def test_shared_memory_that_is_not_there_or_full_is_told(root: Path, monkeypatch
     assert checks(root)["SHARED_MEMORY"].state == "warning"
 
 
+def test_a_port_of_roce_without_an_address_is_told(root: Path) -> None:
+    adapter(root, "mlx5_0", "4: ACTIVE")
+    assert "GID" not in checks(root), "InfiniBand"
+    port = root / "sys/class/infiniband/mlx5_0/ports/1"
+    (port / "link_layer").write_text("Ethernet\n")
+    for folder in ("gids", "gid_attrs/types"):
+        (port / folder).mkdir(parents=True)
+    for at, (gid, kind) in enumerate((("fe80::1", "IB/RoCE v1"), ("0000:0000:0000:0000", "RoCE v2"))):
+        (port / "gids" / str(at)).write_text(f"{gid}\n")
+        (port / "gid_attrs/types" / str(at)).write_text(f"{kind}\n")
+    found = checks(root)["GID"]
+    assert (found.state, found.found) == ("warning", "mlx5_0/1 is active and has no GID of RoCE v2 among 2")
+    (port / "gids/1").write_text("0000:0000:0000:0000:0000:ffff:0a00:0007\n")
+    assert "GID" not in checks(root)
+
+
 def test_ports_are_told_by_their_state(root: Path) -> None:
     adapter(root, "mlx5_0", "4: ACTIVE")
     adapter(root, "mlx5_1", "1: DOWN")

@@ -47,10 +47,24 @@ def test_colour_is_for_terminals_and_can_be_forced_or_forbidden(
     assert "\x1b[" not in terminal(80, "engines", *where).out
 
 
-@pytest.mark.parametrize("command", ["engines", "workers", "status"])
+@pytest.mark.parametrize("command", ["engines", "workers", "status", "slow", "transfers", "top --once"])
 def test_tables_fit_80_columns(terminal: Run, daemon: FakeDaemon, command: str) -> None:
-    out = terminal(80, command, "--color", "never", "--socket", daemon.directory).out
+    out = terminal(80, *command.split(), "--color", "never", "--socket", daemon.directory).out
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_columns_without_room_stand_below_their_row_with_their_headers() -> None:
+    shown = TextTable(
+        ["WAY", "RATE", "P50", "P99"], [["nixl", "1 GiB/s", "2 ms", "3 ms"], ["direct", "-", "-", "-"]]
+    )
+    assert on_screen(shown, 16) == [
+        "WAY     RATE",
+        "nixl    1 GiB/s",
+        "  P50 2 ms",
+        "  P99 3 ms",
+        "direct  -",
+        "  P50 -  P99 -",
+    ]
 
 
 @pytest.mark.parametrize("command", ["engines", "workers", "transfers"])
@@ -67,8 +81,7 @@ def test_wide_folds_nothing_however_narrow_the_terminal(
 def test_no_width_loses_a_column(terminal: Run, daemon: FakeDaemon, command: str, width: int) -> None:
     wide = terminal(width, command, "--color", "never", "--socket", daemon.directory).out
     piped = terminal(1000, command, "--color", "never", "--socket", daemon.directory).out
-    assert set(piped.splitlines()[0].split()) <= set(wide.split())
-    assert "".join(sorted("".join(wide.split()))) == "".join(sorted("".join(piped.split())))
+    assert set(piped.split()) <= set(wide.split())
 
 
 def test_an_id_too_long_for_its_row_stands_below_it_and_whole(

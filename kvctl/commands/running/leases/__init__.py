@@ -14,6 +14,10 @@ from kvctl.views.output import show_repeatedly
 from kvctl.views.running.leases import LeasesDocument, lease_document
 
 SECTION = "Look"
+EXAMPLES = (
+    "kvctl leases --engine prefill-0",
+    "kvctl leases -w",
+)
 
 
 def leases(

@@ -17,6 +17,7 @@ from kvd.wire.order import EndLease, ForceMiss, ForcePlan, LeaseEnding, OneReque
 from kvd.wire.query import LeaseRow
 
 SECTION = "Commands"
+EXAMPLES = ("kvctl leases release LEASE --yes",)
 
 
 def release(

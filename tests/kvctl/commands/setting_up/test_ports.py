@@ -34,9 +34,14 @@ sys.stdin.read()
 
 
 @contextmanager
-def server(*words: str, count: int = 1, **environment: str) -> Iterator[tuple[int, list[int]]]:
-    """A process that listens on some ports, with further words on its command line: its pid and the ports."""
-    arguments = [sys.executable, "-c", SERVER, str(count), *words]
+def server(
+    *words: str, count: int = 1, program: str = SERVER, by: tuple[str, ...] = (), **environment: str
+) -> Iterator[tuple[int, list[int]]]:
+    """A process that listens on some ports, with further words on its command line: its pid and the ports.
+
+    ``by`` is a command that runs it; the pid is that command's then.
+    """
+    arguments = [*by, sys.executable, "-c", program, str(count), *words]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
     ) as process:
@@ -136,13 +141,27 @@ def test_a_port_that_outgoing_connections_are_given_is_a_warning(asked: Any) -> 
     assert (finding["code"], finding["state"]) == ("PORT_EPHEMERAL", "warning")
 
 
-def test_two_programs_behind_one_port_are_pointed_out() -> None:
+def test_two_programs_behind_one_port_are_pointed_out(asked: Any) -> None:
+    sharing = SERVER.replace(", 0)) for", ", int(sys.argv[2])), reuse_port=True) for")
+    with server("0", program=sharing) as (one, [port]):
+        # Of a shell of its own: two children of one process may be one server.
+        with server(str(port), program=sharing, by=("sh", "-c", '"$@"; exit', "sh")) as (shell, _):
+            document = asked(kvd=f"metrics: {{listen: '127.0.0.1:{port}'}}", code=1)
+            [row] = [row for row in document["sockets"] if row["port"] == port and row["pids"] != [one]]
+            [other] = row["pids"]
+        alone = asked(kvd=f"metrics: {{listen: '127.0.0.1:{port}'}}", code=1)
+    [finding] = [found for found in document["findings"] if found["code"] == "PORT_SHARED"]
+    assert (finding["port"], finding["state"]) == (port, "warning")
+    assert all(f"pid {pid} at 127.0.0.1:{port}" in finding["found"] for pid in (one, other))
+    assert other != shell
+    assert "PORT_SHARED" not in {found["code"] for found in alone["findings"]}
+
+
+def test_processes_of_one_server_share_their_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
         [mine] = [found for found in listeners() if os.getpid() in found.pids and found.port == port]
     want = command.Want("kvd", 0, "127.0.0.1", port, "peer.listen")
-    stranger = dataclasses.replace(mine, host="0.0.0.0", pids=(1,))  # noqa: S104 - an address to compare with
-    assert [found.code for found in command._shared([mine, stranger], [want])] == ["PORT_SHARED"]
     child = dataclasses.replace(mine, pids=(os.getpid(), 1))
     assert list(command._shared([mine, child], [want])) == []
 

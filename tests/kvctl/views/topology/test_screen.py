@@ -80,7 +80,7 @@ def test_the_matrix_has_local_ranks_as_rows_and_remote_ranks_as_columns() -> Non
         "tp0  50%  50%  .    .\n"
         "tp1  .    .    50%  50%\n"
         "\n"
-        "  N%  part of the bytes that the row's rank, reading, takes from the column's rank\n"
+        "  N%  part of the bytes that the row's rank reads from the column's rank\n"
         "  .   nothing\n"
         "\n"
         "GROUP  KIND  LAYERS  TOKENS/BLOCK  BYTES/BLOCK\n"

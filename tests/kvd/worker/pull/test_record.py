@@ -108,3 +108,38 @@ def test_all_stages_together_are_what_the_load_took(rig: Rig, monkeypatch: pytes
     assert record.moments["last"] - record.moments["queued"] <= whole + 1e-9
     assert whole <= record.moments["reported"] - record.moments["queued"]
     assert record.stages["other"] > 0
+
+
+# --- why a load missed ---
+
+
+def test_a_source_that_fails_each_time_is_a_transfer_that_failed(rig: Rig) -> None:
+    rig.faults.fail_after = dict.fromkeys(range(9), 0)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.code) == ("miss", "TRANSFER_FAILED")
+    assert record.attempts > 1
+
+
+def test_a_load_that_is_not_complete_at_its_deadline_is_too_late(rig: Rig) -> None:
+    rig.faults.hold = set(range(9))
+    rig.start(order(prefill(((5, 6),)), (2, 9), seconds=0.1))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.code) == ("miss", "TOO_LATE")
+    assert record.cause.startswith("not complete within")
+
+
+def test_a_fault_of_our_own_is_internal_and_says_what_it_was(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oh")
+
+    monkeypatch.setattr(MemoryLane, "submit", broken)
+    rig.start(order(prefill(((5, 6),)), (2, 9)))
+    rig.results()
+    (record,) = eventually(rig.records)
+    assert (record.state, record.code) == ("miss", "INTERNAL")
+    assert "ZeroDivisionError: oh" in record.cause
