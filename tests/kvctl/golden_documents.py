@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from kvctl.views.benchmark import Benchmark, Ceiling, Measurement, Quantiles, Warned
 from kvctl.views.demo import Demo, DemoRequest
 from kvctl.views.doctor import Check, doctor_document
 from kvctl.views.first_aid.bundle import Bundle, Bundled
+from kvctl.views.measuring.benchmark import Benchmark, Ceiling, Measurement, Quantiles, Warned
+from kvctl.views.measuring.replay import LeftOut, RecordedFigures, Replay, Variant
 from kvctl.views.probe import Probe
-from kvctl.views.replay import LeftOut, RecordedFigures, Replay, Variant
 from kvctl.views.setting_up.ports import ListeningSocket, PortFinding, Ports
 from kvctl.views.topology.document import Topology
 from kvctl.views.verification import Verification, VerifiedRun

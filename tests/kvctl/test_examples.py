@@ -99,7 +99,7 @@ def test_the_page_shows_them_under_each_command() -> None:
         block = "```sh\n" + "".join(f"{line}\n" for line in lines) + "```\n\n"
         heading = re.compile(rf"(?<=^## kvctl {name}\n)\n?(?:```sh\n.*?^```\n\n)?", re.MULTILINE | re.DOTALL)
         assert heading.search(now), name
-        now = heading.sub(lambda _, block=block: f"\n{block}", now, count=1)
+        now = heading.sub("\n" + block.replace("\\", r"\\"), now, count=1)
     if os.environ.get("WRITE_DOCS"):
         PAGE.write_text(now)
     else:
