@@ -1,6 +1,6 @@
 # The commands of this project; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers e2e-upstream nightly chaos chaos-long completions
+.PHONY: help demo test lint docs unit e2e e2e-matrix e2e-recovery e2e-builds e2e-routers e2e-upstream nightly chaos chaos-long completions generated
 
 BIN := .venv/bin
 
@@ -80,3 +80,6 @@ completions:  ## write completions/ anew from the command line itself
 	@$(BIN)/kvctl completion bash >completions/kvctl.bash
 	@$(BIN)/kvctl completion zsh >completions/_kvctl
 	@$(BIN)/kvctl completion fish >completions/kvctl.fish
+
+generated: completions  ## what is made of the command line, anew: completions/, tests/golden, answers quoted in docs/
+	@WRITE_DOCS=1 $(BIN)/python -m pytest -q -n 2 tests/kvctl/test_docs.py

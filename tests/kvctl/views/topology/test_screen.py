@@ -163,5 +163,5 @@ def test_a_matrix_wider_than_the_terminal_goes_on_below(
 
 
 def test_pairs_stand_one_below_the_other() -> None:
-    assert drawn(SPLIT, SPLIT).count("reads from") == 2
+    assert drawn(SPLIT, SPLIT).count(") reads from prefill-0 (") == 2
     assert drawn() == ""
