@@ -259,6 +259,8 @@ def test_no_pair_is_made_whose_public_key_looks_like_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = curve.generate()
+    while made[0].startswith(b"-"):  # one key of 85 does
+        made = curve.generate()
     drawn = iter([(b"-" + made[0][1:], b""), made])
     monkeypatch.setattr(curve, "generate", lambda: next(drawn))
     assert write_pair(tmp_path / "host.keys") == made[0]
