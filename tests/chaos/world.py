@@ -20,6 +20,7 @@ from pathlib import Path
 from kvd.client.errors import ClientError
 from kvd.client.session import KvdSession
 from kvd.service.peers import trust
+from kvd.vllm.scheduler.leases import Lease
 from kvd.wire.frame import Message
 from kvd.wire.handshake import GetPeer, PeerReady
 from kvd.wire.identity import Endpoint, LeaseKey
@@ -190,8 +191,8 @@ class World:
         """As a prefiller's scheduler does in each step."""
         self.lender.leases.take_freed(time.monotonic(), self._close)
 
-    def _close(self, request: str) -> None:
-        closed = self.lender.leases.closed_message("p", request)
+    def _close(self, lease: Lease) -> None:
+        request, closed = lease.request_id, self.lender.leases.closed_message("p", lease)
         self._open[self.lender.session.deliver(f"closed {request}", closed)] = f"close {request}"
 
     def _holds(self, request: str) -> bool:

@@ -99,9 +99,10 @@ class LeaseEnded(Reply, tag="lease_ended", frozen=True, kw_only=True):
 class LeaseClosed(Request, tag="lease_closed", frozen=True, kw_only=True):
     """The owning scheduler freed the blocks by itself (its own clock ran out, the request was aborted).
 
-    Answered by `Ok`.
+    ``opening`` as in `OpenLease`: a lease of that id that was opened later stays. Answered by `Ok`.
     """
 
     engine_id: Id
     request_id: Id
     end: LeaseEnd
+    opening: Count = 0

@@ -252,9 +252,10 @@ class LeaseTable:
         return ends
 
     def closed(self, closed: LeaseClosed) -> None:
-        """The owner freed the blocks by itself."""
+        """The owner freed the blocks by itself. What it says of an earlier opening ends no later one."""
         name = (closed.engine_id, closed.request_id)
-        if self.find(name) is not None:
+        lease = self.find(name)
+        if lease is not None and closed.opening in {0, lease.opening}:
             self._remove(name, closed.end)
             self._emit(closed.end, name, by="owner")
 

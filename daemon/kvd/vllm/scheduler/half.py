@@ -26,7 +26,7 @@ from kvd.vllm.scheduler.claims import Claims
 from kvd.vllm.scheduler.completed_prefills import CompletedPrefills
 from kvd.vllm.scheduler.draining import DECLINED, Draining
 from kvd.vllm.scheduler.known_peers import KnownPeers
-from kvd.vllm.scheduler.leases import Leases, longest
+from kvd.vllm.scheduler.leases import Lease, Leases, longest
 from kvd.vllm.scheduler.load_order import load_order, other_state
 from kvd.vllm.scheduler.miss_plan import DecodingEngine
 from kvd.vllm.scheduler.misses import Forced
@@ -364,9 +364,9 @@ class SchedulerHalf:
         table = self._tables.get(request_id)
         return table() if table is not None else None
 
-    def _closed_by_us(self, request_id: str) -> None:
+    def _closed_by_us(self, lease: Lease) -> None:
         self._session.deliver(
-            f"closed {request_id}", self._leases.closed_message(self.engine.engine_id, request_id)
+            f"closed {lease.request_id}", self._leases.closed_message(self.engine.engine_id, lease)
         )
 
     # --- on the session's thread ---

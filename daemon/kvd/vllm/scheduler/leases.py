@@ -98,7 +98,7 @@ class Leases:
             return False
         return message.opening in {0, lease.opening}
 
-    def take_freed(self, now: float, closed: Callable[[str], None]) -> list[str]:
+    def take_freed(self, now: float, closed: Callable[[Lease], None]) -> list[str]:
         """Requests whose blocks are to be freed now.
 
         ``closed`` is told of those that ended by our own clock.
@@ -108,17 +108,17 @@ class Leases:
         """
         with self._lock:
             overdue = [
-                x.request_id
+                x
                 for x in self._open.values()
                 if now > x.expires + self._grace and x.request_id not in self._ended
             ]
-            freed = [*self._ended, *overdue]
+            freed = [*self._ended, *(x.request_id for x in overdue)]
             for request_id in freed:
                 self._open.pop(request_id, None)
             self._ended.clear()
-        for request_id in overdue:
+        for lease in overdue:
             self._expired()
-            closed(request_id)
+            closed(lease)
         return freed
 
     def opened_message(self, engine_id: str, request_id: str, now: float) -> LeaseOpened:
@@ -149,9 +149,11 @@ class Leases:
             return tuple(lease.left(now) for lease in leases if lease is not None)
 
     @staticmethod
-    def closed_message(engine_id: str, request_id: str) -> LeaseClosed:
+    def closed_message(engine_id: str, lease: Lease) -> LeaseClosed:
         """The notice that a lease ended by our own clock."""
-        return LeaseClosed(engine_id=engine_id, request_id=request_id, end="expired")
+        return LeaseClosed(
+            engine_id=engine_id, request_id=lease.request_id, end="expired", opening=lease.opening
+        )
 
 
 def longest(kept: tuple[Kept, ...]) -> tuple[Kept, ...]:

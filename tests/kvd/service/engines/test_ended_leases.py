@@ -133,6 +133,17 @@ def test_another_opening_of_that_request_id_is_another_lease() -> None:
     run(work)
 
 
+def test_what_an_owner_says_late_of_an_opening_closes_no_later_one() -> None:
+    async def work(table: Table) -> None:
+        table.leases.open(owner(), (OpenLease("r", 60.0, 3, opening=2),))
+        table.leases.closed(LeaseClosed(engine_id="p", request_id="r", end="expired", opening=1))
+        assert (await table.claim()).seconds > 0, "the blocks of the second are still kept"
+        table.leases.closed(LeaseClosed(engine_id="p", request_id="r", end="expired", opening=2))
+        assert not table.leases.table
+
+    run(work)
+
+
 def test_what_an_engine_before_had_ended_is_nothing_to_the_next_one() -> None:
     async def work(table: Table) -> None:
         await released(table)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from kvd.vllm.scheduler.leases import Leases, longest
-from kvd.wire.lease import LeaseClaimed, LeaseEnded, LeaseExtend
+from kvd.vllm.scheduler.leases import Lease, Leases, longest
+from kvd.wire.lease import LeaseClaimed, LeaseClosed, LeaseEnded, LeaseExtend
 from kvd.wire.limits import MOST_LEASES_HELD, MOST_LEASES_OPENED
 from kvd.wire.registration import OpenLease
 from kvd.wire.reply import Ok
@@ -16,7 +16,7 @@ GRACE = 5.0
 def freed(leases: Leases, now: float) -> tuple[list[str], list[str]]:
     """(freed, of which by our own clock)."""
     closed: list[str] = []
-    return leases.take_freed(now, closed.append), closed
+    return leases.take_freed(now, lambda lease: closed.append(lease.request_id)), closed
 
 
 def opened(now: float = 100.0, seconds: float = 30.0) -> Leases:
@@ -96,8 +96,14 @@ def test_other_messages_are_not_about_leases() -> None:
 
 
 def test_kvd_is_told_of_a_lease_that_our_clock_ended() -> None:
-    closed = Leases.closed_message("e", "r")
-    assert (closed.engine_id, closed.request_id, closed.end) == ("e", "r", "expired")
+    leases = opened()
+    told: list[Lease] = []
+    leases.pushed(LeaseEnded(request_id="r", end="released"), 101.0)
+    leases.take_freed(101.0, told.append)
+    leases.open("r", 30.0, 4, 102.0)
+    leases.take_freed(1000.0, told.append)
+    closed = [Leases.closed_message("e", lease) for lease in told]
+    assert closed == [LeaseClosed(engine_id="e", request_id="r", end="expired", opening=2)]
 
 
 def test_a_registration_lists_the_leases_that_last_longest() -> None:
